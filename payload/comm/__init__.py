@@ -29,7 +29,7 @@ _TRANSPORTS = {
 def make_transport(name: str, device: Device, *, cuda_aware: bool = False) -> Transport:
     """Return the named transport between all ranks of the job.
 
-    cuda_aware: with ``mpi`` on a GPU, pass device memory to MPI. Raises UsageError, on every rank, if the
+    cuda_aware: whether ``mpi`` passes GPU memory directly to MPI. Raises UsageError, on every rank, if the
     transport does not work with this device, MPI or set of ranks.
     """
     if cuda_aware and not device.gpu:

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Pending(Protocol):
-    """A collective or message in progress. Its arrays must not be used until the operation is done."""
+    """A collective or message in progress. The caller must not use its arrays until the operation is done."""
 
     def test(self) -> bool:
         """Advance the operation as far as possible without blocking, and return whether it is done."""
@@ -41,11 +41,11 @@ class Done:
 
 
 class Communicator(Protocol):
-    """A group of ranks. All ranks must call its methods in the same order, including non-blocking ones.
+    """A group of ranks. All ranks must call its methods in the same order, also the non-blocking methods.
 
-    Arrays are C-contiguous and on the device. A non-blocking call has the result of the blocking call. 16-bit
-    numbers are summed in float32 and rounded once (NCCL rounds at every hop). While a rank blocks in one
-    communicator, its operations in other communicators do not advance.
+    Arrays are C-contiguous and on the device. A non-blocking call gives the same result as the blocking call.
+    Sums of 16-bit numbers are computed in float32 and rounded once (by NCCL, at every hop). While a rank
+    blocks in a communicator, the rank's operations in other communicators do not advance.
     """
 
     rank: int
@@ -54,7 +54,7 @@ class Communicator(Protocol):
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that this rank has sent. Estimated as for a ring if MPI or NCCL chooses the algorithm."""
+        """Bytes that this rank has sent. If MPI or NCCL chooses the algorithm: the bytes of a ring."""
 
     @property
     def library(self) -> str:
@@ -97,17 +97,17 @@ class Communicator(Protocol):
         """Receive an array from rank ``source``."""
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Sum a few numbers over all ranks. Added in order of rank, so all ranks get the same result."""
+        """Sum each number over all ranks, in order of rank, so that all ranks get the same result."""
 
     def allgather(self, value: T) -> list[T]:
-        """Gather a small picklable value from every rank, in order of rank, on every rank."""
+        """Return the small picklable values of all ranks, in order of rank, on every rank."""
 
     def barrier(self) -> None:
         """Wait until every rank has called ``barrier``."""
 
 
 class Solo(Communicator):
-    """A communicator of one rank: a sum is its own input."""
+    """A communicator of one rank. The sum over all ranks is the input itself."""
 
     rank = 0
     size = 1
@@ -178,10 +178,10 @@ class CommunicatorWrapper(Communicator, Generic[Inner]):
 
 
 def on_all_ranks(comm: Communicator, act: Callable[[], T]) -> T:
-    """Call a function on every rank and return this rank's result. If any rank fails, fail on all ranks.
+    """Call a function on every rank and return this rank's result. If a rank fails, raise on all ranks.
 
     Raises:
-        PayloadError: on every rank: the error of the lowest failed rank, with that rank's number and host.
+        PayloadError: the error of the first rank that failed, with the number and host of that rank.
     """
     result: list[T] = []
     failure: PayloadError | None = None

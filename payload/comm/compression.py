@@ -31,9 +31,9 @@ class ParamSlice:
 
 
 class Compressed(CommunicatorWrapper[Transport]):
-    """A communicator that compresses sums of the attached gradients only.
+    """A communicator that compresses sums of gradients (see ``attach``), but of no other arrays.
 
-    Numbers that are not finite affect only the current sum: the residual counts them as 0.
+    Numbers that are not finite affect only the current sum, because the residual stores 0 instead.
     """
 
     name: ClassVar[str]
@@ -45,14 +45,14 @@ class Compressed(CommunicatorWrapper[Transport]):
         self._grads: Array | None = None
 
     def attach(self, grads: Array, slices: Sequence[ParamSlice]) -> None:  # noqa: ARG002
-        """From now on, compress sums of the flat array ``grads``. slices: each parameter's position in it."""
+        """From now on, compress sums of parts of ``grads``. slices: parameters' positions in ``grads``."""
         self._grads = flat(grads)
         self.state["residual"] = self.inner.device.xp.zeros(grads.shape, grads.dtype)
 
     def _exchange(self, residual: Array, array: Array, start: int) -> Steps:
-        """Write the sum over all ranks to ``array``, and leave in ``residual`` the part that was not sent.
+        """Sum ``residual`` over all ranks into ``array``. Keep in ``residual`` the part that was not sent.
 
-        Both arrays are flat, and start at position ``start`` of the gradients.
+        Both arrays are flat, and belong to the gradients from position ``start`` on.
         """
         raise NotImplementedError
 
@@ -70,7 +70,7 @@ class Compressed(CommunicatorWrapper[Transport]):
         return self.inner.lane.start(self._steps(flat(array), start))
 
     def _offset_in_grads(self, array: Array) -> int | None:
-        """Return the array's position in the gradients, or None if it is not a part of the gradients."""
+        """Return the array's position in the gradients, or None if the array is no part of the gradients."""
         grads = self._grads
         if grads is None or array.dtype != grads.dtype or not array.size:
             return None
@@ -119,7 +119,7 @@ _LARGEST = 127
 
 
 class Int8(Compressed):
-    """Send gradients as 8-bit integers with a scale for each block: about 2 bytes per number (with a ring 8).
+    """Send gradients as 8-bit integers with a scale for each block: about 2 bytes per number (a ring: 8).
 
     Each rank rounds its gradient. The ranks exchange parts; each rank sums its own part in float32, rounds
     the sum and sends it to all ranks. So numbers are rounded twice, for any number of ranks. (A ring would
@@ -157,7 +157,7 @@ class Int8(Compressed):
 
 
 def _encode(xp: ModuleType, numbers: Array) -> Array:
-    """Encode float32 (..., blocks, BLOCK) as int8 (..., blocks, BLOCK + 4): multiples and their scale."""
+    """Encode float32 (..., blocks, BLOCK) as int8 (..., blocks, BLOCK + 4): multiples of a 4-byte scale."""
     scales = abs(numbers).max(axis=-1, keepdims=True) / _LARGEST
     packet: Array = xp.empty((*numbers.shape[:-1], BLOCK + scales.itemsize), "int8")
     packet[..., :BLOCK] = xp.rint(numbers / xp.where(scales > 0, scales, 1))
@@ -172,7 +172,7 @@ def _decode(packet: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class _Matrix:
-    """A parameter's gradient that is compressed as a matrix."""
+    """Position and shape of a parameter's gradient that PowerSGD compresses as a matrix."""
 
     # Key of Q in the state.
     name: str
@@ -188,12 +188,12 @@ class _Matrix:
 class PowerSGD(Compressed):
     """Send each gradient matrix as a product of thin matrices (Vogels et al., "PowerSGD", 2019, algorithm 1).
 
-    With M (rows, columns) the gradient of a rank, and Q (columns, r) from the last iteration:
+    M (rows, columns) is a rank's gradient, Q (columns, r) is from the last iteration, sums are over ranks:
 
         P = sum of M Q, orthonormalized;   Q = sum of Mᵀ P;   sum of M ≈ P Qᵀ
 
-    This is one step of subspace iteration. It sends r (rows + columns) numbers for each matrix; a ring sends
-    2 rows · columns. Vectors, and matrices that would not get smaller, are summed without compression.
+    This is one step of subspace iteration. It sums r (rows + columns) numbers for each matrix instead of
+    rows · columns. Vectors, and matrices that would not get smaller, are summed without compression.
     """
 
     name = "powersgd"
@@ -244,7 +244,7 @@ class PowerSGD(Compressed):
             self._save_right(m.name, right)
 
     def _save_right(self, name: str, right: Array) -> None:
-        """Save Q, scaled to avoid overflow, for the next iteration, unless it is 0 or not finite."""
+        """Save ``right`` as the next iteration's Q, scaled against overflow, unless it is 0 or not finite."""
         xp = self.inner.device.xp
         largest = abs(right).max()
         usable = xp.isfinite(largest) & (largest > 0)
@@ -252,7 +252,7 @@ class PowerSGD(Compressed):
 
 
 def _gaps(matrices: Sequence[_Matrix], start: int, size: int) -> list[slice]:
-    """Return the slices of a flat array, relative to ``start``, that no matrix covers."""
+    """Return the slices that no matrix covers of a flat array of ``size`` numbers from ``start`` on."""
     ends = [0, *(m.stop - start for m in matrices)]
     starts = [*(m.start - start for m in matrices), size]
     return [slice(end, begin) for end, begin in zip(ends, starts, strict=True)]
@@ -268,7 +268,7 @@ def _split(joined: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
 
 
 def _matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return rows and columns for a tensor as a matrix, split between the axes that make it most square."""
+    """Return (rows, columns) of a tensor as a matrix, cut between axes so as to be as square as possible."""
     cuts = [(math.prod(shape[:axis]), math.prod(shape[axis:])) for axis in range(1, len(shape))]
     return min(cuts, key=sum, default=(1, math.prod(shape)))
 
@@ -277,5 +277,5 @@ _COMPRESSORS: dict[str, type[Compressed]] = {"topk": TopK, "int8": Int8, "powers
 
 
 def make_compressor(name: str, transport: Transport, **options: float) -> Compressed:
-    """Return a compressing transport. options: ``ratio`` for ``topk``, ``rank`` for ``powersgd``."""
+    """Wrap a transport in the named compressor. options: ``ratio`` of ``topk``, ``rank`` of ``powersgd``."""
     return _COMPRESSORS[name](transport, **options)

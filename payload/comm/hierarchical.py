@@ -1,7 +1,7 @@
-"""Sums within each node, then between the leader ranks of the nodes, then sent to each node's ranks.
+"""Sums in three steps: within each node, between the nodes' leader ranks, and from leaders to their nodes.
 
-Each sum crosses between nodes once per node instead of once per rank, as in Goyal et al., "Accurate, Large
-Minibatch SGD" (2017), section 4. Pays off if many ranks of a node share a slow link.
+Only a node's leader, not each of its ranks, sends to other nodes, as in Goyal et al., "Accurate, Large
+Minibatch SGD" (2017), section 4. This pays off if many ranks of a node share a slow link.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NodeOf = Callable[[MPI.Comm], MPI.Comm]
 
 
 def by_shared_memory(comm: MPI.Comm) -> MPI.Comm:
-    """Return the communicator of the ranks on this rank's node, as MPI detects them."""
+    """Return the communicator of the ranks that share memory with this rank, so run on the same node."""
     return comm.Split_type(MPI.COMM_TYPE_SHARED)
 
 
@@ -34,7 +34,7 @@ class Hierarchical(Transport):
         staging: Staging | None = None,
         node_of: NodeOf = by_shared_memory,
     ) -> None:
-        """Join the communicator. node_of: returns the communicator of the ranks on this rank's node."""
+        """Join ``comm``. node_of: function that returns the communicator of the ranks on this rank's node."""
         super().__init__(device, comm, staging=staging)
         self._node_of = node_of
         self._node = node_of(self._lane_comm)
@@ -51,9 +51,9 @@ class Hierarchical(Transport):
         return Hierarchical(self.device, comm, staging=self.staging, node_of=self._node_of)
 
     def _sum(self, host: Array) -> Steps:
-        """Sum piece by piece. Up to three pieces are in progress, each in a different stage.
+        """Sum piece by piece. Up to three pieces are in progress, each in a different step (stage).
 
-        All ranks of a node start the stages of their pieces in the same order, as MPI requires.
+        All ranks of a node start the stages of all pieces in the same order, as MPI requires.
         """
         pieces = [host[chunk] for chunk in chunks(host)]
         for turn in range(len(pieces) + len(_STAGES)):
@@ -85,7 +85,7 @@ class Hierarchical(Transport):
         return self._sum(host)
 
     def _join(self, host: Array) -> Steps:
-        """Collect parts at each node's leader, exchange them between leaders, and send them to all ranks."""
+        """Collect each node's parts at its leader, exchange parts between leaders, send all to all ranks."""
         parts = host.reshape(self.size, -1)
         members = next(node for node in self._nodes if self.rank in node)
         if not self._leads:

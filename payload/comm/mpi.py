@@ -25,9 +25,9 @@ _NATIVE = {np.dtype(code): MPI.Datatype.fromcode(code) for code in "bBhHiIlLqQfd
 
 
 class MpiCommunicator(Transport):
-    """Transport with MPI's collectives, in pieces that fit in the cache, or a ring if that is faster.
+    """Transport with MPI's collectives, in pieces that fit in the cache, or with a ring where it is faster.
 
-    Measured with Open MPI 4.1, two ranks on a node, 25 MiB, in ms. Blocking sum: 7.7 in a single call, 2.3 in
+    Milliseconds for 25 MiB (Open MPI 4.1, two ranks on a node). Blocking sum: 7.7 in a single call, 2.3 in
     calls of 2 MiB. Non-blocking sum: MPI 5 to 13, a ring 2.6. Reduce-scatter: a single call 8.5, a ring 1.7.
     """
 
@@ -91,16 +91,16 @@ class MpiCommunicator(Transport):
 
 
 def start(refusal: PayloadError | None = None) -> MpiCommunicator:
-    """Start MPI with all ranks of the job (see ``world.start``), and return their communicator."""
+    """Start MPI (see ``world.start``), and return the communicator of all ranks of the job."""
     world.start(refusal)
     return MpiCommunicator()
 
 
 class CudaAwareMpi(Transport):
-    """MPI's blocking collectives on device memory. Each runs when it reaches the front of the lane's queue.
+    """Transport with MPI's blocking collectives on GPU memory.
 
-    Works only with an MPI library built for CUDA; other libraries would crash. Nothing overlaps with the
-    computation, because Open MPI's non-blocking sums do not support device memory.
+    A collective runs after all earlier operations. It does not overlap with the computation, because Open
+    MPI's non-blocking sums do not support GPU memory. An MPI library that was not built for CUDA would crash.
     """
 
     name = "mpi"
@@ -108,7 +108,7 @@ class CudaAwareMpi(Transport):
     def __init__(
         self, device: Device, comm: MPI.Comm | None = None, *, staging: InPlace | None = None
     ) -> None:
-        """Join the communicator. Without ``staging``, raise UsageError on every rank if GPU sums fail."""
+        """Join ``comm``. Unless ``staging`` is given, test a GPU sum, and raise UsageError if it fails."""
         super().__init__(device, comm, staging=staging or InPlace(device))
         if staging is None:
             # Ask the library first, because the test sum crashes a library without CUDA support.
@@ -143,7 +143,7 @@ class CudaAwareMpi(Transport):
 
 
 def takes_device_memory() -> bool:
-    """Return whether the MPI library was built for CUDA, as reported by its MPIX_Query_cuda_support."""
+    """Return whether the MPI library was built for CUDA, according to its MPIX_Query_cuda_support."""
     maps = Path("/proc/self/maps").read_text().splitlines()
     paths = {line.split(maxsplit=5)[-1] for line in maps if "/libmpi" in line}
     for path in sorted(paths):

@@ -28,7 +28,7 @@ class Nccl(Transport):
     def __init__(
         self, device: Device | None = None, comm: MPI.Comm | None = None, *, staging: Staging | None = None
     ) -> None:
-        """Join all ranks. If a rank has no GPU of its own or no NCCL, raise UsageError on every rank."""
+        """Join ``comm``. If a rank has no GPU of its own or no NCCL, raise UsageError on every rank."""
         super().__init__(device, comm, staging=staging)
         places = self.allgather((hostname(), str(self.device.gpu)))
         on_all_ranks(self, lambda: _check(self.device, places, self.rank))
@@ -43,10 +43,10 @@ class Nccl(Transport):
         return _Group(self._cuda, self._nccl.NcclCommunicator(self.size, unique, self.rank))
 
     def _direction(self, *, up: bool) -> _Group:
-        """Return the group for messages to higher ranks (``up``) or to lower ranks.
+        """Return the NCCL group for messages to higher ranks (``up``) or to lower ranks.
 
-        A pipeline sends both ways, and neither direction must wait for the other. The groups are created with
-        the first message: every rank then sends or receives a message, and no message is in progress.
+        A pipeline sends both ways, and neither direction must wait for the other. The first message creates
+        the groups: every rank then sends or receives a message, and no message is in progress yet.
         """
         if self._directions is None:
             self._directions = self._join_group(), self._join_group()
@@ -132,7 +132,7 @@ class _Group:
         self._stream = cuda.Stream(non_blocking=True)
 
     def launch(self, act: Callable[[Any, int], None]) -> Last:
-        """Call ``act(communicator, stream)``. Its work runs after the work queued on the current stream."""
+        """Call ``act(communicator, stream)``. The queued work follows all work of the current stream."""
         self._stream.wait_event(self._cuda.get_current_stream().record())
         act(self._nccl, self._stream.ptr)
         return Last([OnDevice(self._stream.record(), self._cuda)])
@@ -150,7 +150,7 @@ def _library() -> Any:
 
 
 def _check(device: Device, places: list[tuple[str, str]], rank: int) -> None:
-    """Raise UsageError if this rank has no GPU, no NCCL, or shares its GPU with another rank."""
+    """Raise UsageError if this rank has no GPU or no NCCL, or shares its GPU. places: (host, GPU) by rank."""
     if device.gpu is None:
         raise UsageError(
             f"--comm nccl: this rank has no GPU{f' ({device.note})' if device.note else ''}; use --comm mpi",

@@ -43,21 +43,21 @@ class Ring(Transport):
 
 
 def ring_allreduce(comm: MPI.Comm, host: Array, count: Count) -> Steps:
-    """Replace a flat array by its sum over all ranks."""
+    """Replace a flat array by its sum over all ranks. count: called with the bytes of each message sent."""
     return _Round(comm, host, range(2 * comm.size - 2), count).steps()
 
 
 def ring_reduce_scatter(comm: MPI.Comm, host: Array, count: Count) -> Steps:
-    """Replace this rank's own part of a flat array by its sum over all ranks."""
+    """Replace this rank's part of a flat array by that part's sum over all ranks. Overwrites other parts."""
     return _Round(comm, host, range(comm.size - 1), count).steps()
 
 
 class _Round:
-    """Hops of messages around the ring.
+    """Messages around the ring, in hops from each rank to its right neighbour.
 
-    In hop h a rank sends part ``rank - 1 - h`` and receives part ``rank - 2 - h``. Parts received in hops 0
-    to size - 2 are added; the last of these is the rank's own part. Parts received in later hops are
-    complete.
+    In hop h a rank sends part ``rank - 1 - h`` and receives part ``rank - 2 - h``. In hops 0 to size - 2 it
+    adds its own numbers to the received part, last to the part with its rank as number. In later hops the
+    received part is complete.
     """
 
     def __init__(self, comm: MPI.Comm, host: Array, hops: range, count: Count) -> None:
@@ -106,7 +106,7 @@ class _Round:
         return self._scratch[number % self._ahead, : piece.size]
 
     def _pieces(self, part: int) -> list[Array]:
-        """Return the messages that make up a part. Parts are as even as possible, and may be empty."""
+        """Return the messages of a part, as views. Parts have almost equal sizes, and may be empty."""
         part, host, size = part % self._size, self._host, self._size
         own = host[host.size * part // size : host.size * (part + 1) // size]
         return [own[chunk] for chunk in chunks(own, MESSAGE_BYTES)]
@@ -132,7 +132,7 @@ class Naive(Transport):
         out[...] = np.concatenate((yield from self._swap(np.split(host, self.size))))
 
     def _swap(self, outgoing: Sequence[Array]) -> Generator[Sequence[Request], None, list[Array]]:
-        """Send each rank its array, and return the arrays received from all ranks."""
+        """Send ``outgoing[rank]`` to each rank. Return the arrays received, in order of their senders."""
         incoming = [np.empty_like(outgoing[self.rank]) for _ in outgoing]
         incoming[self.rank][...] = outgoing[self.rank]
         others = [rank for rank in range(self.size) if rank != self.rank]

@@ -1,7 +1,7 @@
-"""Host memory that messages are sent from and received in. For arrays on a CPU this is their own memory.
+"""Host memory for sent and received messages (staging). For arrays on a CPU this is the arrays' own memory.
 
-MPI never gets device memory, which crashes an MPI built without CUDA. Arrays on a GPU are copied through
-pinned host memory; the GPU copies it at full speed, in parallel with its computation.
+MPI never gets GPU memory, which crashes an MPI built without CUDA. Instead, arrays on a GPU are copied to and
+from pinned host memory. A GPU copies pinned memory at full speed, in parallel with its computation.
 """
 
 from __future__ import annotations
@@ -20,45 +20,45 @@ _WHOLE = slice(None)
 
 
 class Staged:
-    """Host memory of an array during an operation: the array's own memory, unless a subclass copies it."""
+    """Host memory for an array's messages: the array's own memory, unless a subclass copies the array."""
 
     def __init__(self, host: Array) -> None:
         self.host = host
         """Flat array of the numbers that were fetched, or that will be stored."""
 
     def fetch(self, piece: slice = _WHOLE) -> Sequence[Request]:  # noqa: ARG002
-        """Start copying a piece from the device. ``host`` holds it once the returned requests are done."""
+        """Start copying a piece from the device. Once the returned requests are done, it is in ``host``."""
         return ()
 
     def store(self, piece: slice = _WHOLE) -> Sequence[Request]:  # noqa: ARG002
-        """Start copying a piece to the device."""
+        """Start copying a piece of ``host`` to the device. Return the requests to wait for."""
         return ()
 
     def release(self) -> None:
-        """Release ``host``. Everything must have been fetched, and all stores started."""
+        """Release ``host``. All fetches must be done, and all stores must have been started."""
 
 
 class InPlace:
-    """Staging for arrays in host memory, or in device memory that MPI can use directly.
+    """Staging without copies, for arrays in host memory, or in GPU memory that MPI can use directly.
 
-    On a GPU, staging waits for the computation first, because MPI does not know about streams.
+    On a GPU, staging first waits until the computation is done, because MPI does not know CUDA streams.
     """
 
     def __init__(self, device: Device | None = None) -> None:
-        """Create the staging. device: the GPU that holds the arrays. Default: they are in host memory."""
+        """Create the staging. device: the GPU that holds the arrays. Default: arrays are in host memory."""
         self._device = device
 
     def of(self, array: Array) -> Staged:
-        """Stage a C-contiguous array. Raise ValueError for any other layout."""
+        """Prepare a C-contiguous array for messages. Raise ValueError for any other layout."""
         if self._device:
             self._device.synchronize()
         return Staged(flat(array))
 
 
 class Pinned:
-    """Staging for arrays on a GPU: a reusable pinned buffer for each operation.
+    """Staging for arrays on a GPU: each operation gets a pinned host buffer, which later operations reuse.
 
-    Copies run on their own stream, after the work that is already queued on the computing stream.
+    Copies run on a separate stream, after the work that is already queued on the computing stream.
     """
 
     def __init__(self, cupy: ModuleType) -> None:
@@ -117,7 +117,7 @@ class _Pinned(Staged):
 
 
 class _OnHost:
-    """A copy that the host waits for, with the methods of an MPI request."""
+    """A copy in progress, with the methods of an MPI request. ``Wait`` blocks the host."""
 
     def __init__(self, event: Any) -> None:
         self._event = event
@@ -130,7 +130,7 @@ class _OnHost:
 
 
 class OnDevice:
-    """Work that only the computing stream waits for, not the host."""
+    """GPU work in progress, with the methods of an MPI request. ``Wait`` blocks the stream, not the host."""
 
     def __init__(self, event: Any, cuda: ModuleType) -> None:
         self._event, self._cuda = event, cuda

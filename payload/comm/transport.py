@@ -1,7 +1,7 @@
 """The base of all transports over MPI. A transport defines how to sum, scatter and join host arrays.
 
-Collectives are generators: each ``yield`` returns the requests to wait for before the next step. So the same
-code can block, or overlap with the computation if it is advanced between layers.
+Collectives are generators: each ``yield`` gives the requests that must be done before the next step. So the
+same code can block, or overlap with the computation if the caller runs the next steps between layers.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ T = TypeVar("T")
 class Transport(Communicator):
     """Communicator over MPI; the base of all transports.
 
-    Methods that end in ``_steps`` return a collective as steps, which ``lane`` runs in order. A compressor
-    combines several collectives to a longer operation.
+    Methods that end in ``_steps`` return a collective as a generator of steps. The queue ``lane`` runs the
+    steps of all operations in order. A compressor combines several collectives into a longer operation.
     """
 
     name: ClassVar[str]
@@ -35,7 +35,7 @@ class Transport(Communicator):
     def __init__(
         self, device: Device | None = None, comm: MPI.Comm | None = None, *, staging: Staging | None = None
     ) -> None:
-        """Join a communicator. comm: default all ranks of the job."""
+        """Join MPI's communicator ``comm``. Default: that of all ranks of the job."""
         self.device = device or Cpu()
         self.staging = staging or staging_for(self.device)
         self.lane = Lane()
@@ -71,11 +71,11 @@ class Transport(Communicator):
         raise NotImplementedError
 
     def _join(self, host: Array) -> Steps:
-        """Fill a flat array on every rank with the parts of all ranks. It already holds this rank's part."""
+        """Fill a flat array, which holds only this rank's part so far, with the parts of all ranks."""
         raise NotImplementedError
 
     def _trade(self, host: Array, out: Array) -> Steps:
-        """Send each rank its part of ``host``, and receive in ``out`` this rank's part from every rank."""
+        """Send part i of ``host`` to rank i, for all i, and receive rank i's message in part i of ``out``."""
         self.count_sent(self._without_own_share(host.nbytes))
         yield Last([self._lane_comm.Ialltoall(host, out)])
 
@@ -185,7 +185,7 @@ class Transport(Communicator):
         return slice(self.rank * count, (self.rank + 1) * count)
 
     def _upcast(self, array: Array) -> Array:
-        """Return the array, or a float32 copy of a 16-bit array, which not every MPI can sum."""
+        """Return a float32 copy of 16-bit numbers, which not every MPI can sum; else the array itself."""
         narrow = array.dtype.itemsize == 2 and array.dtype.kind in "fV"  # noqa: PLR2004
         return array.astype(np.float32) if narrow else array
 
@@ -194,12 +194,12 @@ class Transport(Communicator):
 
 
 def mpi_view(host: Array) -> Array:
-    """Return a view that MPI can send: of the 16-bit formats it knows only integers."""
+    """Return a view that MPI can send: 16-bit numbers as integers, the only 16-bit format that MPI knows."""
     return host.view(np.uint16) if host.dtype.itemsize == 2 else host  # noqa: PLR2004
 
 
 def chunks(host: Array, nbytes: int | None = None) -> Iterator[slice]:
-    """Return the slices of a flat array in pieces. nbytes: default ``CHUNK_BYTES``."""
+    """Return slices that cut a flat array into pieces of ``nbytes`` bytes. Default: ``CHUNK_BYTES``."""
     step = max(1, (nbytes or CHUNK_BYTES) // host.itemsize)
     return (slice(start, start + step) for start in range(0, host.size, step))
 
@@ -214,7 +214,7 @@ class Last(list[Request]):
 
 
 class Operation:
-    """Steps that run in a lane, as a ``Pending``."""
+    """An operation in a queue (``Lane``): a ``Pending`` that runs a generator's steps."""
 
     def __init__(self, lane: Lane, steps: Steps) -> None:
         self._lane, self._steps = lane, steps
@@ -242,7 +242,7 @@ class Operation:
             self._next()
 
     def force(self, *, until_all_started: bool = False) -> None:
-        """Block until the operation is done, or only until it has started all its messages."""
+        """Block until the operation is done. until_all_started: only until all messages have started."""
         while not (self.all_started if until_all_started else self.done):
             while self._waiting:
                 self._waiting.pop().Wait()
@@ -261,9 +261,9 @@ class Operation:
 class Lane:
     """A queue of a communicator's operations.
 
-    MPI and NCCL require all ranks to start their messages in the same order. An operation of several steps
-    starts its later messages whenever it is advanced, at different times on different ranks. So an operation
-    begins only when all earlier operations have started all their messages.
+    MPI and NCCL require all ranks to start messages in the same order. But ranks run the later steps of an
+    operation, which start messages too, at different times. So an operation begins only when all earlier
+    operations have started all their messages.
     """
 
     def __init__(self) -> None:

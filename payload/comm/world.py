@@ -1,7 +1,7 @@
 """The start of MPI, and this process's rank.
 
-This module does not import NumPy, because the verification job loads it on all nodes. MPI is finalized when
-the interpreter exits.
+This module does not import NumPy, because the job that verifies a cluster loads this module on all nodes. MPI
+is finalized when the interpreter exits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["MPI", "library", "local_rank", "start", "world_rank"]
 
 
 def start(refusal: PayloadError | None = None) -> MPI.Intracomm:
-    """Start MPI, before a device is chosen, and check that MPI has all ranks of the job.
+    """Start MPI, and check that MPI has all ranks of the job. Call this before choosing a device.
 
     Afterwards an uncaught exception ends every rank of the job, so that no rank waits for a dead rank.
 
@@ -56,7 +56,7 @@ def library() -> str:
 
 
 def world_rank() -> int:
-    """Return this process's rank. If MPI has not started, return the launcher's rank."""
+    """Return this process's rank: from MPI, or from the launcher if MPI has not started."""
     return int(MPI.COMM_WORLD.rank) if MPI.Is_initialized() else launcher_rank(os.environ) or 0
 
 

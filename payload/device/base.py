@@ -32,9 +32,9 @@ _MATRIX_BYTES = 1 << 20
 class Kernel:
     """A formula for each element of equally long arrays, computed in a single pass through memory.
 
-    ``host`` computes it on blocks of NumPy arrays, passed in the order of ``reads`` and ``writes``, with the
-    scalars as keyword arguments. ``code`` is the same formula in CUDA C for a single element, with the arrays
-    by name. Arrays in ``writes`` may also be read.
+    ``host`` computes the formula on NumPy arrays: those of ``reads``, then those of ``writes``, then scalars
+    as keyword arguments. ``code`` is the formula in CUDA C for a single element, with arrays and scalars by
+    name. The formula may also read the arrays in ``writes``.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Kernel:
 
 
 class Device:
-    """A place for arrays and their computation: NumPy and host memory, unless a subclass overrides it."""
+    """A device that holds arrays and computes with them: the CPU, unless a subclass overrides methods."""
 
     xp: ModuleType = np
     """The module numpy or cupy."""
@@ -68,7 +68,7 @@ class Device:
     ) -> Array:
         """Return left @ right, summed in float32 or wider.
 
-        out: array for the result. Default: a new array. dtype: default that of ``out`` or of the factors.
+        out: array for the result. Default: a new array. dtype: of the result. Default: as ``out`` or inputs.
         """
         result_dtype = np.dtype(dtype) if dtype is not None else out.dtype if out is not None else left.dtype
         # BLAS does not support smaller formats.
@@ -105,7 +105,7 @@ class Device:
         """Select this device for the calling thread."""
 
     def pinned_copy(self, host: Array) -> Array:
-        """Copy a host array to memory from which ``upload`` does not block."""
+        """Copy a host array to pinned memory. ``upload`` of pinned memory does not block."""
         return host
 
     def upload(self, host: Array) -> Array:
@@ -116,7 +116,7 @@ class Device:
         """Wait until all queued work of the device is done."""
 
     def mark(self) -> Mark:
-        """Return the current time; on a GPU, when the work queued on the current stream is done."""
+        """Return a mark of the current time; on a GPU, of the end of the current stream's queued work."""
         return time.perf_counter()
 
     def elapsed_s(self, start: Mark, end: Mark) -> float:
@@ -124,21 +124,21 @@ class Device:
         return float(end - start)
 
     def has_passed(self, mark: Mark) -> bool:  # noqa: ARG002
-        """Return whether the work before a mark is done."""
+        """Return whether the device has done all work that was queued before a mark."""
         return True
 
     def pin(self, host: Array) -> None:
         """Pin host memory, so that ``copy_out`` to it does not block the host."""
 
     def unpin(self, host: Array) -> None:
-        """Unpin host memory. Must be called before the memory is freed."""
+        """Unpin host memory. Call this before the memory is freed."""
 
     def copy_out(self, array: Array, host: Array) -> None:
         """Start copying an array to pinned host memory. Later work on the stream runs after the copy."""
         np.copyto(host, array)
 
     def memory_bytes(self) -> int:
-        """Return the bytes of device memory held by this process; on a CPU, its peak resident set size."""
+        """Return the bytes of GPU memory that this process holds; on a CPU, its peak resident set size."""
         return host_memory_bytes()
 
 
@@ -148,7 +148,7 @@ class Cpu(Device):
 
 
 def bits(x: Array) -> Array:
-    """View numbers as integers of the same size: multiplied by a mask, even inf and NaN become 0."""
+    """View numbers as integers of the same size, so that a product with a mask makes even NaN 0."""
     return x.view(f"int{8 * x.itemsize}")
 
 

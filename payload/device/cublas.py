@@ -29,7 +29,7 @@ class Products:
         self._library, self._handle = library, handle
 
     def fits(self, left: Array, right: Array) -> bool:
-        """Return whether arrays (..., M, K) and (..., K, N) are supported by ``write``."""
+        """Return whether ``write`` supports these arrays, (..., M, K) and (..., K, N)."""
         return (
             left.dtype == right.dtype
             and left.dtype.itemsize == 2  # noqa: PLR2004 - bytes
@@ -61,7 +61,7 @@ class Products:
 
 
 def _laid_out(array: Array) -> tuple[Array, int, int, int]:
-    """Return the array, or a copy of it that cuBLAS supports, with its ``_layout``."""
+    """Return (array, *layout) (see ``_layout``), with a copy if cuBLAS can't read the array itself."""
     layout = _layout(array)
     if layout is None:
         array = array.copy(order="C")
@@ -71,7 +71,7 @@ def _laid_out(array: Array) -> tuple[Array, int, int, int]:
 
 
 def _layout(array: Array) -> tuple[int, int, int] | None:
-    """Return (operation, elements between rows, between matrices), or None if cuBLAS can't read the array."""
+    """Return (operation, row step, matrix step), in elements, or None if cuBLAS can't read the array."""
     size = array.dtype.itemsize
     rows, columns = array.shape[-2:]
     steps = [step // size for step in array.strides]

@@ -147,7 +147,7 @@ class Gpu(Device):
 
 
 def _uuid(raw: bytes) -> str | None:
-    """Return a UUID as nvidia-smi and Slurm print it. None if its 16 bytes were cut off at a zero byte."""
+    """Return a GPU's UUID as nvidia-smi and Slurm print it, or None if ``raw`` was cut off at a zero byte."""
     if len(raw) < 16:  # noqa: PLR2004
         return None
     digits = raw[:16].hex()

@@ -1,6 +1,6 @@
 """Models, each in its own file with a function ``build(context, **sizes)`` that returns the units in order.
 
-A model is built from layers and does not handle ranks itself. This list of models is standard library only.
+A model consists of layers, and does not handle ranks itself. This file imports only the standard library.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Takes = Literal["images", "text", "masked text"]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Module and input of a model, by its name for ``--model``."""
+    """A model that ``--model`` names: its module, its kind of input, and its sizes."""
 
     module: str
     takes: Takes

@@ -1,6 +1,6 @@
 """BERT with its masked-language head (Devlin et al., arXiv:1810.04805).
 
-Without the next-sentence task, as in RoBERTa (Liu et al., arXiv:1907.11692). All tokens are in the first
+There is no next-sentence task, as in RoBERTa (Liu et al., arXiv:1907.11692), so all tokens are in the first
 segment. Shapes: B samples of T tokens, C numbers per token, V tokens in the vocabulary.
 """
 
@@ -36,9 +36,9 @@ def build(
     dropout: float = 0.1,
     norm_eps: float = 1e-12,
 ) -> list[Unit]:
-    """Build a model from masked tokens (B, T), T ≤ ``length``, to logits (B, T, V). Units are blocks.
+    """Return the blocks of a model that maps masked tokens (B, T), T ≤ ``length``, to logits (B, T, V).
 
-    Targets are the masked tokens, and -1 at all other positions.
+    A target is the original token at a masked position, and -1 at any other position.
     """
     embedding = Embedding(context, "embedding", vocabulary, width)
     first = Sequential(

@@ -23,9 +23,9 @@ def build(
     classes: int = 10,
     widths: Sequence[int] = (16, 32, 64),
 ) -> list[Unit]:
-    """Build a model from images (B, side, side, channels) to logits (B, classes). Units are stages.
+    """Return the stages of a model that maps images (B, side, side, channels) to logits (B, classes).
 
-    widths: channels of each stage. After each stage but the last, the sides of the images are halved.
+    widths: output channels of each stage. Each stage but the last halves the sides of the images.
     """
     units = []
     for number, width in enumerate(widths):

@@ -24,12 +24,12 @@ def build(
     width: int = 512,
     dropout: float = 0.0,
 ) -> list[Unit]:
-    """Build a model for text or for other sequences. Units are layers.
+    """Return the layers of a model for text or for other sequences.
 
     Args:
         classes: number of logits. For text, the size of the vocabulary.
-        vocabulary: for text, tokens (B, T) → logits (B, T, classes). Default: use ``features``.
-        features: for other sequences: numbers per step of (B, T, ...) → logits (B, classes).
+        vocabulary: number of tokens. The model maps tokens (B, T) to logits (B, T, classes).
+        features: numbers per step, if not text. The model maps (B, T, ...) to logits (B, classes).
         length: T, used only to count operations.
     """
     text = vocabulary is not None

@@ -14,9 +14,9 @@ from payload.nn.module import Context, Flatten, Layer, Sequential, Unit
 def build(
     context: Context, *, inputs: int, classes: int, hidden: Sequence[int] = (256, 128), channels: int = 1
 ) -> list[Unit]:
-    """Build a model from (B, ...), ``inputs`` numbers per sample, to logits (B, classes). Units are layers.
+    """Return the layers of a model that maps samples of ``inputs`` numbers to logits (B, classes).
 
-    channels: of an image, with the channels of a pixel adjacent in memory.
+    channels: number of channels of an image. A pixel's channels are adjacent in memory.
     """
     widths = (inputs, *hidden, classes)
     units = []

@@ -1,6 +1,6 @@
 """Residual networks for images (He et al. 2015, arXiv:1512.03385), with torchvision's layer names.
 
-ResNet-50 has the stride in the 3x3 convolution ("version 1.5").
+In ResNet-50, a block's 3x3 convolution has the stride ("version 1.5").
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _SMALL = 64
 def build(
     context: Context, *, side: int = 32, channels: int = 3, classes: int, depth: int = 18, width: int = 64
 ) -> list[Unit]:
-    """Build a model from images (B, side, side, channels) to logits (B, classes). Units are blocks.
+    """Return the blocks of a model that maps images (B, side, side, channels) to logits (B, classes).
 
-    For small images the first layer is a 3x3 convolution. For larger images, such as ImageNet's, it is a 7x7
+    For images of up to 64 pixels a side, the first layer is a 3x3 convolution. For larger images it is a 7x7
     convolution with stride 2, followed by max-pooling with stride 2. width: channels of the first stage. Each
-    further stage has twice as many channels, and half the side.
+    later stage has twice the channels of the stage before it, and half the side.
     """
     builder = _Builder(context, side)
     units = [builder.unit("stem", builder.stem(channels, width, large=side > _SMALL))]
@@ -64,18 +64,18 @@ class Residual(Sequential):
 
 
 class _Builder:
-    """Builder of blocks in order. Tracks the image's side and the FLOPs of each unit."""
+    """Builds the blocks in order, and tracks the side of the image and the FLOPs of each unit."""
 
     def __init__(self, context: Context, side: int) -> None:
         self._context, self._side, self._flops = context, side, 0.0
 
     def unit(self, name: str, layer: Layer) -> Unit:
-        """Wrap a layer in a unit. Its FLOPs are those of the convolutions built since the previous unit."""
+        """Return a unit of a layer, with the FLOPs of all convolutions built since the previous unit."""
         flops, self._flops = self._flops, 0.0
         return Unit(name, layer, flops)
 
     def stem(self, channels: int, width: int, *, large: bool) -> Layer:
-        """Build the first layers. Large images shrink to a quarter of their side."""
+        """Build the first layers. large: whether to reduce the image's side to a quarter."""
         if not large:
             return self._conv("conv1", "bn1", channels, width, 3, relu=True, first=True)
         layer = self._conv("conv1", "bn1", channels, width, 7, stride=2, relu=True, first=True)
@@ -84,7 +84,7 @@ class _Builder:
         return Sequential(layer, pool)
 
     def basic(self, name: str, inputs: int, width: int, *, stride: int) -> tuple[Layer, int]:
-        """Return a block of two 3x3 convolutions, and its output channels: (B, H/stride, W/stride, width)."""
+        """Return a block of two 3x3 convolutions, and the number of output channels: ``width``."""
         shortcut = self._shrink(name, inputs, width, stride)
         branch = Sequential(
             self._conv(f"{name}.conv1", f"{name}.bn1", inputs, width, 3, stride=stride, relu=True),
@@ -93,7 +93,7 @@ class _Builder:
         return Residual(branch, shortcut), width
 
     def bottleneck(self, name: str, inputs: int, width: int, *, stride: int) -> tuple[Layer, int]:
-        """Like ``basic``, but with 1x1, 3x3 and 1x1 convolutions and 4 · width output channels."""
+        """Return a block of 1x1, 3x3 and 1x1 convolutions, and the number of output channels: 4 · width."""
         outputs = 4 * width
         shortcut = self._shrink(name, inputs, outputs, stride)
         branch = Sequential(
@@ -104,7 +104,7 @@ class _Builder:
         return Residual(branch, shortcut), outputs
 
     def _shrink(self, name: str, inputs: int, outputs: int, stride: int) -> Layer | None:
-        """Return a shortcut layer for a block that changes the shape of images, otherwise None."""
+        """Return a block's shortcut layer, or None if the block keeps the shape of images."""
         if stride == 1 and inputs == outputs:
             return None
         side = self._side
@@ -129,8 +129,8 @@ class _Builder:
     ) -> Layer:
         """Build a convolution and batch norm.
 
-        last: whether the convolution is the last of its block. Its gain starts at 0, so that the block starts
-        as its shortcut: this makes training with large batches easier (Goyal et al. 2017, arXiv:1706.02677).
+        last: whether the convolution is a block's last. Then the gain of the batch norm starts at 0, so that
+        the block first equals its shortcut, which helps with large batches (Goyal et al., arXiv:1706.02677).
         """
         conv = Conv2d(
             *(self._context, conv_name, inputs, outputs, kernel),

@@ -1,6 +1,6 @@
 """The Vision Transformer (Dosovitskiy et al., arXiv:2010.11929).
 
-B images, cut into square patches; T = 1 + number of patches, C numbers each.
+Shapes: B images, each cut into square patches; T = 1 + number of patches; C numbers per patch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def build(
     dropout: float = 0.0,
     norm_eps: float = 1e-6,
 ) -> list[Unit]:
-    """Build a model from images (B, side, side, channels) to logits (B, classes). Units are blocks.
+    """Return the blocks of a model that maps images (B, side, side, channels) to logits (B, classes).
 
     Raises UsageError if the image's side is not a multiple of the patch's side.
     """

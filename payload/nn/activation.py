@@ -32,9 +32,10 @@ class ReLU:
 
 
 class GELU:
-    """y = x Φ(x), with Φ the standard normal CDF (Hendrycks and Gimpel, arXiv:1606.08415). May overwrite dy.
+    """y = x Φ(x), with Φ the standard normal CDF (Hendrycks and Gimpel, arXiv:1606.08415).
 
-    Exact, as in BERT and ViT, or with that paper's tanh approximation, as in GPT-2. In float32 or wider.
+    exact: as in BERT and ViT. Default: that paper's tanh approximation, as in GPT-2. Both compute in float32
+    or wider. ``backward`` may overwrite dy.
     """
 
     parameters: Sequence[Parameter] = ()
@@ -64,7 +65,7 @@ _A, _B = math.sqrt(2 / math.pi), 0.044715
 
 
 def _tanh(x: Array, y: Array) -> None:
-    """y = ½ x (1 + tanh(a (x + b x³)))"""
+    """y = ½ x (1 + tanh(a (x + b x³))), with a = √(2/π) and b = 0.044715."""
     np.multiply(x, x, out=y)
     y *= _A * _B
     y += _A
@@ -148,7 +149,7 @@ _exact_erf = np.frompyfunc(math.erf, 1, 1)
 
 
 def erf(x: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Return erf(x). float64: exact but slow. float32: tanh(x · polynomial in x²), error below 3e-7."""
+    """Return erf(x): exact but slow in float64; in float32 tanh(x · polynomial in x²), errors below 3e-7."""
     if x.dtype.itemsize > 4:  # noqa: PLR2004
         return _exact_erf(x).astype(x.dtype)
     x = np.clip(x, -4.0, 4.0)

@@ -1,8 +1,8 @@
 """Multi-head self-attention (Vaswani et al., arXiv:1706.03762).
 
 Shapes: B samples, T positions, h heads on this tensor-parallel rank, D numbers per head. The (T, T) scores
-exist only for a block of queries at a time: as in Dao et al., "FlashAttention" (2022), the backward pass
-recomputes the softmax from the logarithm of its denominator. Scores and probabilities are float32 or wider.
+exist only for a block of queries at a time. As in Dao et al., "FlashAttention" (2022), the backward pass
+recomputes the softmax from log Σ exp(scores). Scores and probabilities are float32 or wider.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _QUERIES, _QUERIES_ON_GPU = 128, 1024
 
 
 class Attention:
-    """y = softmax(q kᵀ / √D) v in each head. Linear layers compute q, k, v and project the result."""
+    """softmax(q kᵀ / √D) v in each head. A linear layer computes q, k, v; another maps the results to y."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Attention:
         """Create the two linear layers.
 
         Args:
-            causal: a position attends only to itself and to earlier positions.
+            causal: whether a position attends only to itself and to earlier positions.
             out_init: initial weights of the output layer. Default: ``init``.
             dropout: share of the attention probabilities to drop in training.
 
@@ -87,7 +87,7 @@ class Attention:
         return self.qkv.backward(dqkv, tape)
 
     def _attend(self, q: Array, k: Array, v: Array, o: Array, log_sums: Array, *keys: Array) -> None:
-        """Compute ``o`` and ``log_sums`` of a block of samples and heads. No ``keys``: no dropout."""
+        """Write the heads' results to ``o``, and log Σ exp(scores) to ``log_sums``. keys: for dropout."""
         xp = self._device.xp
         q = _scaled(q, self._width**-0.5)
         for rows, columns in self._blocks(q.shape[-2]):
@@ -106,7 +106,7 @@ class Attention:
             o[..., rows, :] = parts
 
     def _differentiate(self, *arrays: Array) -> None:
-        """Compute dq, dk and dv of a block of samples and heads, from ``_attend``'s arrays and ``do``."""
+        """Write dq, dk and dv. arrays: q, k, v, o, log_sums, do, dq, dk, dv, and any random keys."""
         q, k, v, o, log_sums, do, dq, dk, dv, *keys = arrays
         xp, matmul, kind = self._device.xp, self._device.matmul, q.dtype
         scale = self._width**-0.5
@@ -135,7 +135,7 @@ class Attention:
         dq *= scale
 
     def _scores(self, q: Array, k: Array, rows: slice, columns: slice) -> Array:
-        """Return scores of shape (..., queries, keys): -inf for keys that a query must not see."""
+        """Return q kᵀ of these rows and columns, with -inf where a query must not see a key."""
         scores = self._device.matmul(
             q[..., rows, :], k[..., columns, :].swapaxes(-1, -2), dtype=acc_dtype(q.dtype)
         )
@@ -145,7 +145,7 @@ class Attention:
         return scores
 
     def _mask(self, key: Array, rows: slice, columns: slice, probs: Array) -> Array:
-        """Return dropout factors for probabilities: 0, or 1 / (1 - rate). Drawn by position in (T, T)."""
+        """Return dropout's factors for ``probs``: 0 or 1 / (1 - rate), by position in the (T, T) matrix."""
         arange = self._device.xp.arange
         row_places = arange(rows.start, rows.stop, dtype="uint32")[:, None]
         # Sequences are shorter than 2¹⁶, so each place in (T, T) has its own 32-bit number.
@@ -156,7 +156,7 @@ class Attention:
         return mask
 
     def _blocks(self, length: int) -> list[tuple[slice, slice]]:
-        """Return the blocks of queries, each with the range of keys that its queries attend to."""
+        """Return two slices for each block: its queries, and the keys that these queries attend to."""
         stops = [min(start + self._queries, length) for start in range(0, length, self._queries)]
         starts = range(0, length, self._queries)
         return [
@@ -165,19 +165,19 @@ class Attention:
         ]
 
     def _keys(self, tape: Tape) -> Sequence[Array]:
-        """Return random keys (B, h, 2) for dropout; empty if dropout is off."""
+        """Return dropout's random keys (B, h, 2) in a tuple, or an empty tuple if dropout is off."""
         if not self._rate or not tape.training or tape.draw is None:
             return ()
         keys = sample_keys(tape.draw, self._name)
         return (part_keys(self._device, keys, self._first_head, self._heads),)
 
     def _heads_of(self, x: Array, parts: int) -> list[Array]:
-        """Split (B, T, parts · h · D) into a view (B, h, T, D) for each part."""
+        """Split x (B, T, parts · h · D) into ``parts`` views (B, h, T, D)."""
         split = x.reshape(*x.shape[:2], parts, self._heads, self._width)
         return [split[:, :, i].swapaxes(1, 2) for i in range(parts)]
 
     def _each_head(self, function: Callable[..., None], *arrays: Array) -> None:
-        """Call a function on arrays (B, h, ...) in blocks of samples and heads that suit the device."""
+        """Call a function on blocks of arrays (B, h, ...), with as many rows and heads as suit the device."""
 
         def sample(*blocks: Array) -> None:
             self._device.blocked(function, *(array.swapaxes(0, 1) for array in blocks))

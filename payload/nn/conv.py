@@ -31,8 +31,8 @@ class Conv2d:
     with these weights and reads them in place; only the forward pass needs a flipped copy. Patches of the
     input become rows of a matrix (im2col), in blocks that fit in the cache, and are multiplied with the
     weights. On a CPU, a 3x3 convolution with stride 1 and many channels uses Winograd's F(4x4, 3x3) (Lavin
-    and Gray 2015, arXiv:1509.09308): a quarter of the multiplications, on tiles of 4x4 outputs. Its rounding
-    errors are five times as large: in float32, 1e-6 of the result.
+    and Gray 2015, arXiv:1509.09308). It computes tiles of 4x4 outputs with a quarter of the multiplications,
+    but its rounding errors are five times as large: in float32, 1e-6 of the result.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Conv2d:
         padding: int = 0,
         first: bool = False,
     ) -> None:
-        """Create the layer. first: x is data and needs no gradient; ``backward`` returns an empty array."""
+        """Create the layer. first: x is data without a gradient, so ``backward`` returns an empty array."""
         self._device = context.device
         self._inputs, self._outputs, self._kernel = inputs, outputs, kernel
         self._stride, self._padding, self._first = stride, padding, first
@@ -115,7 +115,7 @@ class Conv2d:
         return padded if self._first else padded[:, padding : padding + height, padding : padding + width]
 
     def _scatter(self, patches: Array, padded: Array, index: tuple[slice, slice]) -> None:
-        """Add patches (n, rows, W', kernel, kernel, inputs) to their positions in the padded input."""
+        """Add patches (n, rows, W', kernel, kernel, inputs) to dx. index: slices of samples and of rows."""
         samples, rows = index
         stride, width = self._stride, patches.shape[2]
         for i in range(self._kernel):
@@ -129,7 +129,7 @@ class Conv2d:
                 places += patches[:, :, :, i, j]
 
     def _suits_winograd(self, y: Array) -> bool:
-        """Return whether Winograd's algorithm suits ``y``. At least 3/4 of the tiles' area must be used."""
+        """Return whether to compute ``y`` by Winograd's algorithm. It must fill 3/4 of the tiles' area."""
         batch, height, width, _ = y.shape
         tiles = math.ceil(height / _TILE) * math.ceil(width / _TILE)
         return (
@@ -140,7 +140,7 @@ class Conv2d:
         )
 
     def _backward_tiles(self, x: Array, dy: Array) -> Array:
-        """Backward pass with Winograd's algorithm. Both gradients use the same transformed windows of dy."""
+        """Backward pass by Winograd's algorithm. dx and the weights' gradient use the same windows of dy."""
         dx: Array = self._device.xp.empty(x.shape, x.dtype)
         weight = self._tile_weights(flipped=False).transpose(0, 2, 1)
         to_weights = self._device.asarray(_OF_WEIGHTS.T, self.weight.grad.dtype)
@@ -154,7 +154,7 @@ class Conv2d:
         return dx
 
     def _tile_weights(self, *, flipped: bool) -> Array:
-        """Return Winograd's transform of the weights: (36, inputs, outputs)."""
+        """Return Winograd's transform (36, inputs, outputs) of the weights. flipped: reverse kernel axes."""
         value = self.weight.value.reshape(self._inputs, -1, self._outputs)
         transform = self._device.asarray(_OF_WEIGHTS[:, :: -1 if flipped else 1], value.dtype)
         return self._device.matmul(transform, value).transpose(1, 0, 2)
@@ -162,9 +162,9 @@ class Conv2d:
     def _tiles(
         self, x: Array, transform: Array, padding: int, shape: tuple[int, ...]
     ) -> Iterator[tuple[tuple[slice, slice], Array]]:
-        """Yield each block's slices of samples and tile rows, and transformed input (36, tiles, channels).
+        """Yield ((samples, tile rows), transformed x) of each block: two slices, and (36, tiles, channels).
 
-        transform: Winograd's matrix for windows of x, or for tiles of x. shape: shape of the output.
+        transform: Winograd's matrix, for windows or for tiles of x. shape: of the array cut into tiles.
         """
         xp, size = self._device.xp, math.isqrt(transform.shape[1])
         grid = (math.ceil(shape[1] / _TILE), math.ceil(shape[2] / _TILE))
@@ -175,7 +175,7 @@ class Conv2d:
             yield index, self._device.matmul(transform, numbers).reshape(len(transform), -1, x.shape[3])
 
     def _write_tiles(self, products: Array, y: Array, index: tuple[slice, slice]) -> None:
-        """Transform products (36, tiles, channels) back to output tiles, crop them, and write them to y."""
+        """Transform products (36, tiles, channels) back, and write the cropped tiles to ``y[index]``."""
         samples, rows = index
         target = y[samples, rows.start * _TILE : rows.stop * _TILE]
         back = self._device.asarray(_OF_TILE.T, y.dtype)
@@ -186,14 +186,14 @@ class Conv2d:
             part[...] = tiles[i, j, :, : part.shape[1], : part.shape[2]]
 
     def _rows(self) -> Array:
-        """Return the weights in the order of a patch: (kernel · kernel · inputs, outputs)."""
+        """Return the weights as (kernel · kernel · inputs, outputs), with rows in the order of a patch."""
         flipped = self.weight.value[:, ::-1, ::-1].transpose(1, 2, 0, 3)
         return self._device.xp.ascontiguousarray(flipped).reshape(-1, self._outputs)
 
     def _patches(self, x: Array, stride: int, padding: int) -> Iterator[tuple[tuple[slice, slice], Array]]:
-        """Yield each block's slices of samples and rows, and patches (positions, kernel · kernel · channels).
+        """Yield ((samples, rows), patches): two slices, and an array (positions, kernel · kernel · channels).
 
-        All blocks share an array, which the caller may overwrite.
+        The patches of all blocks are in the same array. The caller may overwrite this array.
         """
         kernel, (batch, height, width, channels) = self._kernel, x.shape
         if not batch:
@@ -231,10 +231,10 @@ def output_size(size: int, kernel: int, stride: int, padding: int) -> int:
 def _blocks(
     xp: ModuleType, x: Array, grid: tuple[int, int], *, kernel: int, stride: int, padding: int, positions: int
 ) -> Iterator[tuple[tuple[slice, slice], Array]]:
-    """Yield slices of samples and rows, and their windows (samples, rows, wide, kernel, kernel, channels).
+    """Yield ((samples, rows), windows): two slices, and an array (n, rows, wide, kernel, kernel, channels).
 
-    The windows are views of a padded copy that all blocks share. grid: (rows of windows, windows in a row).
-    positions: maximum number of windows in a block, which has at least a row.
+    Windows are views of a padded copy, which the next block may overwrite. grid: (rows of windows, windows in
+    a row). positions: maximum number of windows in a block; but a block has at least a row.
     """
     (batch, height, width, channels), (high, wide) = x.shape, grid
     if not batch:
@@ -268,7 +268,7 @@ def windows(xp: ModuleType, image: Array, kernel: int, stride: int) -> Array:
 
 
 def _winograd(tile: int, kernel: int) -> tuple[Array, Array, Array]:
-    """Return the transforms of an output tile (36, 16), of the weights (36, 9), and of a window (36, 36).
+    """Return Winograd's matrices: for an output tile (36, 16), the weights (36, 9), and a window (36, 36).
 
     A convolution is a product of polynomials. At each of a few points, the product's value is the product of
     the factors' values; the same holds for the leading coefficients (Toom and Cook).

@@ -14,7 +14,7 @@ _NEVER = -65504.0
 
 
 class Embedding:
-    """Look up the table row of each token. Tensor-parallel ranks hold parts of the padded vocabulary."""
+    """Map each token to its row of a table. Each tensor-parallel rank holds a part of the padded table."""
 
     def __init__(self, context: Context, name: str, vocabulary: int, width: int) -> None:
         self._device, self._tp = context.device, context.tp
@@ -59,7 +59,7 @@ class Embedding:
 
 
 class TiedHead:
-    """Logits: the product with every token's embedding vector (weight tying; Press and Wolf, 2017)."""
+    """Logits: products of x and all tokens' embedding vectors (weight tying; Press and Wolf, 2017)."""
 
     def __init__(self, context: Context, name: str, embedding: Embedding, *, bias: bool = False) -> None:
         """Create the layer. bias: whether to add a trained number, initially 0, to each token's logit."""

@@ -1,7 +1,7 @@
-"""Conversion of a weight between the layout here and in the PyTorch module of the same name.
+"""Conversion of weights between the layouts of this package's layers and of PyTorch's modules.
 
-Layers here store weights in the order in which their products read them: (inputs, outputs), and images with
-channels last. PyTorch puts outputs first, and channels before height and width.
+This package stores weights in the order in which matrix products read them: (inputs, outputs), and images
+with channels last. PyTorch puts outputs first, and channels before height and width.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Conversion of a weight: reshape to ``split``, flip the ``reversed`` axes, transpose, and reshape."""
+    """Conversion to PyTorch: reshape to ``split``, flip ``reversed`` axes, transpose, and reshape."""
 
     # Shape in PyTorch.
     shape: Shape
@@ -39,31 +39,31 @@ class Form:
 
 
 def identity(shape: Shape) -> Form:
-    """Return the conversion of a weight with the same layout here and in PyTorch."""
+    """Return the conversion of a weight that has the same layout in this package and in PyTorch."""
     return Form(shape, shape, tuple(range(len(shape))))
 
 
 def reshaped(shape: Shape, torch_shape: Shape) -> Form:
-    """Return the conversion of a weight with another shape in PyTorch, but the same order of numbers."""
+    """Return the conversion of a weight that PyTorch stores in the same order, but with another shape."""
     return Form(torch_shape, shape, tuple(range(len(shape))))
 
 
 def matrix(inputs: int, outputs: int) -> Form:
-    """(inputs, outputs) → (outputs, inputs), as in ``torch.nn.Linear``."""
+    """Return the conversion from (inputs, outputs) to (outputs, inputs), as in ``torch.nn.Linear``."""
     return Form((outputs, inputs), (inputs, outputs), (1, 0))
 
 
 def flattened_image(image: Sequence[int], outputs: int) -> Form:
-    """(height · width · channels, outputs) → (outputs, channels · height · width), for a flattened image."""
+    """Return the conversion from (H · W · C, outputs) to (outputs, C · H · W). image: (H, W, C)."""
     return Form((outputs, math.prod(image)), (*image, outputs), (3, 2, 0, 1))
 
 
 def patches(size: int, channels: int, outputs: int) -> Form:
-    """(size · size · channels, outputs) → (outputs, channels, size, size), as in ``torch.nn.Conv2d``."""
+    """Return the conversion from (size · size · channels, outputs) to (outputs, channels, size, size)."""
     return Form((outputs, channels, size, size), (size, size, channels, outputs), (3, 2, 0, 1))
 
 
 def convolution(inputs: int, kernel: int, outputs: int) -> Form:
-    """(inputs, kernel, kernel, outputs) → (outputs, inputs, kernel, kernel), both kernel axes reversed."""
+    """Return the conversion to (outputs, inputs, kernel, kernel), which also reverses both kernel axes."""
     shape = (inputs, kernel, kernel, outputs)
     return Form((outputs, inputs, kernel, kernel), shape, (3, 0, 1, 2), reversed=(1, 2))

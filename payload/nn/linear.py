@@ -13,10 +13,9 @@ from payload.nn.module import Context, Init, Parameter, Tape, normal, zeros
 class Linear:
     """y = x W + b over the last axis of x.
 
-    Split by columns, each tensor-parallel rank computes a part of the outputs, and the gradients of the
-    inputs are summed. Split by rows, each rank holds a part of the inputs, and the outputs are summed. A
-    layer split by columns followed by a layer split by rows needs a single sum per pass (Shoeybi et al.,
-    "Megatron-LM", 2019).
+    If W is split by columns, each tensor-parallel rank computes a part of y, and the ranks sum dx. If W is
+    split by rows, each rank has a part of x, and the ranks sum y. A layer split by columns and then a layer
+    split by rows need a single sum per pass (Shoeybi et al., "Megatron-LM", 2019).
     """
 
     def __init__(
@@ -36,8 +35,8 @@ class Linear:
 
         Args:
             init: initial weights. Default: He initialization, for a following ReLU.
-            parts: number of tensors that make up the outputs, each split by columns. If more than 1, the
-                parameters are named as in ``torch.nn.MultiheadAttention``.
+            parts: number of tensors in the output, such as 3 for q, k and v. Each is split by columns. If
+                more than 1, the parameters are named as in ``torch.nn.MultiheadAttention``.
             form: layout of the weights in PyTorch. Default: ``torch.nn.Linear``.
         """
         joint = "." if parts == 1 else "_"
@@ -64,7 +63,7 @@ class Linear:
         self.parameters = [self.weight, self.bias] if self.bias else [self.weight]
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        """Map x (..., inputs) to y (..., outputs). This rank has a part of x (rows) or of y (columns)."""
+        """Map x (..., inputs) to y (..., outputs): only this rank's part of x (rows) or of y (columns)."""
         tape.push(x)
         rows = x.reshape(-1, x.shape[-1])
         y = self._device.matmul(rows, self._matrix())

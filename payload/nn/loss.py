@@ -11,7 +11,7 @@ from payload.nn.module import Context, Tape
 
 @dataclass(frozen=True, slots=True)
 class LossSums:
-    """Sums over the targets of a micro-batch: numbers, or 0-d arrays that are still on the device."""
+    """Loss, correct predictions and targets, summed over a micro-batch: numbers, or 0-d device arrays."""
 
     loss: Array | float
     correct: Array | float
@@ -32,7 +32,7 @@ class SoftmaxCrossEntropy:
         self._device, self._tp, self._split = context.device, context.tp, split
 
     def forward(self, logits: Array, targets: Array, tape: Tape) -> LossSums:
-        """Return the sums over all targets >= 0; negative targets are ignored.
+        """Return the sums over all targets >= 0, and ignore negative targets.
 
         logits: (..., classes or this rank's part). targets: (...) integers.
         """
@@ -62,7 +62,7 @@ class SoftmaxCrossEntropy:
         return LossSums(loss, (best == labels).sum(), counts.sum())
 
     def backward(self, scale: float, tape: Tape) -> Array:
-        """Return the gradient of ``scale`` times the summed loss, written over the logits."""
+        """Return the gradient of ``scale`` times the summed loss, in the memory of the logits."""
         logits, labels, places, log_sum = tape.pop()
         xp = self._device.xp
 
@@ -78,7 +78,7 @@ class SoftmaxCrossEntropy:
         return logits
 
     def _from_all_parts(self, local: Array) -> Array:
-        """Gather (4, targets) from all tensor-parallel ranks: (ranks, 4, targets)."""
+        """Gather ``local`` (4, targets) from all tensor-parallel ranks, giving (ranks, 4, targets)."""
         if not self._split or self._tp.size == 1:
             return local[None]
         gathered: Array = self._device.xp.empty((self._tp.size, *local.shape), local.dtype)
@@ -87,10 +87,10 @@ class SoftmaxCrossEntropy:
 
 
 def _is_local(index: Array, logits: Array) -> Array:
-    """Return whether each target's class is among the classes of these logits."""
+    """Return whether this rank has each target's logit. index: target minus the rank's first class."""
     return (index >= 0) & (index < logits.shape[1])
 
 
 def _local_index(xp: ModuleType, index: Array, logits: Array) -> tuple[Array, Array]:
-    """Return the index of each target's logit, or any valid index if the logit is on another rank."""
+    """Return rows and columns of the targets' logits. If a logit is on another rank, any valid column."""
     return xp.arange(len(logits)), index.clip(0, logits.shape[1] - 1)

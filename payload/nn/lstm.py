@@ -14,15 +14,15 @@ from payload.nn.module import Context, Parameter, Tape, uniform, zeros
 
 
 class LSTM:
-    """LSTM layer. Each step, from h = c = 0 on: i, f, g and o are the parts of x Wx + h Wh + b, through a
-    sigmoid (g: tanh); c becomes f c + i g; h, the output, becomes o tanh(c). Gates and c are float32 or
-    wider.
+    """LSTM layer. From h = c = 0 on, each step sets c to f c + i g, and h, the output, to o tanh(c).
 
-    PyTorch adds a second bias for cuDNN. Here it is not trained, and is 0 unless loaded from a PyTorch model.
+    The gates i, f, g, o are the parts of x Wx + h Wh + b, after a sigmoid (g: after tanh). Gates and c are in
+    float32 or wider. PyTorch has a second bias, for cuDNN. This layer does not train the second bias, which
+    is 0 unless loaded from a PyTorch model.
     """
 
     def __init__(self, context: Context, name: str, inputs: int, hidden: int, *, number: int = 0) -> None:
-        """Create the layer with weights uniform in ±1/√hidden. number: index in a ``torch.nn.LSTM``."""
+        """Create the layer with weights uniform in ±1/√hidden. number: its index in a ``torch.nn.LSTM``."""
         self._device, self._hidden = context.device, hidden
         init = uniform(hidden**-0.5)
         of_x, of_h = matrix(inputs, 4 * hidden), matrix(hidden, 4 * hidden)
@@ -89,7 +89,7 @@ def _parts(gates: Array, size: int) -> list[Array]:
 
 
 def _activate(xp: ModuleType, gates: Array, size: int) -> list[Array]:
-    """Apply the gates' activations in place, with sigmoid(x) = (1 + tanh(x / 2)) / 2. Return the gates."""
+    """Apply tanh, or sigmoid(x) = (1 + tanh(x / 2)) / 2, to the gates in place. Return views of the gates."""
     parts = _parts(gates, size)
     sigmoids = gates[:, : 2 * size], parts[3]
     for gate in sigmoids:

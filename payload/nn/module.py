@@ -25,7 +25,7 @@ from payload.nn.form import Form, Shape, identity
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Source of a micro-batch's random numbers: the same in every layout and in a repeated forward pass."""
+    """Values that determine a micro-batch's random numbers, for any layout of ranks and any repetition."""
 
     seed: int
     iteration: int
@@ -37,7 +37,7 @@ class Draw:
 class Tape:
     """Stack of saved values for a micro-batch in flight: ``forward`` pushes and ``backward`` pops.
 
-    Layers run backward in reverse order, so each layer finds its own values on top.
+    The backward pass runs layers in reverse order, so each layer finds its own values on top of the stack.
     """
 
     training: bool = True
@@ -57,7 +57,7 @@ class Tape:
         return self._stack.pop()
 
     def fork(self, *, recompute: bool) -> Tape:
-        """Return an empty tape for part of the micro-batch. recompute: whether the part runs again."""
+        """Return an empty tape for a group of layers. recompute: whether the forward pass is a repetition."""
         return Tape(self.training, self.draw, recompute)
 
     @property
@@ -68,7 +68,7 @@ class Tape:
 
 
 def _owners(value: Any) -> Iterator[Array]:
-    """Iterate over the arrays that own the memory of the arrays in a value."""
+    """Yield the array that owns the memory of each array in a value, such as a list of arrays."""
     if isinstance(value, tuple | list):
         for part in value:
             yield from _owners(part)
@@ -84,8 +84,8 @@ Init = Callable[[np.random.Generator, Shape], Array]
 class Parameter:
     """A trainable tensor, or this rank's part of it.
 
-    ``value`` and ``grad`` are views of ``shape`` into flat buffers. The owner of the buffers sets them and
-    may replace them between any two layers, so a layer must read them again in each pass.
+    ``value`` and ``grad`` are views, of shape ``shape``, into flat buffers. The buffers' owner sets both, and
+    may replace both between any two layers, so a layer must read both again in each pass.
     """
 
     value: Array
@@ -109,12 +109,12 @@ class Parameter:
             name: unique in the model, as in PyTorch. Initial values depend only on the name and the seed.
             full_shape: shape of the whole tensor, over all tensor-parallel ranks.
             axis: axis that is split over tensor-parallel ranks. Default: every rank holds the whole tensor.
-            decay: whether weight decay applies. Default: to matrices and larger, not to biases and gains.
-            form: layout in PyTorch, without padding. Default: the same layout.
-            rows: rows of the first axis that are not padding. Default: all. Padding is 0 and stays 0.
+            decay: whether weight decay applies. Default: only to tensors of two or more axes.
+            form: conversion to PyTorch's layout, without padding. Default: the same layout.
+            rows: number of rows (first axis) before the padding, which is 0 and stays 0. Default: all.
 
         Raises:
-            UsageError: ``axis`` cannot be divided evenly.
+            UsageError: ``axis`` cannot be divided evenly among the tensor-parallel ranks.
         """
         self.context, self.name, self.full_shape, self.init, self.axis = context, name, full_shape, init, axis
         self.decay = len(full_shape) > 1 if decay is None else decay
@@ -137,16 +137,16 @@ class Parameter:
         return math.prod(self.shape)
 
     def initial_value(self, seed: int) -> Array:
-        """Return this rank's part of the initial values: float64 on the host, of ``shape``."""
+        """Return this rank's part of the initial values, with padding: float64, ``shape``, on the host."""
         return self.part(self.padded(self.draw_initial(seed)))
 
     def draw_initial(self, seed: int) -> Array:
-        """Return all initial values without padding: float64 on the host."""
+        """Return the whole tensor's initial values, without padding: float64, on the host."""
         rng = np.random.default_rng((seed, zlib.crc32(self.name.encode())))
         return self.init(rng, (self.rows, *self.full_shape[1:]))
 
     def padded(self, whole: Array) -> Array:
-        """Pad a whole tensor of ``rows`` rows to ``full_shape``."""
+        """Pad a whole tensor of ``rows`` rows with zeros to ``full_shape``."""
         missing = self.full_shape[0] - len(whole)
         return np.pad(whole, [(0, missing), *[(0, 0)] * (whole.ndim - 1)]) if missing else whole
 
@@ -155,7 +155,7 @@ class Parameter:
         return self.padded(self.form.from_torch(theirs).reshape(self.rows, *self.full_shape[1:]))
 
     def part(self, full: Array) -> Array:
-        """Return this rank's part of the whole tensor."""
+        """Return this rank's part of a whole tensor, as a view."""
         if self.axis is None:
             return full
         start = self.context.tp.rank * self.shape[self.axis]
@@ -163,7 +163,7 @@ class Parameter:
         return full[index]
 
     def add(self, gradient: Array) -> None:
-        """Add to the gradient an array of any shape with the same elements in the same order."""
+        """Add an array to ``grad``: of any shape, but with the same elements in the same order."""
         gradient = gradient.reshape(self.shape)
         if self.grad_unset:
             self.grad[...] = gradient
@@ -172,7 +172,7 @@ class Parameter:
             self.grad += gradient
 
     def add_product(self, left: Array, right: Array) -> None:
-        """Add leftᵀ @ right to the gradient: (N, I) and (N, O), for a parameter with rows of O numbers."""
+        """Add leftᵀ @ right to ``grad``: left (N, I), right (N, O), and ``grad`` with I rows of O numbers."""
         device = self.context.device
         if self.grad_unset:
             device.matmul(left.T, right, out=self.grad.reshape(left.shape[1], right.shape[1]))
@@ -189,7 +189,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Piece of a parameter: elements [start, stop) of a flat array."""
+    """A piece of a parameter, at elements [start, stop) of a flat array."""
 
     parameter: Parameter
     start: int
@@ -218,7 +218,7 @@ def uniform(limit: float) -> Init:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The device and the communicators that layers are built with."""
+    """Arguments of all layers: the device, and communicators for tensor and data parallelism."""
 
     device: Device
     # Ranks that hold parts of the same layers.
@@ -235,7 +235,7 @@ class Layer(Protocol):
         """Trainable parameters, always in the same order."""
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        """Return the output, and push the values that ``backward`` needs."""
+        """Return the output, and push the values that ``backward`` needs onto the tape."""
 
     def backward(self, dy: Array, tape: Tape) -> Array:
         """Add to the parameters' gradients, and return the gradient with respect to x."""
@@ -261,7 +261,7 @@ class Sequential:
 
 
 class Residual(Sequential):
-    """y = x + f(x), with f a sequence of layers. Its first layer must not change x, nor its last layer dy."""
+    """y = x + f(x), with f a sequence of layers. The first must not change x, the last must not change dy."""
 
     def forward(self, x: Array, tape: Tape) -> Array:
         y = super().forward(x, tape)
@@ -275,7 +275,7 @@ class Residual(Sequential):
 
 
 class Flatten:
-    """Flatten each sample to a vector, or to a sequence of vectors (an image: its rows)."""
+    """Flatten each sample to a vector, or to a sequence of vectors, such as the rows of an image."""
 
     parameters: Sequence[Parameter] = ()
 
@@ -295,17 +295,17 @@ class Flatten:
 
 
 def state_of(layers: Sequence[Layer]) -> dict[str, Array]:
-    """Return the layers' arrays that are not trained by gradients, such as running statistics.
+    """Return the layers' arrays that gradients do not train, such as running statistics, by unique name.
 
-    The arrays, by unique name, are saved with the parameters and restored in place.
+    Checkpoints contain these arrays. To restore a checkpoint, overwrite the arrays in place.
     """
     return {name: array for layer in layers for name, array in getattr(layer, "state", {}).items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A group of layers, such as a Transformer block. It is placed on a pipeline stage, gathered, freed,
-    reduced and recomputed as a whole. It passes a single array to the next unit, which must not change it."""
+    """A group of layers, such as a Transformer block. Pipeline stages, buckets of gathered weights and summed
+    gradients, and recomputation never split a unit. The next unit must not change the array that it gets."""
 
     name: str
     layer: Layer
@@ -314,7 +314,7 @@ class Unit:
 
 
 def torch_shapes(units: Sequence[Unit]) -> dict[str, Shape]:
-    """Return the PyTorch shapes of a whole model's tensors: parameters and layer state."""
+    """Return the PyTorch shape of each parameter and each state array of a whole model, by name."""
     layers = [unit.layer for unit in units]
     shapes = {p.name: p.form.shape for layer in layers for p in layer.parameters}
     return shapes | {name: tuple(array.shape) for name, array in state_of(layers).items()}
@@ -323,7 +323,8 @@ def torch_shapes(units: Sequence[Unit]) -> dict[str, Shape]:
 class Recompute(Sequential):
     """Layers that save only their input on the tape, to save memory (Chen et al., arXiv:1604.06174).
 
-    Their forward pass runs again before their backward pass: a third more work, bit-identical gradients.
+    The layers' forward pass runs again before their backward pass. This is a third more work. The gradients
+    are bit-identical.
     """
 
     def forward(self, x: Array, tape: Tape) -> Array:
@@ -338,5 +339,5 @@ class Recompute(Sequential):
 
 
 def recomputed(units: Sequence[Unit]) -> list[Unit]:
-    """Wrap all units but the last in ``Recompute``: the last unit's backward pass starts immediately."""
+    """Wrap all units but the last in ``Recompute``. The last unit's backward pass follows immediately."""
     return [*(replace(unit, layer=Recompute(unit.layer)) for unit in units[:-1]), *units[-1:]]

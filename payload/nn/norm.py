@@ -76,8 +76,8 @@ class LayerNorm:
 class BatchNorm:
     """y = (x - mean) / √(variance + ε) · weight + bias for each channel (last axis), then ReLU if requested.
 
-    Mean and variance cover the micro-batches of all data-parallel ranks, summed in each pass, so the number
-    of ranks does not change the result. An evaluation uses the running averages.
+    Mean and variance are those of all data-parallel ranks' micro-batches together, so the number of ranks
+    does not change the result. An evaluation uses running averages instead.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class BatchNorm:
         return self.weight.value.astype("float64"), self.bias.value.astype("float64")
 
     def _moments(self, rows: Array) -> tuple[Array, Array, Array]:
-        """Return the number of rows, and each channel's mean and variance, in float64, over all ranks."""
+        """Return (number of rows, means, variances) over all ranks: three arrays (channels,) in float64."""
         xp, channels = self._device.xp, rows.shape[1]
         # Σ 1, Σ x and Σ x² of each channel.
         totals: Array = xp.zeros((3, channels))
@@ -193,7 +193,7 @@ class BatchNorm:
         return total, mean, xp.maximum(totals[2] / total - mean * mean, 0)
 
     def _track(self, count: Array, mean: Array, variance: Array) -> None:
-        """Update the running averages, with the unbiased estimate of the variance."""
+        """Update the running averages of the mean and of the unbiased variance."""
         self._running_mean += _MOMENTUM * (mean - self._running_mean)
         unbiased = variance * (count / self._device.xp.maximum(count - 1, 1))
         self._running_variance += _MOMENTUM * (unbiased - self._running_variance)
@@ -203,7 +203,7 @@ _LANES = 32
 
 
 def _sum(rows: Array) -> Array:
-    """Sum (N, channels) over rows to (channels,). Adding interleaved rows first is faster and more exact."""
+    """Sum rows (N, channels) to (channels,). First adding rows 32 apart is faster and more accurate."""
     channels, even = rows.shape[1], len(rows) // _LANES * _LANES
     lanes = rows[:even].reshape(-1, _LANES * channels).sum(axis=0)
     total: Array = lanes.reshape(_LANES, channels).sum(axis=0)

@@ -11,12 +11,12 @@ from payload.nn.module import Context, Parameter, Tape
 
 
 class MaxPool2d:
-    """Maximum of each window. The gradient goes to the first position that holds the maximum."""
+    """Maximum of each window. The gradient goes to the window's first position that holds the maximum."""
 
     parameters: Sequence[Parameter] = ()
 
     def __init__(self, context: Context, kernel: int, *, stride: int | None = None, padding: int = 0) -> None:
-        """Create the layer. stride: distance of windows. Default: the kernel's size, without overlap."""
+        """Create the layer. stride: distance between windows. Default: ``kernel``, so they don't overlap."""
         self._xp = context.device.xp
         self._kernel, self._stride, self._padding = kernel, stride or kernel, padding
 
@@ -56,7 +56,7 @@ class MaxPool2d:
         return padded[:, edge : height - edge, edge : width - edge]
 
     def _positions(self, padded: Array) -> Iterator[Array]:
-        """Yield, for each position in a window, a view (B, H', W', C) of the inputs at that position."""
+        """Yield a view (B, H', W', C) for each position in a window: all windows' inputs at that position."""
         _, height, width, _ = padded.shape
         kernel, stride = self._kernel, self._stride
         for i in range(kernel):

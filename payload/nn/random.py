@@ -23,7 +23,7 @@ def sample_keys(draw: Draw, stream: str) -> Array:
 
 
 def part_keys(device: Device, keys: Array, start: int, count: int) -> Array:
-    """Derive keys for ``count`` parts of each sample, from ``start`` on: (B, 2) → (B, count, 2)."""
+    """Derive keys for parts of samples, such as heads: (B, 2) → (B, count, 2). start: first part's number."""
     parts = device.xp.arange(start + 1, start + count + 1, dtype="uint32")
     # 2³² divided by the golden ratio: neighbouring parts get distant values.
     parts *= 0x9E3779B9
@@ -31,7 +31,7 @@ def part_keys(device: Device, keys: Array, start: int, count: int) -> Array:
 
 
 def keep_mask(keys: Array, index: Array, rate: float) -> Array:
-    """Return which elements dropout keeps, as booleans of shape (..., *index.shape).
+    """Return for each element whether dropout keeps it: booleans of shape (..., *index.shape).
 
     keys: (..., 2) uint32. index: uint32 positions of the elements in a sample or part. rate: share to drop.
     """

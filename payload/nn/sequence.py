@@ -31,7 +31,7 @@ class Segments:
     """Add the learned vector of the first segment to each token. y overwrites x, and dx is dy."""
 
     def __init__(self, context: Context, name: str, width: int) -> None:
-        """Create a table of two segments, as in BERT, so that weights of other programs fit."""
+        """Create a table of two vectors, although only the first is used, so that BERT's weights fit."""
         self.table = Parameter(context, f"{name}.weight", (2, width), normal(0.02))
         self.parameters = [self.table]
 
@@ -46,7 +46,7 @@ class Segments:
 
 
 class ClassToken:
-    """Put a learned vector before each sequence. Its output represents the whole sequence."""
+    """Put a learned vector before each sequence. The output at this position represents the sequence."""
 
     def __init__(self, context: Context, name: str, width: int) -> None:
         self._device = context.device

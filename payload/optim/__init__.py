@@ -1,1 +1,1 @@
-"""Optimizers over flat arrays, with PyTorch's names and formulas if it has the optimizer."""
+"""Optimizers over flat arrays. If PyTorch has the optimizer, names and formulas are PyTorch's."""

@@ -45,7 +45,7 @@ class AdamW:
 
 
 class Moments:
-    """Moments of the gradients, for Adam and related optimizers."""
+    """Running averages of the gradients and of their squares, for Adam and related optimizers."""
 
     def __init__(self, device: Device, weights: Array, beta1: float, beta2: float, eps: float) -> None:
         self._beta1, self._beta2, self._eps = beta1, beta2, eps
@@ -55,7 +55,7 @@ class Moments:
         }
 
     def scalars(self, lr: float, scale: float, updates: int) -> dict[str, float]:
-        """Return the kernels' scalars: rate·m / (√v + eps), with eps scaled, equals lr·m̂ / (√v̂ + ε)."""
+        """Return the kernels' scalars, with rate and eps such that rate·m / (√v + eps) = lr·m̂ / (√v̂ + ε)."""
         first, second = 1 - self._beta1**updates, 1 - self._beta2**updates
         root = math.sqrt(second)
         rate, eps = lr * root / first, self._eps * root
@@ -65,7 +65,7 @@ class Moments:
 def update_moments(
     grad: Array, mean: Array, square: Array, *, scale: float, beta1: float, beta2: float
 ) -> Array:
-    """Update blocks of the moments with the gradient. Returns a scratch block for further use."""
+    """Update the averages ``mean`` and ``square`` in place. Return an array for temporary values."""
     gradient = grad * scale if scale != 1 else grad
     mean *= beta1
     scratch = gradient * (1 - beta1)

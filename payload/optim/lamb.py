@@ -17,7 +17,7 @@ from payload.optim.base import runs
 class LAMB:
     """For a parameter x with Adam's direction r = m̂ / (√v̂ + ε) + decay·x, the step is lr·‖x‖/‖r‖·r.
 
-    The ratio is 1 if a norm is 0, and for parameters without decay, as in the authors' program.
+    ‖x‖/‖r‖ is replaced by 1 if a norm is 0, and for parameters without decay, as in the authors' program.
     """
 
     def __init__(
@@ -37,10 +37,9 @@ class LAMB:
 
         Args:
             segments: positions of the parameters in this rank's ``weights``.
-            parameters: all parameters of which ranks in ``groups`` have pieces, in the same order on all
-                ranks.
-            groups: communicators of the ranks with other pieces or, with tensor parallelism, other parts.
-                They must not contain ranks with the same pieces.
+            parameters: all parameters of this rank and the ranks in ``groups``, in the same order on each.
+            groups: communicators of the ranks that own other pieces, and of the tensor-parallel ranks. Not
+                those of data-parallel ranks that all own the same pieces.
         """
         self._device, self._moments = device, Moments(device, weights, beta1, beta2, eps)
         self._runs = runs(segments, weight_decay)
@@ -67,7 +66,7 @@ class LAMB:
     def _ratios(self, weights: Array, directions: Array) -> Array:
         """Return ‖x‖/‖r‖ of each whole parameter, over all ranks that have pieces of it.
 
-        A parameter that several tensor-parallel ranks hold whole counts several times in both norms.
+        A parameter that several tensor-parallel ranks hold whole counts several times, but in both norms.
         """
         xp = self._device.xp
         squares = xp.zeros((2, self._count))

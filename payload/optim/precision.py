@@ -34,8 +34,8 @@ PRECISIONS = {
 class LossScale:
     """Factor on the loss that moves the gradients into the range of the format.
 
-    A dynamic factor is halved, and the step skipped, when a gradient overflows; it is doubled after
-    ``interval`` steps without overflow. Interval and initial value are those of NVIDIA's Apex and PyTorch.
+    When a gradient overflows, a dynamic factor is halved and the step skipped. After ``interval`` steps
+    without overflow, the factor is doubled. Interval and first value are those of NVIDIA's Apex and PyTorch.
     """
 
     value: float = 1.0
@@ -46,7 +46,7 @@ class LossScale:
     unbroken: int = 0
 
     def overflowed(self) -> bool:
-        """Lower a dynamic scale because gradients are not finite. Return whether to skip the step."""
+        """Halve the scale, because gradients overflowed. Return False if it is fixed, or not above 1."""
         if not self.dynamic or self.value <= 1:
             return False
         self.value /= 2
@@ -55,7 +55,7 @@ class LossScale:
         return True
 
     def record_success(self) -> None:
-        """Count a step without overflow, and raise a dynamic scale if it is time."""
+        """Count a step without overflow. After ``interval`` such steps, double a dynamic scale."""
         self.unbroken += 1
         if self.dynamic and self.unbroken == self.interval:
             self.value *= 2

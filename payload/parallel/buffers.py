@@ -1,7 +1,7 @@
 """Layout of the parameters in a stage's flat buffers, and the shard of each buffer that this rank owns.
 
-Consecutive units form a bucket, which is summed, gathered and freed as a whole. A bucket is padded to a
-multiple of the number of owners and cut evenly among them:
+Consecutive units form a bucket. Its gradients are summed, and its weights gathered and freed, as a whole. A
+bucket is padded to a multiple of the number of owners, the ranks that each own an equal part of the bucket:
 
     whole    | bucket 0: rank 0 | rank 1 | bucket 1: rank 0 | rank 1 |   all parameters, in the order of units
     owned    | bucket 0 | bucket 1 |                                     of rank 0: a shard of every bucket
@@ -21,7 +21,7 @@ from payload.nn.module import Parameter, Segment, Unit
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Units that are processed together. A parameter shared by several units belongs to the first unit."""
+    """Parameters of units that are processed together. A shared parameter belongs to its first unit."""
 
     number: int
     # Position in the flat array of all parameters; ``stop`` includes padding.
@@ -43,7 +43,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class BufferLayout:
-    """Buckets of a stage's units, and the parts of the buckets that ranks own."""
+    """Buckets of a pipeline stage's units, and this rank's part of each bucket."""
 
     buckets: Sequence[Bucket]
     # By unit: the buckets that hold its parameters.
@@ -74,7 +74,7 @@ class BufferLayout:
         return slice(self.rank * size, (self.rank + 1) * size)
 
     def segments(self) -> list[Segment]:
-        """Return the parameters, or parts of them, that this rank owns."""
+        """Return the pieces of parameters that this rank owns, at their positions in its flat array."""
         owned_segments = []
         for bucket in self.buckets:
             part = self.part(bucket)
@@ -91,13 +91,13 @@ class BufferLayout:
 def make_layout(
     units: Sequence[Unit], *, min_size: int = 0, parts: int = 1, rank: int = 0, tied: Unit | None = None
 ) -> BufferLayout:
-    """Group units into buckets, from the last unit to the first: the order in which their gradients appear.
+    """Group units into buckets, from last to first: the order in which a backward pass completes gradients.
 
     Args:
         min_size: minimum number of elements of a bucket. The first bucket may be smaller.
         parts: number of ranks that each own a part of every bucket.
-        tied: unit of the parameters that other pipeline stages share. It gets the first bucket, so that it
-            has the same position on all stages.
+        tied: unit of the parameters that other pipeline stages share. The first bucket is this unit's alone,
+            so that the unit has the same position on all stages.
     """
     all_units = [tied, *units] if tied else list(units)
     first_uses = _first_uses(all_units)
@@ -130,7 +130,7 @@ def _first_uses(units: Sequence[Unit]) -> dict[str, list[Parameter]]:
 
 
 def _runs(sizes: dict[str, int], min_size: int) -> list[list[str]]:
-    """Group names, from the last to the first. Sizes in each group but the first add up to ``min_size``."""
+    """Group names, from the last to the first, until a group's sizes add up to at least ``min_size``."""
     runs: list[list[str]] = []
     filled = min_size
     for name in reversed(sizes):
@@ -174,6 +174,6 @@ class Pool:
         return array[:size]
 
     def put_back(self, array: Array) -> None:
-        """Return an array to the pool, for reuse."""
+        """Give an array back to the pool, for reuse."""
         whole: Any = array.base
         self._free.append(whole)

@@ -83,14 +83,14 @@ class Engine:
         loss_scale: LossScale | None = None,
         compressor: Compressed | None = None,
     ) -> None:
-        """Lay out the model on the mesh. Raise UsageError if the mesh does not suit the model.
+        """Distribute the model over the mesh. Raise UsageError if the mesh does not suit the model.
 
         Args:
             units: whole model, built with ``mesh.context(device)``. Its parameters are not allocated yet.
             make_optimizer: called once with this rank's storage; returns the optimizer that updates it.
             loss_scale: default: no scaling.
-            compressor: ``mesh.dp`` itself, or the communicator that ``mesh.dp`` wraps. Compresses the
-                gradients.
+            compressor: compresses the gradients. Must be ``mesh.dp`` itself, or the communicator that
+                ``mesh.dp`` wraps.
         """
         if mesh.tp.size > 1 and all(p.axis is None for unit in units for p in unit.layer.parameters):
             raise UsageError(
@@ -133,10 +133,10 @@ class Engine:
         state such as the statistics of batch norm, may change.
 
         Args:
-            batches: the same number on every rank.
-            targets: expected number of targets in the global batch. Gradients are scaled by it and corrected
-                by the counted number.
-            flags: numbers of this rank that are summed over ranks along with the loss, at no extra cost.
+            batches: this rank's micro-batches. Every rank must pass the same number of micro-batches.
+            targets: expected number of targets in the global batch. Gradients are divided by this number, and
+                after the sum corrected to the counted number.
+            flags: this rank's numbers to sum over ranks together with the loss, at no extra cost.
         """
         self.storage.begin()
         loss_scale = self.loss_scale.value
@@ -173,12 +173,12 @@ class Engine:
         return Evaluation(loss / count, correct / count)
 
     def counts(self, parameter: Parameter) -> bool:
-        """Return whether this rank counts and saves its part of a parameter: only the first holder does."""
+        """Return whether this rank is the first with its part of a parameter, so counts and saves it."""
         is_split = parameter.axis is not None
         return (is_split or self.mesh.tp.rank == 0) and self.ties.counts(parameter)
 
     def _squares(self) -> Array | float:
-        """Return the sum of squares of this rank's gradients. Each number counts on a single rank only."""
+        """Return the sum of squares of this rank's gradients. Of several copies, only the first counts."""
         if not self.storage.sharded and self.mesh.dp.rank:
             return 0.0
         flat = self.storage.grads

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """A grid of dp x tp x pp ranks: rank = (pp · DP + dp) · TP + tp.
+    """A grid of DP x TP x PP ranks. The rank at (dp, tp, pp) has the number (pp · DP + dp) · TP + tp.
 
     Tensor-parallel ranks communicate most, so they are neighbours and share a node. Pipeline stages
     communicate least, so they are farthest apart.

@@ -1,7 +1,7 @@
 """Pipeline parallelism: the units of each stage, the data that passes between stages, and the schedule.
 
-Each rank runs its stage, sends activations forward and gradients back. With a single stage, it runs
-micro-batch after micro-batch and adds up the gradients.
+Each rank runs its stage, sends activations to the next stage and gradients to the previous stage. With a
+single stage, a rank runs micro-batch after micro-batch and adds up the gradients.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MEMORY_WEIGHT = 1e-3
 
 
 def split(units: Sequence[Unit], stages: int) -> list[Sequence[Unit]]:
-    """Split units into stages with the lowest maximum cost. Raise UsageError if stages outnumber units."""
+    """Split units into stages of about equal cost. Raise UsageError if there are more stages than units."""
     if stages > len(units):
         raise UsageError(
             f"--pp {stages}: the model has only {len(units)} units to split; use --pp {len(units)} or less",
@@ -87,7 +87,7 @@ class Ties:
         """This stage's shared parameters, as its first unit: same position on all stages, and summed last."""
 
     def counts(self, parameter: Parameter) -> bool:
-        """Return whether this stage counts and saves a parameter: the first stage that has it."""
+        """Return whether this stage is the first with a parameter, so counts and saves the parameter."""
         return self._users.get(id(parameter), [self._pp.rank])[0] == self._pp.rank
 
     def sum(self, grads: Array, segments: Sequence[Segment]) -> None:
@@ -164,7 +164,7 @@ class Link:
         return self._receive(inputs)
 
     def drain(self, unsent: int = 0) -> None:
-        """Wait until at most ``unsent`` of the messages sent are still in progress."""
+        """Wait until at most ``unsent`` of this link's messages are still being sent."""
         while len(self._sent) > unsent:
             self._sent.popleft().wait()
 
@@ -187,7 +187,7 @@ _AHEAD = 2
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """A micro-batch on the device. All stages get both arrays: the first uses inputs, the last targets."""
+    """A micro-batch on the device. The first stage uses the inputs, the last stage the targets."""
 
     inputs: Array  # (B, ...)
     targets: Array  # (B,) or (B, ...)
@@ -199,7 +199,7 @@ class Stage:
     """Consecutive units, with the storage that holds their parameters."""
 
     def __init__(self, units: Sequence[Unit], storage: Storage, tied: Unit | None = None) -> None:
-        """Create the stage. tied: parameters that other stages also have (see ``Ties``)."""
+        """Create the stage. tied: a unit of the parameters that other stages also have (see ``Ties``)."""
         self.units, self.storage, self._tied = units, storage, tied
 
     def forward(self, x: Array, tape: Tape) -> Array:
@@ -221,7 +221,7 @@ class Stage:
 
 
 def one_forward_one_backward(micro_batches: int, later_stages: int) -> Iterator[bool]:
-    """Yield a stage's schedule: True for its next forward pass, False for its next backward pass."""
+    """Yield a stage's schedule: True for the next forward pass, False for the next backward pass."""
     ahead = min(micro_batches, later_stages)
     yield from [True] * ahead
     yield from [True, False] * (micro_batches - ahead)
@@ -238,13 +238,13 @@ def idle_share(stages: int, micro_batches: int) -> float:
 
 
 class Pipeline:
-    """A rank's stage and its 1F1B schedule.
+    """A rank's stage, run in the order 1F1B: one forward pass, one backward pass.
 
-    First a forward pass for each later stage, then forward and backward passes in turn. So a stage keeps
-    tapes only for itself and the later stages, for any number of micro-batches. (GPipe runs all forward
-    passes first, and keeps all tapes.) From PipeDream (Narayanan et al., SOSP 2019), with a single update for
-    all micro-batches as in Megatron (Narayanan et al., SC 2021, section 2.2.1). The last stage returns the
-    loss sums; the others return 0.
+    First a stage runs a forward pass for each later stage, then forward and backward passes in turn. So for
+    any number of micro-batches, a stage keeps only as many tapes as there are stages from itself on. (GPipe
+    runs all forward passes first, and keeps all tapes.) 1F1B is from PipeDream (Narayanan et al., SOSP 2019);
+    a single update for all micro-batches is from Megatron (Narayanan et al., SC 2021, section 2.2.1). The
+    last stage returns the loss sums; earlier stages return 0.
     """
 
     def __init__(self, stage: Stage, loss: SoftmaxCrossEntropy, pp: Communicator | None = None) -> None:
@@ -255,7 +255,7 @@ class Pipeline:
         self._next_link = Link(device, pp, pp.rank + 1) if self._later else None
 
     def train(self, batches: Sequence[MicroBatch], *, scale: float, seed: int, iteration: int) -> LossSums:
-        """Run forward and backward passes. Gradients are those of ``scale`` times the summed loss."""
+        """Add up the gradients of ``scale`` times the summed loss. Return the sums of loss and targets."""
         sums = _NOTHING
         remaining, in_flight = deque(batches), deque[tuple[MicroBatch, Tape]]()
         for forward in one_forward_one_backward(len(batches), self._later):
@@ -271,7 +271,7 @@ class Pipeline:
         return sums
 
     def evaluate(self, batches: Iterable[MicroBatch]) -> LossSums:
-        """Run forward passes only."""
+        """Run forward passes only. Return the sums of loss and targets."""
         sums = _NOTHING
         for batch in batches:
             sums += self._forward(batch, Tape(training=False))

@@ -16,7 +16,7 @@ from payload.parallel.engine import Engine
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Elements [start, stop) of a flattened tensor-parallel part, sent by a rank."""
+    """Elements [start, stop) of a tensor's flattened tensor-parallel part ``part``. ``rank`` has them."""
 
     rank: int
     part: int
@@ -45,7 +45,7 @@ class WholeTensors:
                 self._pieces.setdefault(name, []).extend(rank_pieces)
 
     def __iter__(self) -> Iterator[tuple[str, Array]]:
-        """Yield the tensors on rank 0, and empty arrays on other ranks. All ranks must iterate to the end."""
+        """Yield (name, tensor), with empty arrays on all ranks but 0. All ranks must iterate to the end."""
         for name, shape in self.shapes.items():
             if self._world.rank == 0:
                 yield name, np.ascontiguousarray(self._joined(name).astype("float32").reshape(shape))
@@ -55,7 +55,7 @@ class WholeTensors:
                 yield name, np.empty(0, "float32")
 
     def _find_own_pieces(self) -> Iterator[tuple[str, _Piece, Array]]:
-        """Yield the pieces that this rank sends. If several ranks have a piece, only the first sends it."""
+        """Yield (tensor's name, piece, numbers) of pieces that this rank, and no earlier rank, holds."""
         engine, mesh, storage = self._engine, self._engine.mesh, self._engine.storage
         rank = self._world.rank
         if storage.sharded or mesh.dp.rank == 0:

@@ -6,8 +6,8 @@ Each of N data-parallel ranks owns 1/N of every bucket of units:
     stage 0    plain data parallelism: all ranks hold everything, gradients are summed by allreduce
     stage 1    a rank updates only the master weights that it owns, with their optimizer state: gradients are
                summed by reduce-scatter, and new weights gathered
-    stage 2    gradients are also sharded: the rest exists only until it is summed, after each micro-batch
-    stage 3    weights are also sharded: the rest exists only during the passes of a unit
+    stage 2    gradients are also sharded: a rank has all gradients only until a micro-batch's sum is done
+    stage 3    weights are also sharded: a rank has all weights of a unit only during the unit's passes
 
 Gradients are summed bucket by bucket, from the last to the first, during the backward pass, as in PyTorch's
 DistributedDataParallel (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2.3).
@@ -28,7 +28,7 @@ from payload.parallel.mesh import Options
 
 
 class Storage:
-    """All trainable parameters of a stage, in flat buffers."""
+    """All trainable parameters of a pipeline stage, in flat buffers."""
 
     master_weights: Array
     """(owned,) in float32 or wider: updated by this rank's optimizer."""
@@ -103,12 +103,12 @@ class Storage:
 
     @property
     def weights(self) -> Array:
-        """Weights for the layers, as held permanently by this rank. They may be the master weights."""
+        """The layers' weights that this rank holds permanently. May be the array of the master weights."""
         return self._weights.resident
 
     @property
     def gradients(self) -> Sequence[Array]:
-        """Gradient buffers that this rank holds permanently, on the device and offloaded."""
+        """Gradient buffers that this rank holds permanently, on the device and, if offloaded, on the host."""
         return [*self._gradients.resident, *([self.grads] if self._offloaded else [])]
 
     @property
@@ -130,7 +130,7 @@ class Storage:
         self._gradients.begin()
 
     def gather(self, unit: Unit, *, backward: bool = False) -> None:
-        """Make the unit's weights available to its parameters, and for a backward pass also its gradients."""
+        """Set ``value`` of a unit's parameters to complete weights. backward: whether to set ``grad`` too."""
         self._weights.gather(unit, backward=backward)
         if backward:
             self._gradients.expect(unit)
@@ -150,7 +150,7 @@ class Storage:
     def reduce(self, across: Callable[[Array, Sequence[Segment]], None] = lambda *_: None) -> None:
         """Wait until ``grads`` are sums over the data-parallel ranks.
 
-        across: called with the sums (owned,) on the device and their segments; may change the sums in place.
+        across: called with the sums (owned,) on the device, and ``segments``. May change the sums in place.
         """
         self._gradients.finish()
         across(self.grad_buffer, self.segments)
@@ -167,12 +167,12 @@ class Storage:
 
 
 class ReplicatedGradients:
-    """Complete gradients, held for the whole iteration, and summed after its last micro-batch."""
+    """Complete gradients, which each rank keeps for an iteration, and sums after the last micro-batch."""
 
     def __init__(
         self, layout: BufferLayout, dp: Communicator, whole: Array, owned_grads: Array, *, overlap: bool
     ) -> None:
-        """Bind the gradients. ``owned_grads`` (owned,) is ``whole`` (size,) itself if this rank owns all."""
+        """Bind gradients to ``whole`` (size,). ``owned_grads`` (owned,) is the same if this rank owns all."""
         self._layout, self._dp, self._overlap = layout, dp, overlap
         self._whole, self._owned_grads = whole, owned_grads
         self._pending: list[Pending] = []
@@ -197,7 +197,7 @@ class ReplicatedGradients:
         """Do nothing: the parameters are always bound to their gradients."""
 
     def backward_done(self, unit: Unit, *, last: bool) -> None:
-        """Start the sums that a unit's backward pass completes, if this is the ``last`` micro-batch."""
+        """In the ``last`` micro-batch, start to sum the buckets that the unit's backward pass completed."""
         if not last:
             return
         for pending in self._pending:
@@ -232,7 +232,7 @@ class ReplicatedGradients:
         )
 
     def _slices(self, bucket: Bucket) -> tuple[Array, Array]:
-        """Return a bucket's gradients and this rank's part of the sums (the same array if it owns all)."""
+        """Return (a bucket's gradients, this rank's part of the sums): the same array if it owns all."""
         whole = self._whole[bucket.start : bucket.stop]
         if self._whole is self._owned_grads:
             return whole, whole
@@ -241,7 +241,7 @@ class ReplicatedGradients:
 
 @dataclass(slots=True)
 class _Scatter:
-    """A bucket's gradients of a micro-batch that are being sent to their owners."""
+    """A reduce-scatter in progress, which sums a bucket's gradients of a micro-batch on their owners."""
 
     pending: Pending
     whole: Array
@@ -310,13 +310,13 @@ class ShardedGradients:
 
 
 def bind_gradients(bucket: Bucket, whole: Array) -> None:
-    """Bind the gradients of the bucket's parameters to views of an array of that bucket alone."""
+    """Set ``grad`` of a bucket's parameters to views of ``whole``, an array of that bucket alone."""
     for parameter, view in bucket.views(whole):
         parameter.grad = view
 
 
 def mark_grads_unset(bucket: Bucket) -> None:
-    """Let the next gradients replace the current ones."""
+    """Let the next gradients of a bucket replace the current gradients."""
     for segment in bucket.segments:
         segment.parameter.grad_unset = True
 
@@ -327,10 +327,10 @@ def zero_unset_grads(bucket: Bucket) -> None:
 
 
 class ReplicatedWeights:
-    """Complete weights on every rank. A rank that owns only a part converts it and gathers the others."""
+    """Complete weights on every rank. Each rank converts the part that it owns, and gathers other parts."""
 
     def __init__(self, layout: BufferLayout, dp: Communicator, whole: Array) -> None:
-        """Bind the parameters' values. ``whole`` (size,) may be the master weights themselves."""
+        """Bind the parameters' values to ``whole`` (size,), which may be the array of the master weights."""
         self._layout, self._dp, self.resident = layout, dp, whole
         self.working_bytes = 0
         # Whether the other ranks' parts are older than the last update.
@@ -353,7 +353,7 @@ class ReplicatedWeights:
         """Do nothing: the weights stay."""
 
     def publish(self, owned_weights: Array) -> None:
-        """Set the weights that this rank owns to new values (owned,), on the device, of any float dtype."""
+        """Set this rank's part of the weights to ``owned_weights`` (owned,), on the device, in any dtype."""
         if owned_weights is self.resident:
             return
         for bucket in self._layout.buckets:
@@ -367,7 +367,7 @@ class ReplicatedWeights:
 
 
 class ShardedWeights:
-    """Weights sharded over ranks: gathered for a unit's passes, and meanwhile for the next unit's passes."""
+    """Weights sharded over ranks. While a unit runs, its ranks gather the weights of the next unit."""
 
     def __init__(
         self,
@@ -429,7 +429,7 @@ class ShardedWeights:
 
 
 def bind_values(bucket: Bucket, whole: Array) -> None:
-    """Bind the values of the bucket's parameters to views of an array of that bucket alone."""
+    """Set ``value`` of a bucket's parameters to views of ``whole``, an array of that bucket alone."""
     for parameter, view in bucket.views(whole):
         parameter.value = view
 
