@@ -17,12 +17,12 @@ NodeOf = Callable[[MPI.Comm], MPI.Comm]
 
 
 def by_shared_memory(comm: MPI.Comm) -> MPI.Comm:
-    """Return the communicator of the ranks that share memory with this rank, so run on the same node."""
+    """Return the communicator of all ranks on this rank's node. MPI finds the ranks that can share memory."""
     return comm.Split_type(MPI.COMM_TYPE_SHARED)
 
 
 class Hierarchical(Transport):
-    """Transport with a leader rank on each node. Nodes may have different numbers of ranks, in any order."""
+    """Transport with a leader rank on each node. Nodes may have any number of ranks, in any order of rank."""
 
     name = "hierarchical"
 

@@ -132,7 +132,7 @@ class _Group:
         self._stream = cuda.Stream(non_blocking=True)
 
     def launch(self, act: Callable[[Any, int], None]) -> Last:
-        """Call ``act(communicator, stream)``. The queued work follows all work of the current stream."""
+        """Call ``act(communicator, stream)``. ``stream`` first waits for the current stream's queued work."""
         self._stream.wait_event(self._cuda.get_current_stream().record())
         act(self._nccl, self._stream.ptr)
         return Last([OnDevice(self._stream.record(), self._cuda)])

@@ -55,9 +55,9 @@ def ring_reduce_scatter(comm: MPI.Comm, host: Array, count: Count) -> Steps:
 class _Round:
     """Messages around the ring, in hops from each rank to its right neighbour.
 
-    In hop h a rank sends part ``rank - 1 - h`` and receives part ``rank - 2 - h``. In hops 0 to size - 2 it
-    adds its own numbers to the received part, last to the part with its rank as number. In later hops the
-    received part is complete.
+    In hop h a rank sends part ``rank - 1 - h`` and receives part ``rank - 2 - h``. In hops 0 to size - 2 the
+    rank adds its own numbers to the received part. The last of these parts has the rank's number. In later
+    hops the received part is complete.
     """
 
     def __init__(self, comm: MPI.Comm, host: Array, hops: range, count: Count) -> None:

@@ -27,7 +27,7 @@ class Staged:
         """Flat array of the numbers that were fetched, or that will be stored."""
 
     def fetch(self, piece: slice = _WHOLE) -> Sequence[Request]:  # noqa: ARG002
-        """Start copying a piece from the device. Once the returned requests are done, it is in ``host``."""
+        """Start copying a piece from the device. Once the returned requests are done, ``host`` holds it."""
         return ()
 
     def store(self, piece: slice = _WHOLE) -> Sequence[Request]:  # noqa: ARG002

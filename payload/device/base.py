@@ -68,7 +68,7 @@ class Device:
     ) -> Array:
         """Return left @ right, summed in float32 or wider.
 
-        out: array for the result. Default: a new array. dtype: of the result. Default: as ``out`` or inputs.
+        out: array for the result. Default: a new array. dtype: dtype of the result. Default: of the arrays.
         """
         result_dtype = np.dtype(dtype) if dtype is not None else out.dtype if out is not None else left.dtype
         # BLAS does not support smaller formats.
@@ -85,7 +85,7 @@ class Device:
     def blocked(self, function: Callable[..., None], *arrays: Array) -> None:
         """Call ``function`` on the same rows of all arrays, in blocks of rows that suit the device.
 
-        ``function`` must treat rows independently, and write results to the given rows or accumulate them.
+        ``function`` must treat each row independently. It writes results to the given rows, or adds them up.
         """
         rows = len(arrays[0])
         row_bytes = sum(array.nbytes for array in arrays) // max(rows, 1)
@@ -148,7 +148,7 @@ class Cpu(Device):
 
 
 def bits(x: Array) -> Array:
-    """View numbers as integers of the same size, so that a product with a mask makes even NaN 0."""
+    """View numbers as integers of the same size, so that a product with a 0/1 mask makes even NaN 0."""
     return x.view(f"int{8 * x.itemsize}")
 
 

@@ -129,7 +129,7 @@ class Conv2d:
                 places += patches[:, :, :, i, j]
 
     def _suits_winograd(self, y: Array) -> bool:
-        """Return whether to compute ``y`` by Winograd's algorithm. It must fill 3/4 of the tiles' area."""
+        """Return whether Winograd's algorithm suits ``y``. ``y`` must fill over 3/4 of the tiles' area."""
         batch, height, width, _ = y.shape
         tiles = math.ceil(height / _TILE) * math.ceil(width / _TILE)
         return (

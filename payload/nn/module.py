@@ -25,7 +25,7 @@ from payload.nn.form import Form, Shape, identity
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Values that determine a micro-batch's random numbers, for any layout of ranks and any repetition."""
+    """Values that determine a micro-batch's random numbers, in any layout of ranks and in repeated passes."""
 
     seed: int
     iteration: int
@@ -304,8 +304,8 @@ def state_of(layers: Sequence[Layer]) -> dict[str, Array]:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A group of layers, such as a Transformer block. Pipeline stages, buckets of gathered weights and summed
-    gradients, and recomputation never split a unit. The next unit must not change the array that it gets."""
+    """A group of layers, such as a Transformer block, on a single pipeline stage. Ranks gather weights, sum
+    gradients and recompute activations for whole units. A unit must not change its input array."""
 
     name: str
     layer: Layer

@@ -13,10 +13,10 @@ from payload.optim.base import runs
 
 
 class AdamW:
-    """AdamW: m ← β1·m + (1 - β1)·grad; v ← β2·v + (1 - β2)·grad²; value ← (1 - lr·decay)·value - lr·m̂ / (√v̂
-    + ε).
+    """AdamW: value ← (1 - lr·decay)·value - lr·m̂ / (√v̂ + ε).
 
-    m̂ and v̂ are m and v, corrected for their start at 0 (algorithm 2 of the paper).
+    First m ← β1·m + (1 - β1)·grad, and v ← β2·v + (1 - β2)·grad². m̂ and v̂ are m and v, corrected for their
+    start at 0 (algorithm 2 of the paper).
     """
 
     def __init__(

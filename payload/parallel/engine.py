@@ -173,7 +173,7 @@ class Engine:
         return Evaluation(loss / count, correct / count)
 
     def counts(self, parameter: Parameter) -> bool:
-        """Return whether this rank is the first with its part of a parameter, so counts and saves it."""
+        """Return whether norms and checkpoints take a parameter's part from this rank, its first holder."""
         is_split = parameter.axis is not None
         return (is_split or self.mesh.tp.rank == 0) and self.ties.counts(parameter)
 

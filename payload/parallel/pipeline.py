@@ -87,7 +87,7 @@ class Ties:
         """This stage's shared parameters, as its first unit: same position on all stages, and summed last."""
 
     def counts(self, parameter: Parameter) -> bool:
-        """Return whether this stage is the first with a parameter, so counts and saves the parameter."""
+        """Return whether norms and checkpoints take a parameter from this stage, its first holder."""
         return self._users.get(id(parameter), [self._pp.rank])[0] == self._pp.rank
 
     def sum(self, grads: Array, segments: Sequence[Segment]) -> None:
@@ -240,11 +240,11 @@ def idle_share(stages: int, micro_batches: int) -> float:
 class Pipeline:
     """A rank's stage, run in the order 1F1B: one forward pass, one backward pass.
 
-    First a stage runs a forward pass for each later stage, then forward and backward passes in turn. So for
-    any number of micro-batches, a stage keeps only as many tapes as there are stages from itself on. (GPipe
-    runs all forward passes first, and keeps all tapes.) 1F1B is from PipeDream (Narayanan et al., SOSP 2019);
-    a single update for all micro-batches is from Megatron (Narayanan et al., SC 2021, section 2.2.1). The
-    last stage returns the loss sums; earlier stages return 0.
+    First a stage runs a forward pass for each later stage, then forward and backward passes in turn. So a
+    stage keeps at most as many tapes as there are later stages, plus 1, for any number of micro-batches.
+    (GPipe runs all forward passes first, and keeps all tapes.) 1F1B is from PipeDream (Narayanan et al., SOSP
+    2019); a single update for all micro-batches is from Megatron (Narayanan et al., SC 2021, section 2.2.1).
+    The last stage returns the loss sums; earlier stages return 0.
     """
 
     def __init__(self, stage: Stage, loss: SoftmaxCrossEntropy, pp: Communicator | None = None) -> None:

@@ -16,7 +16,7 @@ from payload.parallel.engine import Engine
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Elements [start, stop) of a tensor's flattened tensor-parallel part ``part``. ``rank`` has them."""
+    """Elements [start, stop) of tensor-parallel part number ``part`` of a tensor, flattened, on ``rank``."""
 
     rank: int
     part: int
@@ -25,9 +25,9 @@ class _Piece:
 
 
 class WholeTensors:
-    """A model's parameters and layer state as PyTorch stores them, in float32, by sorted name.
+    """A model's parameters and layer state as in PyTorch: whole tensors in float32, in order of name.
 
-    The result is the same for any layout of ranks.
+    The tensors are the same for any layout of ranks.
     """
 
     def __init__(self, engine: Engine, units: Sequence[Unit]) -> None:

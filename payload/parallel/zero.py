@@ -126,7 +126,7 @@ class Storage:
         return self.optimizer_device is not self.device
 
     def begin(self) -> None:
-        """Start an iteration: the next gradients replace the previous ones."""
+        """Start an iteration: the next gradients replace the previous gradients."""
         self._gradients.begin()
 
     def gather(self, unit: Unit, *, backward: bool = False) -> None:
@@ -150,7 +150,7 @@ class Storage:
     def reduce(self, across: Callable[[Array, Sequence[Segment]], None] = lambda *_: None) -> None:
         """Wait until ``grads`` are sums over the data-parallel ranks.
 
-        across: called with the sums (owned,) on the device, and ``segments``. May change the sums in place.
+        across: called with the sums that this rank owns, and ``segments``. May change the sums in place.
         """
         self._gradients.finish()
         across(self.grad_buffer, self.segments)
@@ -172,7 +172,7 @@ class ReplicatedGradients:
     def __init__(
         self, layout: BufferLayout, dp: Communicator, whole: Array, owned_grads: Array, *, overlap: bool
     ) -> None:
-        """Bind gradients to ``whole`` (size,). ``owned_grads`` (owned,) is the same if this rank owns all."""
+        """Bind gradients to ``whole``. owned_grads: for this rank's sums; ``whole`` if it owns all sums."""
         self._layout, self._dp, self._overlap = layout, dp, overlap
         self._whole, self._owned_grads = whole, owned_grads
         self._pending: list[Pending] = []
@@ -232,7 +232,7 @@ class ReplicatedGradients:
         )
 
     def _slices(self, bucket: Bucket) -> tuple[Array, Array]:
-        """Return (a bucket's gradients, this rank's part of the sums): the same array if it owns all."""
+        """Return (a bucket's gradients, this rank's part of the sums): the same array if it owns all sums."""
         whole = self._whole[bucket.start : bucket.stop]
         if self._whole is self._owned_grads:
             return whole, whole
@@ -255,7 +255,7 @@ class ShardedGradients:
     """Gradients that exist only from a bucket's first backward pass in a micro-batch until their sum."""
 
     def __init__(self, device: Device, layout: BufferLayout, dp: Communicator, owned_grads: Array) -> None:
-        """Create buffers for gradients. owned_grads: (owned,) receives the sums."""
+        """Create buffers for gradients. owned_grads: receives the sums of the numbers that this rank owns."""
         self._layout, self._dp, self._owned_grads = layout, dp, owned_grads
         self._pool = Pool(device, owned_grads.dtype)
         self._live: dict[int, Array] = {}
@@ -330,7 +330,7 @@ class ReplicatedWeights:
     """Complete weights on every rank. Each rank converts the part that it owns, and gathers other parts."""
 
     def __init__(self, layout: BufferLayout, dp: Communicator, whole: Array) -> None:
-        """Bind the parameters' values to ``whole`` (size,), which may be the array of the master weights."""
+        """Bind the parameters' values to ``whole``, which may be the array of the master weights."""
         self._layout, self._dp, self.resident = layout, dp, whole
         self.working_bytes = 0
         # Whether the other ranks' parts are older than the last update.
@@ -353,7 +353,7 @@ class ReplicatedWeights:
         """Do nothing: the weights stay."""
 
     def publish(self, owned_weights: Array) -> None:
-        """Set this rank's part of the weights to ``owned_weights`` (owned,), on the device, in any dtype."""
+        """Set this rank's part of the weights. owned_weights: new values, on the device, in any dtype."""
         if owned_weights is self.resident:
             return
         for bucket in self._layout.buckets:
@@ -367,7 +367,7 @@ class ReplicatedWeights:
 
 
 class ShardedWeights:
-    """Weights sharded over ranks. While a unit runs, its ranks gather the weights of the next unit."""
+    """Weights sharded over ranks. While a unit runs, ranks already gather the weights of the next unit."""
 
     def __init__(
         self,
@@ -377,7 +377,7 @@ class ShardedWeights:
         units: Sequence[Unit],
         owned_weights: Array,
     ) -> None:
-        """Create buffers for weights. ``owned_weights`` (owned,) may be the master weights themselves."""
+        """Create buffers for weights. owned_weights: this rank's part; may be the master weights' array."""
         self._layout, self._dp, self.resident = layout, dp, owned_weights
         self._pool = Pool(device, owned_weights.dtype)
         self._live: dict[int, tuple[Array, Pending]] = {}
