@@ -254,7 +254,7 @@ class NodeInfo:
 class StepInfo:
     """A job step in Slurm's accounting. The first step is the job itself.
 
-    cancelled_by: uid of the user who cancelled the step, or "". peak: largest memory of a task, in bytes.
+    cancelled_by: uid of the user that cancelled the step, or "". peak: largest memory of a task, in bytes.
     peak_host: node of that task.
     """
 
@@ -408,7 +408,7 @@ class Jobs(Protocol):
 
 @runtime_checkable
 class Nodes(Jobs, Protocol):
-    """Further operations for administrators. Only clusters with a scheduler have them."""
+    """Further operations for administrators, available only on clusters with a scheduler."""
 
     def drain(self, nodes: Sequence[str], reason: str) -> None:
         """Drain these nodes: running jobs continue, no new jobs start."""
@@ -420,7 +420,7 @@ class Nodes(Jobs, Protocol):
         """Run the payload's probe, an MPI test, with a rank on each host. Kill the probe if it hangs."""
 
     def release_held_jobs(self) -> tuple[str, ...]:
-        """Release jobs that Slurm holds because a node could not launch them. Return their ids."""
+        """Release jobs that Slurm holds because a node could not launch the job. Return the jobs' ids."""
 
     def reconfigure(self) -> None:
         """Make all daemons of Slurm read their configuration files again."""

@@ -104,7 +104,7 @@ class Diagnosis:
     lines: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the diagnosis as written to `-o json` and run.json."""
+        """Return the diagnosis as `-o json` and run.json show it."""
         # asdict would copy each value.
         fields = {name: getattr(self, name) for name in self.__slots__}
         return {**fields, "lines": list(self.lines)}

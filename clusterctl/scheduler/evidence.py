@@ -118,7 +118,7 @@ def _read_logs(session: Session, job: JobInfo) -> _Json:
 
 
 def _accounted(session: Session, job: JobInfo) -> tuple[tuple[StepInfo, ...], str]:
-    """Return the job's steps, and the name of the user that cancelled the job or ""."""
+    """Return the job's steps, and the name of the user that cancelled the job ("" if unknown)."""
     scheduler = session.scheduler
     with suppress(SchedulerError, TransportError):
         for _ in scheduler.clock.polls(_ACCOUNTING_LAG_S, first_s=0.3, longest_s=1.0):
@@ -134,7 +134,7 @@ def _accounted(session: Session, job: JobInfo) -> tuple[tuple[StepInfo, ...], st
 
 
 def _left_here(script: str | None, source: _Json, folder: str, name: str) -> str:
-    """Return the local path of a file or module that was not sent with the job; "" if there is no file."""
+    """Return the local path of a file or module that was not sent with the job; "" if no such file exists."""
     script_folder = Path(script).parent if script else None
     path = os.path.normpath(name.removeprefix(f"{folder}/") if folder else name)
     if script_folder is None or os.path.isabs(path) or path.startswith(".."):  # noqa: PTH117

@@ -126,7 +126,7 @@ class MpirunClient(Jobs):
         return next((job for job in self.own_jobs() if job.token == token), None)
 
     def cancel(self, ids: Sequence[str]) -> None:
-        """Cancel jobs: send SIGTERM to their scripts, and SIGKILL to the processes that remain."""
+        """Cancel jobs: send SIGTERM to each job's script, and later SIGKILL to processes that remain."""
         for job in self.jobs(ids):
             if not job.nodes:
                 raise SchedulerError(
@@ -170,7 +170,7 @@ class MpirunClient(Jobs):
         return replace(job, reason=f"{first_node} does not answer")
 
     def _is_away(self, host: str) -> bool:
-        """Return whether the host did not answer less than ``_AWAY_S`` ago, to avoid another timeout."""
+        """Return whether the host left a call unanswered within the last ``_AWAY_S`` seconds."""
         return self.clock.now() - self._away.get(host, -_AWAY_S) < _AWAY_S
 
     def _node(self, host: Host, at_work: Iterable[str]) -> NodeInfo:

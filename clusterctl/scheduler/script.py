@@ -88,7 +88,7 @@ def partition_name(facts: ClusterFacts, job: JobSpec) -> str | None:
 class UserScript:
     """A script of the user: a Python program, started once per rank, or a shell script, started once.
 
-    interpreter: command that runs the script. directives: its #SBATCH lines, verbatim.
+    interpreter: command that runs the script. directives: the script's #SBATCH lines, verbatim.
     """
 
     name: str
@@ -143,7 +143,7 @@ def _reject_unusable(path: Path, content: bytes) -> None:
 
 
 def _directives(path: Path, lines: list[str]) -> tuple[str, ...]:
-    """Return the #SBATCH lines that sbatch would read, which are before the first command."""
+    """Return the #SBATCH lines before the script's first command; sbatch ignores any later #SBATCH line."""
     directives = []
     for line in lines:
         if line.strip() and not line.startswith("#"):

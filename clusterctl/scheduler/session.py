@@ -115,7 +115,7 @@ def open_session(chosen: ChosenCluster, *, patience_s: float = PATIENCE_S) -> It
 
 
 def read_applied_spec(workspace: Workspace) -> ClusterSpec:
-    """Return the spec that `up` was last given. Import its models only here, because they load slowly."""
+    """Return the spec that `up` was last given. The models are imported here, because they load slowly."""
     from clusterctl.state.inventory import applied_spec  # noqa: PLC0415
 
     return applied_spec(workspace)
@@ -124,7 +124,7 @@ def read_applied_spec(workspace: Workspace) -> ClusterSpec:
 def scheduler_client(
     facts: ClusterFacts, workspace: Workspace, controller: Transport, to: Connect, patience_s: float
 ) -> Jobs:
-    """Return the client for the cluster's scheduler. Slurm is used as the user of ``controller``."""
+    """Return the client for the cluster's scheduler. A Slurm client acts as the user of ``controller``."""
     if facts.has_slurm:
         return SlurmClient(controller, patience_s=patience_s)
     return mpirun_client(workspace, facts.job_user, controller, to, patience_s)

@@ -218,7 +218,7 @@ class SlurmClient(Jobs):
         return job_id
 
     def cancel(self, ids: Sequence[str]) -> None:
-        """Cancel jobs. First disable their requeue, which a program may request when it gets SIGTERM."""
+        """Cancel jobs. First forbid requeueing, which a program may request when the program gets SIGTERM."""
         for job_id in ids:
             self.check_id(job_id)
         self._ask(["scontrol", "update", f"jobid={','.join(ids)}", "requeue=0"], nothing=_ENDED_MEANWHILE)
@@ -285,7 +285,7 @@ class SlurmClient(Jobs):
         return retry(self.clock, self.patience_s, ask)
 
     def _run(self, argv: Sequence[str], env: Mapping[str, str], name: str) -> Result:
-        """Run a command. After a timeout, ping slurmctld first: if it is stopped, the ping fails at once."""
+        """Run a command. After a timeout, first ping slurmctld: a ping to a stopped daemon fails at once."""
         if not self._in_doubt:
             with suppress(NoAnswerError):
                 return self.transport.run(argv, check=False, env=env, timeout_s=_SOON_S)

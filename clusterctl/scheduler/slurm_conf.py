@@ -102,8 +102,8 @@ def fault_timeouts(nodes: int) -> Settings:
     """Return settings that decide how soon a fault is noticed and a requeued job restarts.
 
     Slurm's defaults are for thousands of nodes: a lost node is noticed after five minutes, and a requeued job
-    waits until credentials expire (120 s). These limits are shorter, and grow with the number of nodes. They
-    tolerate a node that is too busy to answer for half a minute, because a node marked DOWN loses its jobs.
+    waits until credentials expire (120 s). These limits are shorter, and grow with the number of nodes. A
+    node may be too busy to answer for half a minute, because a node marked DOWN loses its jobs.
     """
     extra_s = nodes // 8
     return {

@@ -43,7 +43,7 @@ class Query(Generic[_T]):
     read: Callable[[Iterator[_Record]], Iterable[_T]]
 
     def command(self, separator: str) -> list[str]:
-        """Return the query's command line. It prints each field in full length, followed by the separator."""
+        """Return the query's command line, which prints each field in full length and then the separator."""
         if self.argv[0] == "sacct":
             return [*self.argv, f"--delimiter={separator}", f"--format={','.join(self.fields)}"]
         return [*self.argv, "--Format=" + ",".join(f"{field}:{separator}" for field in self.fields)]

@@ -65,7 +65,7 @@ except OSError as exc:
 
 
 class Conversation(Protocol):
-    """A running command with open stdin and stdout. Before its input is sent, the command must print little.
+    """A running command with open stdin and stdout. The command must read its input before it prints much.
 
     All methods raise NoAnswerError if no byte passes in either direction for too long. ``send`` and
     ``finish`` raise CommandError if the command exits too early or non-zero, UnreachableError if the
@@ -223,8 +223,8 @@ def remote_argv(module: str, *arguments: str) -> list[str]:
     """Return the command that runs ``main`` of a module such as ``clusterctl.jobs.remote_follow`` on a host.
 
     The command carries the text of the module and of all clusterctl modules that it imports. Arguments are
-    passed as JSON, because they may hold names that are not UTF-8 (as `os.fsdecode` returns them). Python
-    runs isolated, so that it imports no file from the account's home, such as a json.py left by a job.
+    passed as JSON, because arguments may hold names that are not UTF-8 (from `os.fsdecode`). Python runs
+    isolated, so that it imports no file from the account's home, such as a json.py left by a job.
     """
     return ["python3", "-IS", "-c", BOOT, module_texts(module), json.dumps(arguments)]
 

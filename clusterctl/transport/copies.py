@@ -24,7 +24,7 @@ from clusterctl.util.disk import append_line, read_rows
 class Copies:
     """A file or folder ``top`` on a host that also exists on this machine as ``directory``.
 
-    host: "" for the shared file system. names: names of the copied files in the folder; ``None``: all files.
+    host: "" for the shared file system. names: names of the copied files in the folder; None: all files.
     sent: whether clusterctl sent the files to the host. Sent files may lie on the shared file system instead.
     renamed: ending that names directly below ``directory`` have on this machine only.
     """

@@ -217,7 +217,7 @@ class Download:
 
 
 def _hash_here(files: Sequence[Entry], progress: Progress) -> None:
-    """Hash the files that exist already, and show the progress, because a large folder takes minutes."""
+    """Hash files that exist already. Show the progress, because hashing a large folder takes minutes."""
     hashable = {}
     for entry in files:
         place = Path(os.fsdecode(entry.final))
@@ -268,7 +268,7 @@ def parse_listing(
 
 
 def _sensible(entry: Entry, previous: Mapping[bytes, Entry]) -> Entry:
-    """Return an entry; raise ValueError or LookupError if it is invalid or contradicts ``previous``."""
+    """Check and return an entry. previous: path -> earlier entry. Raises ValueError or LookupError."""
     parent, slash, name = entry.path.rpartition(b"/")
     _parts(name)
     Kind(entry.kind)

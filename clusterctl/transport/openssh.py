@@ -108,7 +108,7 @@ def start_program(
 
 
 def process_group_ending_with_us() -> int:
-    """Return the id of a process group that is killed when this process has ended, even by SIGKILL."""
+    """Return the id of a process group that is killed as soon as this process ends, even by SIGKILL."""
     return _leader(os.getpid()).pid
 
 
@@ -313,7 +313,7 @@ class OpenSSH:
     user: str | None = None
 
     def argv(self, host: str, command: str | Sequence[str] = (), *options: str) -> list[str]:
-        """Return the command line that runs ``command``, or a login shell if it is empty, on ``host``.
+        """Return the command line that runs ``command`` on ``host``. Empty command: run a login shell.
 
         A list of arguments is quoted for the remote shell; a string is passed to the shell unchanged.
 

@@ -14,10 +14,10 @@ SHA256 the hash of the receiver's complete file, or "-". In both lists, `alive` 
 For each requested file the sender sends eight bytes with the number of bytes to follow, these bytes (see
 ``send_content``), and a last piece: empty if the file did not change and was sent from its beginning,
 otherwise the 32 bytes of its sha256. Instead of the number, -1 means that the file can't be read or is now
-shorter, -2 that it has the hash in the request, and -3 is a keep-alive. remote_incoming.py reads this stream.
+shorter, -2 that it has the requested hash, and -3 is a keep-alive. remote_incoming.py reads this stream.
 
 As a program, this module lists and sends files and folders for `clusterctl get`. Arguments: the paths.
-Relative paths start at the home folder. In the list, each PATH begins with the last name of an argument. If
+Relative paths start at the home folder. In the list, a PATH begins with the last part of its argument. If
 an argument does not exist, the exit status is 67.
 """
 

@@ -350,7 +350,7 @@ def open_unnamed(entry: Entry) -> int | None:
 
 
 def link_into_place(fd: int, entry: Entry) -> None:
-    """Give a file that ``open_unnamed`` opened its name, mode and time."""
+    """Set the name, mode and time of a file that ``open_unnamed`` opened."""
     finish(fd, entry)
     # See linkat(2). With src_dir_fd set, os.link follows this link to the open file.
     descriptor_path = b"/proc/self/fd/%d" % fd

@@ -4,7 +4,7 @@ A job can create anything in its folder: links to any path, pipes that are never
 terabytes of zeros. So clusterctl's programs read a job's folder with ``open_file`` only: it never blocks,
 follows no link, and opens only regular files of the folder's owner, of this user, or of root.
 
-Jobs run as the user who owns clusterctl's files in the home, so a job may replace such a file by a pipe or a
+Jobs run as the user that owns clusterctl's files in the home, so a job may replace such a file by a pipe or a
 link, or hold its lock. So ``open_own`` never blocks and follows no link, and ``lock`` has a deadline.
 """
 
@@ -160,7 +160,7 @@ def is_same_file(path: bytes, fd: int) -> bool:
 
 
 def lock(path: bytes, how: int, wait_s: float, beat: Beat = SILENT) -> int:
-    """Open and lock a file. Return its descriptor. If the lock is taken for ``wait_s``, exit with ``HELD``.
+    """Open and lock a file. Return its descriptor. Exit with status ``HELD`` after ``wait_s`` without lock.
 
     how: ``fcntl.LOCK_SH`` or ``LOCK_EX``. beat: called between tries, to send keep-alives.
     """

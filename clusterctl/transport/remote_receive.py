@@ -2,8 +2,8 @@
 
 Arguments: STORE INTO [WAIT_S]. stdin and stdout are a transfer as in remote_content.py, with two more KINDs
 in the list. ours: PAYLOAD is the content of a file. archive: a folder that the store keeps as archives/PATH;
-if the store does not have it, it arrives as eight bytes with a length and that many bytes of compressed JSON,
-path -> bytes as Latin-1. Partial files stay for the next transfer.
+if the store lacks this folder, it arrives as eight bytes with a length and that many bytes of compressed
+JSON, path -> bytes as Latin-1. Partial files stay for the next transfer.
 
 With STORE "" the files are written directly below INTO, a folder that is created if missing; the list then
 has no hashes. With a STORE each file is known by its sha256, and INTO must not exist: it appears complete
@@ -84,7 +84,7 @@ def read_entries() -> list[Entry]:
 def is_stored(entry: Entry, beat: Beat) -> bool:
     """Return whether the file store has the entry's content. If so, set the access time, to record the use.
 
-    Stored files have the time ``SEALED``. A file with another time may have been changed, so it is hashed.
+    Stored files have the mtime ``SEALED``. A file with another mtime may have been changed, so it is hashed.
     """
     try:
         if entry.kind == "archive":

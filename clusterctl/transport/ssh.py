@@ -74,7 +74,7 @@ class Master:
         return bool(poll.poll(within_s * 1000))
 
     def close(self) -> None:
-        """End the connection, unless it ``stays``. May be called twice."""
+        """End the connection, unless ``stays`` is set. May be called twice."""
         self.watch.close()
         if not self.stays:
             _end_connection(self.folder, self.name)
@@ -134,7 +134,7 @@ def open_master(
 
 
 def end_all_connections(config: Path) -> None:
-    """End the shared connections to all hosts of this `ssh_config`, even if commands use them."""
+    """End the shared connections to all hosts of this `ssh_config`, including connections in use."""
     folder = Workspace(config.parent).connections
     with suppress(OSError):
         for socket_file in list(folder.iterdir()):
@@ -348,7 +348,7 @@ class _Command(Talk):
     master: Master | None
 
     def _status(self, rc: int) -> int:
-        """Return the command's exit status; -1 if a signal ended it. Raise UnreachableError if ssh broke.
+        """Return the command's exit status; -1 if a signal ended it. Raise UnreachableError if ssh failed.
 
         ssh exits with 255 in both cases. A command that itself exits with 255 counts as ended by a signal.
         """

@@ -175,7 +175,7 @@ def format_size(size: float) -> str:
 def hash_items(files: Sequence[Item], *, progress: Progress = lambda *_: None) -> Mapping[Path, str]:
     """Return a mapping: local path of each file -> sha256 in hex. Hashes of large files are cached.
 
-    Raises UsageError if files can't be read. The error lists up to three of them.
+    Raises UsageError if files can't be read. The error lists up to three of these files.
     """
     with _hash_cache(used=any(item.size >= REMEMBERED for item in files)) as cache:
         hashing = _Hashing(cache, progress, sum(item.size for item in files))

@@ -28,7 +28,7 @@ R = TypeVar("R", bound="Rule")
 
 
 def data_folder(name: str) -> Path:
-    """Return the path of a data folder. Raises ClusterctlError if the installation does not have it."""
+    """Return the path of a data folder. Raises ClusterctlError if the installation lacks the folder."""
     for candidate in (_PACKAGE / "_assets" / name, _PACKAGE.parent / name):
         if candidate.is_dir():
             return candidate
@@ -81,7 +81,7 @@ def payload_hash() -> str:
 
 @cache
 def ansible_hash() -> str:
-    """Return the hash of the playbooks and roles, as they were at the first call."""
+    """Return the hash of the playbooks and roles, computed once, at the first call."""
     return tree_hash(data_folder("ansible"))
 
 

@@ -24,7 +24,7 @@ REFUSALS = frozenset(_FIXES)
 
 @contextmanager
 def translating_write_errors(path: Path) -> Iterator[None]:
-    """Translate each OSError of the body, which writes the file ``path``.
+    """Translate each OSError of the ``with`` body, which writes the file ``path``.
 
     Raises:
         DiskError: the file system is full, read-only, failing, or over quota.

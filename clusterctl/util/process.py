@@ -98,7 +98,7 @@ def run_with_lines(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Result:
-    """Run a program with stderr joined to its stdout, and call ``heard`` with each line as it comes."""
+    """Run a program with its stderr joined to its stdout, and call ``heard`` with each line of output."""
     lines = []
     with _started(argv, env, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, cwd=cwd) as process:
         try:

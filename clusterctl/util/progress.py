@@ -27,7 +27,7 @@ class HostStep:
 
 
 class Waiting(str):
-    """A message that another command holds a lock. It is shown immediately, even without a terminal."""
+    """A message that another command holds a lock. The user sees it immediately, even without a terminal."""
 
     __slots__ = ()
 

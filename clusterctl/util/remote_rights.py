@@ -1,4 +1,4 @@
-"""For programs that run as root on hosts: acting with an account's rights, and reading files of accounts.
+"""Acting with an account's rights and reading an account's files, for programs that run as root on hosts.
 
 For Python 3.6 and its standard library.
 """
