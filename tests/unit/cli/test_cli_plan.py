@@ -224,7 +224,7 @@ def test_an_image_is_asked_about_on_a_terminal(
     said = capsys.readouterr()
     assert asked == [yes]
     assert "demo-image, 0.07 USD" in said.err
-    assert "image is made" in said.out
+    assert "built the image" in said.out
 
 
 def test_check_tells_by_its_exit_code_and_writes_nothing(cli: Clusterctl) -> None:

@@ -86,7 +86,7 @@ def test_words_after_the_dashes_are_the_programs(cli: Clusterctl, folder: Path) 
 WRONG = {
     "--lrr 0.1": ("--lrr 0.1", "mean --lr?"),
     "--lr abc": ("argument --lr: 'abc'",),
-    "--beta1 0.5": ("--beta1: ", "--optimizer adamw or lamb"),
+    "--beta1 0.5": ("--beta1 ", "--optimizer adamw or lamb"),
 }
 
 

@@ -245,8 +245,8 @@ def test_storage_remove_stops_at_what_nobody_can_look_at(google: Google, tmp_pat
     assert "disk demo-a1b2c3-shared in us-central1-a (100GiB, 10.00 USD" in said
     assert "--discard" in said
     assert kept(spec_of())
-    # It asks still.
-    assert "remove it" in cli(*remove, "--discard", rc=2).stderr
+    # --discard does not replace the confirmation.
+    assert "pass --yes" in cli(*remove, "--discard", rc=2).stderr
     done = cli(*remove, "--discard", "--yes")
     assert "discarded: disk demo-a1b2c3-shared" in done.stderr
     assert "disk demo-a1b2c3-shared" in (cli.home / "discarded.jsonl").read_text()

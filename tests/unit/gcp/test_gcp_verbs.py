@@ -141,7 +141,7 @@ def test_a_lost_cluster_is_shown_with_its_cost_and_removed(
         shown = cli(*where, "--discard", rc=2).stderr
         assert f"cluster {cluster_id}, " in shown
         assert "USD an hour:" in shown
-        assert f"this ({cluster_id})?" in shown
+        assert f"these clusters ({cluster_id})?" in shown
         assert cloud.resources() == before
 
         assert codes(cli("-o", "json", *where, "--yes", rc=1)) == ["only-copy"]

@@ -152,7 +152,7 @@ def test_submit_brings_the_payload_once(session, cluster, job):
         ("Invalid account or account/partition combination specified", "sacctmgr show associations"),
         ("Invalid generic resource (gres) specification", "leave out --gpus"),
         ("Requested node configuration is not available", "ask for less"),
-        ("something new", "Slurm names"),
+        ("something new", "that Slurm's message names"),
     ],
 )
 def test_a_refusal_names_the_flag_and_the_choices(cluster, job, said, fix):

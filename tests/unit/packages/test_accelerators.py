@@ -128,7 +128,7 @@ def test_jax_has_the_extra_for_cuda_where_nodes_have_gpus(solve: Solve, tmp_path
 def test_what_pip_had_downloaded_before_it_was_ended_is_left_out(
     solve: Solve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = wheelhouse.run_heard
+    run = wheelhouse.run_with_lines
 
     def hear_afterwards(argv: Any, heard: Callable[[str], None], **more: Any) -> Any:
         lines: list[str] = []

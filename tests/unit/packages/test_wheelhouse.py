@@ -113,5 +113,5 @@ def test_a_cache_that_is_named_from_here_is_not_one(fetch: Fetch, tmp_path: Path
 
 def test_no_home_is_an_error_with_a_way_out(fetch: Fetch) -> None:
     error = fetch(XDG_CACHE_HOME="", HOME="~nobody-of-that-name")
-    assert "no folder" in error["what"]
+    assert "home folder" in error["what"]
     assert "XDG_CACHE_HOME" in error["fix"]

@@ -183,7 +183,7 @@ def test_moved_checkpoint_is_evaluated_exported_and_resumed(
     alone("export", "--checkpoint", moved, "--to", "weights")
     config = ("--config", str(trained / "config.toml"), "--checkpoints", "new", "--out", "new")
     answer = alone("train", *config, "--resume", moved, "--iterations", "7")
-    assert f"on from {moved}" in answer.stdout
+    assert f"resuming from {moved}" in answer.stdout
     (tmp_path / "mine" / "data.json").write_text("{}")
     answer = alone("eval", "--resume", moved, rc=2)
     assert_one_error(answer.stderr, "checkpoint-damaged", f"--resume: {moved}", "data.json has 2 bytes")

@@ -46,7 +46,7 @@ def test_second_run_in_a_folder_waits_and_resumes_from_the_first(
     with launch(1, "-m", "payload", *flags, "--iterations", "10") as second:
         try:
             assert second.stderr
-            assert " used by process " in second.stderr.readline()
+            assert ", which process " in second.stderr.readline()
             (elsewhere / "iteration-00000005").rename(checkpoints / "iteration-00000005")
             held.close()
             output, errors = second.communicate(timeout=60)

@@ -43,7 +43,7 @@ def test_parameters_decide_where_work_does_not() -> None:
 
 
 def test_more_stages_than_units_are_refused() -> None:
-    with refused("too-many-stages", UsageError, "--pp 4", "3 stages"):
+    with refused("too-many-stages", UsageError, "--pp 4", "3 units"):
         split(mlp.build(_CONTEXT, inputs=2, classes=2, hidden=(2, 2)), 4)
 
 

@@ -35,7 +35,7 @@ def started(out: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], IO[
 def test_a_signal_before_the_first_iteration_stops_after_that(tmp_path: Path) -> None:
     held = Lock(tmp_path / "checkpoints", patience_s=0)
     with started(tmp_path) as (process, _, stderr):
-        assert " used by process " in stderr.readline()
+        assert ", which process " in stderr.readline()
         process.send_signal(signal.SIGUSR1)
         time.sleep(0.1)  # while it waits
         held.close()
