@@ -93,7 +93,7 @@ def _distribution(name: str) -> Distribution:
 
 
 def _names(screen: Screen, names: list[str] | None) -> list[str]:
-    """Return the given names of distributions, otherwise the distributions of the hosts in the inventory."""
+    """Return the distributions ``names``, or if there are no names, those of the cluster's hosts."""
     if names:
         return names
     try:

@@ -127,7 +127,7 @@ def follow_job(
 
 @contextmanager
 def _detaching(screen: Screen, ids: Sequence[str]) -> Iterator[None]:
-    """After Ctrl-C or a signal, tell the user that the jobs keep running."""
+    """If Ctrl-C or a signal ends the ``with`` block, tell the user that the jobs keep running."""
     try:
         yield
     except ENDINGS:

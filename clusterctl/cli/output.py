@@ -267,7 +267,7 @@ def can_draw() -> bool:
 
 
 def _pictures() -> ModuleType:
-    """Return the module `pictures`. Its slow import of rich is not needed by most commands."""
+    """Import `pictures` when a command needs it, because its import of rich is slow. Return the module."""
     from clusterctl.cli import pictures
 
     return pictures

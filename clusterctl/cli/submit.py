@@ -194,7 +194,7 @@ class Watching:
 
 
 def preparer(screen: Screen) -> Preparer:
-    """Return a Preparer that shows its notes on the screen, and pip's output with -v."""
+    """Return the Preparer of jobs. It shows notes on the screen and, with -v, the output of pip."""
     return Preparer(screen.note, screen.note if screen.verbose else SILENT.note)
 
 

@@ -435,7 +435,7 @@ class Cluster(Model):
 
     @property
     def job_user(self) -> User:
-        """The account that jobs run as. ``resolve_spec`` must have been called, which fills in ``users``."""
+        """The account that jobs run as. Needs a spec from ``resolve_spec``, which fills in ``users``."""
         return self.users[0]
 
     @property

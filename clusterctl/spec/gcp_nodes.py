@@ -190,7 +190,7 @@ def default_machine(gpus: Gpus | None) -> Machine:
 
 
 def with_added(machine: Machine, gpus: Gpus) -> Machine:
-    """Return an N1 machine type with these GPUs attached."""
+    """Return ``machine``, which must be an N1 machine type, with these GPUs attached."""
     return replace(machine, gpu=gpus, accelerator=_google(gpus.type), guest_accelerator=True)
 
 

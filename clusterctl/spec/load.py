@@ -36,7 +36,7 @@ _NAME_LINE: Final = re.compile(
 
 
 def read_spec(path: Path | None, *, recorded: bool = False) -> ClusterSpec:
-    """Read a spec file without resolving its defaults.
+    """Read a spec file. ``resolve_spec`` must still fill in its defaults.
 
     path: the spec file. Without a file, the spec has 2 local nodes in the partition `train`.
     recorded: whether the hosts of the spec exist already. Then contradictions between fields are allowed.

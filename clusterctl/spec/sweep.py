@@ -176,7 +176,7 @@ class Sweep(Model):
 
     @cached_property
     def tasks(self) -> tuple[Values, ...]:
-        """The values of each task, without duplicates, in the order of the array's indices."""
+        """Key -> value of each task, without duplicate tasks, in the order of the array's indices."""
         tasks: dict[tuple[tuple[str, str], ...], None] = {}
         for values in self._combinations():
             if any(combination.items() <= values.items() for combination in self.exclude):

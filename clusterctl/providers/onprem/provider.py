@@ -219,7 +219,7 @@ class OnpremProvider(Provider):
 
     @contextmanager
     def _login(self, workspace: Workspace | None, answer_s: float = OWNER_ANSWER_S) -> Iterator[Login]:
-        """Yield a login that uses the cluster's workspace, or a temporary workspace before the first `up`."""
+        """Yield the owner's login. Before the first `up`, it uses a temporary folder as the workspace."""
         if workspace is not None and workspace.root.is_dir():
             yield Login(self._settings.machines, workspace, self._prompts, answer_s=answer_s)
             return

@@ -249,7 +249,7 @@ def _machine(host: Host, settings: OnpremSettings) -> OnpremHost:
 
 
 def retry_all(hosts: Collection[Host], login: Login, *, ending: bool = False) -> tuple[Notice, ...]:
-    """Try again to release each machine whose release is pending. Return notes for the user.
+    """Try again to release machines that clusterctl could not release before. Return notes for the user.
 
     hosts: the cluster's hosts. A machine that is again among these hosts needs no release. A machine with the
         host key of a host, but another address, may be that host, so clusterctl skips the machine.

@@ -206,7 +206,7 @@ def let_become_root(user: str, owner: Optional[Dict[str, Any]]) -> bool:
 
 
 def make_gate(host_key: str) -> None:
-    """Write GATE, which starts an sshd for a single connection on its standard streams, without a port."""
+    """Write the script GATE. It starts an sshd for a single connection over stdin and stdout, not a port."""
     sshd = find_sshd()
     if sshd is None:
         raise RefusedError("no-sshd", "sshd is not installed", "install the package openssh-server")
