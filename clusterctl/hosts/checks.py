@@ -1,4 +1,4 @@
-"""Checks of facts about hosts, for problems that keep a host out of the cluster or disturb it later."""
+"""Checks of facts about hosts, for problems that keep a host out of a cluster or disturb the cluster."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """The facts of a host. ``skew_s``: its clock minus the clock of this machine."""
+    """The facts of a host. ``skew_s``: the host's clock minus the clock of this machine."""
 
     facts: HostFacts
     skew_s: float
@@ -73,7 +73,7 @@ class Examined:
 def check_hosts(
     answers: Mapping[str, Examined], expected: Mapping[str, HostRequirements], *, leader: str
 ) -> tuple[Finding, ...]:
-    """Return all findings, host by host. Clocks are compared with that of ``leader``, the controller."""
+    """Return all hosts' problems, host by host. ``leader``: the controller, which has the reference clock."""
     findings = [*_clocks(answers, leader), *_duplicates(answers), *_names(answers, expected)]
     findings += admin_uid_findings(
         {host: examined.facts.accounts for host, examined in answers.items()}, leader
@@ -257,7 +257,7 @@ def _accounts(host: str, facts: HostFacts, expected: HostRequirements) -> Iterat
 
 
 def _cgroups(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
-    """Yield a finding if Slurm on the host, or in its distribution, has no plugin for cgroups."""
+    """Yield a finding if Slurm on the host, or Slurm in the host's distribution, has no cgroups plugin."""
     # `_system` reports an unknown distribution.
     with suppress(ProvisionError):
         knows = distribution_of(facts.system.release).cgroup_v2
@@ -318,7 +318,7 @@ def _clocks(answers: Mapping[str, Examined], leader: str) -> Iterator[Finding]:
 
 
 def admin_uid_findings(accounts: Mapping[str, Mapping[str, int]], leader: str) -> Iterator[Finding]:
-    """Yield findings about hosts with another uid of the admin account than ``leader``, the controller."""
+    """Yield a finding for each host on which the admin account's uid differs from that on ``leader``."""
     expected_uid = accounts.get(leader, {}).get(ADMIN_USER)
     for host, numbers in accounts.items():
         uid = numbers.get(ADMIN_USER, expected_uid)
@@ -346,7 +346,7 @@ def _duplicates(answers: Mapping[str, Examined]) -> Iterator[Finding]:
 
 
 def _names(answers: Mapping[str, Examined], expected: Mapping[str, HostRequirements]) -> Iterator[Finding]:
-    """Yield findings about names with other addresses than in the spec. Unresolved names are no problem."""
+    """Yield a finding for each host name that a host resolves to an address other than the spec's."""
     for host, examined in answers.items():
         for name, addresses in examined.facts.resolved.items():
             # On Debian, a host's own name is a loopback address.
@@ -380,10 +380,10 @@ def reject_full_disks(reports: Mapping[str, HostReport]) -> None:
 def taken_numbers(
     required: Mapping[str, int], accounts: Mapping[str, int], groups: Mapping[str, int]
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield code, cause and fix for each account that can't get its uid or gid on a host.
+    """Yield (code, cause, fix) for each account that can't get its uid or gid on a host.
 
     The uids of slurm and munge are fixed, so other accounts must change theirs. An existing account munge may
-    have any uid. The role changes the gids of slurm and munge.
+    have any uid. If groups slurm and munge exist, the Ansible role changes their gids.
     """
     for name, number in required.items():
         exists, fixed = name in accounts, name in SYSTEM_ACCOUNTS
@@ -408,7 +408,7 @@ def taken_numbers(
 
 
 def reject_taken_numbers(reports: Mapping[str, HostReport], required: Mapping[str, int]) -> None:
-    """Raise a ConfigureError if accounts can't be created on a host, before any host is changed."""
+    """Raise a ConfigureError if accounts can't be created because a host uses their uids or gids."""
     failures = tuple(
         Failure(code, cause, host, "reach", fix)
         for host, report in reports.items()
@@ -447,7 +447,7 @@ def examine(
     only: Collection[str] = (),
     limit: Limit = NO_LIMIT,
 ) -> DoctorReport:
-    """Check the hosts in ``expected`` (or ``only``). Hosts that do not answer in time get a finding too."""
+    """Check all hosts in ``expected``, or those in ``only``. Hosts that do not answer get a finding too."""
     hosts = [host for host in expected if not only or host in only]
     answers, failed = call_on_hosts(hosts, lambda host: _examine_host(host, request, root), limit=limit)
     silent = [_unreached_finding(host, error) for host, error in failed.items()]

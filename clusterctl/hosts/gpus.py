@@ -83,7 +83,7 @@ class Driver:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """An error of nvidia-smi: a part of its message, a code, a title, its meaning, and the remedy."""
+    """An error of nvidia-smi with ``says`` in its message: a code, a title, a meaning and a remedy."""
 
     says: str
     code: str
@@ -94,7 +94,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A field of nvidia-smi that is Yes for a faulty card: its meaning, and the remedy. No remedy: reboot."""
+    """A field of nvidia-smi that is Yes for a faulty card. If ``fix`` is empty, the remedy is a reboot."""
 
     field: str
     means: str
@@ -119,7 +119,7 @@ def flags() -> tuple[Flag, ...]:
 
 
 def fault_of(output: str) -> Fault | None:
-    """Return the fault for an error message of nvidia-smi, if it is known."""
+    """Return the fault for an error message of nvidia-smi, if the message is known."""
     return next((fault for fault in faults() if fault.says in output), None)
 
 
@@ -169,7 +169,7 @@ def _cards(text: str) -> list[Element]:
 
 
 def _number(element: Element, tag: str) -> int | None:
-    """Return the number in an element, unless it is N/A."""
+    """Return the number in the subelement ``tag``, unless its text is N/A."""
     text = element.findtext(tag, "").strip()
     return int(text) if text.isdecimal() else None
 
@@ -187,7 +187,7 @@ def _profiles(text: str) -> dict[tuple[int, int | None], tuple[str, str]]:
 
 
 def _near(sections: Sections, count: int) -> tuple[list[str], list[str]]:
-    """Return each card's nearest cores (empty if equal for all cards) and NVLinks (empty without NVLinks)."""
+    """Return two lists by card: nearest cores (empty if equal for all cards), and NVLinks to each card."""
     cpus, links = _matrix(sections.get("links", ""), count)
     core_of = _core_numbers(sections.get("cores", ""))
     cores = [sorted({core_of[cpu] for cpu in cpus_of_card if cpu in core_of}) for cpus_of_card in cpus]
@@ -199,7 +199,7 @@ def _near(sections: Sections, count: int) -> tuple[list[str], list[str]]:
 
 
 def _matrix(text: str, count: int) -> tuple[list[list[int]], list[list[int]]]:
-    """Return for each card its nearest processors, and the numbers of NVLinks to all cards (-1: itself)."""
+    """Return two lists by card: nearest processors, and numbers of NVLinks to each card (-1: itself)."""
     rows = [[cell.strip() for cell in _ANSI.sub("", line).split("\t")] for line in text.splitlines()]
     heads = next((row for row in rows if _AFFINITY in row), [])
     titles = [cell for cell in heads if cell]
@@ -231,7 +231,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _core_numbers(text: str) -> dict[int, int]:
-    """Return Slurm's core number of each processor. Slurm numbers by socket, then in the kernel's order."""
+    """Return processor -> Slurm's core number. Slurm numbers cores by socket, then in the kernel's order."""
     rows = [
         tuple(map(int, line.split(","))) for line in text.splitlines() if re.fullmatch(r"\d+,\d+,\d+", line)
     ]

@@ -1,4 +1,4 @@
-"""Find the ports of hosts that other hosts can't reach: all hosts listen, then each tries all other hosts."""
+"""Find ports of hosts that other hosts can't reach: all hosts listen, then each host tries other hosts."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ StartOnHost = Callable[[str, Sequence[str]], AbstractContextManager[Conversation
 class Peer:
     """A host in a test of connections.
 
-    address: its address on the cluster's network.
-    ports: the ports that other hosts try, besides a port that the kernel chooses, as for MPI.
-    opens: whether to listen on these ports if no program does.
-    tried: whether other hosts connect to it.
+    address: the host's address on the cluster's network.
+    ports: the ports that other hosts try. They also try a port that the kernel chooses, like those of MPI.
+    opens: whether the host listens on these ports if no program does.
+    tried: whether other hosts connect to this host.
     """
 
     address: str
@@ -86,7 +86,7 @@ class _Listening:
 def find_unconnected_hosts(
     addresses: Mapping[str, str], to: Connect, *, start_s: float = _START_S
 ) -> tuple[Failure, ...]:
-    """Return a failure for each host that TCP does not connect with all other hosts.
+    """Return a failure for each host with a failed TCP connection to or from another host.
 
     A host that does not listen within ``start_s`` gets a failure, and other hosts do not try to reach it.
     """
@@ -111,7 +111,7 @@ def find_unconnected_hosts(
 def unreached_ports(
     peers: Mapping[str, Peer], start: StartOnHost, *, start_s: float = _START_S, limit: Limit = NO_LIMIT
 ) -> Answers:
-    """Make all hosts listen, then make each host connect to the ports of all other hosts."""
+    """Make all hosts listen, then make each host connect to the other hosts' ports. Return the failures."""
     if len(peers) < 2:  # noqa: PLR2004
         return Answers({}, {})
     seconds = str(_ASK_S + _ASK_PER_NODE_S * len(peers))
@@ -161,7 +161,7 @@ def _answer(talk: Conversation, output: Iterator[bytes]) -> Any:
 
 
 def needed_ports(spec: ClusterSpec, host: Host, *, exports: bool) -> tuple[int, ...]:
-    """Return the ports of a host that other hosts need. ``exports``: it exports the shared folder."""
+    """Return the ports of a host that other hosts need. ``exports``: the host exports the shared folder."""
     # mpirun starts ranks over SSH.
     by_ssh = (host.port,) if spec.scheduler == "none" else ()
     return (*role_ports(spec, host.roles), _SRUN, *((NFS_PORT,) if exports else ()), *by_ssh)
@@ -194,7 +194,7 @@ def examine_ports(
 
 
 def _closed(members: Mapping[str, str], firewalls: Mapping[str, Firewall], ports: str, text: str) -> Finding:
-    """Return the finding that the other hosts in ``firewalls`` can't reach the first host in it."""
+    """Return the finding that the first host in ``firewalls`` can't be reached by the hosts after it."""
     host, *names = firewalls
     firewall = firewalls[host]
     also = "".join(f", on {name} {firewalls[name]}" for name in names if firewalls[name].name != NO_FIREWALL)

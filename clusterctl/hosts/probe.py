@@ -40,11 +40,11 @@ Checksums = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ProbeRequest:
-    """The items that the probe reports. Kind and name of an item form its key in the checksums.
+    """The items that a probe reports on a host. An item's key in the checksums is its kind and name.
 
     blocks: file -> first and last line of a block. alone: files that must be the only *.conf in their folder.
     rivals: file -> pattern that no line of a later file in the folder may match. numbers: account -> uid.
-    far_homes: homes that only the controller checks. units: unit -> files that it reads at its start.
+    far_homes: homes that only the controller checks. units: unit -> files that the unit reads at its start.
     accounting: arguments of `sacctmgr show`. host: facts for a host that is to join (``host_facts_request``).
     node: report the hardware and checksums of a booted node. sized: the hardware is known already, so that
     nodes without GPUs report no hardware.
@@ -100,7 +100,7 @@ class System(_Answer):
 
 
 class Space(_Answer):
-    """The free space and size of a file system in bytes. ``inodes``: free inodes, if they are limited."""
+    """A file system's free space and size in bytes. ``inodes``: free inodes, if limited."""
 
     paths: tuple[str, ...]
     free: int
@@ -157,9 +157,9 @@ class Firewall(_Answer):
 class HostFacts(_Answer):
     """The facts of a host that decide whether it can join a cluster.
 
-    time: its clock (Unix time). mtus: by address with prefix length. cgroups: root can create control groups.
-    cgroup_plugin: Slurm has the plugin for control groups; empty without Slurm. databases: without system
-    databases. files, packages: those requested that exist. texts: the starts of requested files.
+    time: the host's clock (Unix time). mtus: address/prefix length -> MTU. cgroups: root can create control
+    groups. cgroup_plugin: Slurm, if installed, has the plugin for them. databases: MariaDB's, except system
+    databases. files, packages: those requested that exist. texts: requested file -> start of its text.
     """
 
     time: float
@@ -208,7 +208,7 @@ class _ProbeAnswer(_Answer):
 class HostReport:
     """The answer of a host to a probe.
 
-    facts: empty without slurmd, or if not requested. full: file systems without free space.
+    facts: missing without slurmd, or if not requested. full: file systems without free space.
     cards: number of NVIDIA GPUs on the PCI bus.
     """
 
@@ -284,7 +284,7 @@ class NodeFacts:
 
 
 def read_node(text: str) -> tuple[NodeFacts | None, Driver]:
-    """Parse the output of ``NODE_ARGV``: no facts without slurmd, a SlurmError if slurmd prints no facts."""
+    """Parse ``NODE_ARGV``'s output; no facts without slurmd. Raises SlurmError if slurmd prints no facts."""
     parts = _SECTION.split(text)
     sections = dict(zip(parts[1::2], parts[2::2], strict=True))
     driver, node = Driver.read(sections), sections.get("node", "")
@@ -325,7 +325,7 @@ _REFUSED_PAUSE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class HostAnswer:
-    """The report of a host, or the error. ``of``: the number of all probed hosts."""
+    """The ``result`` of a host's probe, a report or an error. ``of``: the number of all probed hosts."""
 
     host: str
     result: HostReport | ClusterctlError
@@ -344,10 +344,10 @@ def ask_hosts(
     away_s: float = AWAY_S,
     new: bool = False,
 ) -> Generator[HostAnswer | None, None, None]:
-    """Yield each host's answer when it arrives, and ``None`` every ``away_s`` while hosts are unreachable.
+    """Yield each host's answer on arrival, and ``None`` every ``away_s`` seconds while a host is unreachable.
 
     to: called with a host's name. Returns the transport to the host.
-    new: hosts may reject the key, because they have not created the account yet.
+    new: the hosts are new and may reject the SSH key until they have created the account.
     """
     deadline = time.monotonic() + timeout_s
     given_up = threading.Event()
@@ -382,7 +382,7 @@ def ask_hosts(
 
 
 def reports_of(hosts: Iterable[str], answers: Iterable[HostAnswer]) -> Mapping[str, HostReport]:
-    """Return the reports of these hosts in this order. Raise a TransportError with all hosts that failed."""
+    """Return host -> report, in the order of ``hosts``. Raises a TransportError that lists failed hosts."""
     result_of = {answer.host: answer.result for answer in answers}
     results = {host: result_of[host] for host in hosts}
     failed = {host: result for host, result in results.items() if isinstance(result, ClusterctlError)}
@@ -399,7 +399,7 @@ def reports_of(hosts: Iterable[str], answers: Iterable[HostAnswer]) -> Mapping[s
 def probe_hosts(
     requests: Mapping[str, ProbeRequest], to: Connect, *, timeout_s: float = TIMEOUT_S
 ) -> Mapping[str, HostReport]:
-    """Return the reports of all hosts by name. See ``ask_hosts`` and ``reports_of``."""
+    """Probe hosts. Return host -> report. See ``ask_hosts`` and ``reports_of``."""
     return reports_of(requests, filter(None, ask_hosts(requests, to, timeout_s=timeout_s)))
 
 
@@ -412,7 +412,7 @@ def _ask(transport: Transport, request: ProbeRequest) -> HostReport | Clusterctl
 
 
 def _pause_s(answer: HostReport | ClusterctlError, *, new: bool) -> float | None:
-    """Return how long to wait before the next probe of the host, if another probe may help."""
+    """Return the seconds to wait before another probe of the host, if another probe may help."""
     # The host may be booting or about to boot.
     if isinstance(answer, UnreachableError | StoppingError):
         return _PAUSE_S
@@ -425,7 +425,7 @@ _DISTRIBUTION = ProbeRequest(space=())
 def with_distributions(
     inventory: Inventory, workspace: Workspace, to: Connect, *, timeout_s: float = NEW_TIMEOUT_S
 ) -> Generator[HostStep, None, Inventory]:
-    """Probe hosts with an unknown distribution, yielding each step. Return the completed inventory."""
+    """Probe the hosts with an unknown distribution; yield each step. Return the completed inventory."""
     unknown = [host.name for host in inventory.hosts if host.distribution == distributions.UNSEEN]
     if not unknown:
         return inventory

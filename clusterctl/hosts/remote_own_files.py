@@ -24,7 +24,7 @@ def place(path: str, text: str, mode: int) -> None:
 
 
 def with_block(content: str, text: str, begin: str, end: str) -> str:
-    """Return the content with this text between the lines ``begin`` and ``end``, by default at its end."""
+    """Put a text between the lines ``begin`` and ``end`` of the content or, without these, at its end."""
     before, _, rest = content.partition(f"{begin}\n")
     return before + f"{begin}\n{text}{end}\n" + rest.partition(f"{end}\n")[2]
 

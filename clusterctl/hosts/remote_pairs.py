@@ -1,9 +1,9 @@
 """Tests which ports of other hosts TCP reaches. Runs on all hosts at once: standard library, Python 3.9.
 
-It listens on a port that the kernel chooses and on the free ports of its second argument, and prints these
-ports in this order. When all hosts listen, it gets a line such as
-'{"d-train-2": ["10.0.0.4", {"41234": true, "6818": false}]}', with true for ports of this program. It tries
-each port for some seconds, prints the causes of failures by host and port, and listens until stdin ends.
+The program listens on a port that the kernel chooses and on the free ports of its second argument, and prints
+these ports in this order. When all hosts listen, it reads the other hosts' ports in a line of stdin such as
+'{"d-train-2": ["10.0.0.4", {"41234": true, "6818": false}]}' (true: the program listens there). It tries each
+port for some seconds, prints the causes of failures by host and port, and listens until stdin ends.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def answer(server: socket.socket) -> None:
 
 
 def reach(address: str, port: int, greets: bool, deadline: float) -> str | None:
-    """Connect to another host until the deadline. Return why that fails; nothing if the other host answers.
+    """Try to connect to another host until the deadline. Return the last error, unless the host answers.
 
-    greets: whether this program listens on the port. If not, a refused connection counts as an answer.
+    greets: this test program listens on that port. If not, a refused connection counts as an answer.
     """
     while True:
         try:

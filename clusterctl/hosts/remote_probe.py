@@ -3,7 +3,7 @@
     python3 -I -S - REQUEST <THE_PROGRAM
 
 REQUEST and the answer are JSON objects; ``clusterctl.hosts.probe`` has the types.
-It changes nothing. A checksum is a short text that stays the same as long as nothing has changed.
+The program changes nothing. A checksum is a short text that changes if an item, such as a file, changes.
 Python 3.6 lets even a host that is too old for a cluster report its release.
 """
 
@@ -188,7 +188,7 @@ def cells(fields: str, switch: str = "gpu") -> List[Dict[str, str]]:
 
 
 def nvidia_smi(fields: str, switch: str = "gpu") -> Optional[str]:
-    """Return the output of nvidia-smi for these fields of each GPU, or its error message."""
+    """Return the output of nvidia-smi for these fields of each GPU, or nvidia-smi's error message."""
     command = "exec nvidia-smi --query-{}={} --format=csv,noheader 2>&1".format(switch, fields)
     return run(["sh", "-c", "command -v nvidia-smi >/dev/null && " + command], any_exit=True)
 
@@ -201,7 +201,7 @@ def driver_on_disk() -> str:
 
 
 def cgroup_plugin() -> Optional[bool]:
-    """Return whether Slurm has the plugin for this kernel's control groups, if Slurm is installed."""
+    """Return whether Slurm, if installed, has the plugin for this kernel's version of control groups."""
     if not Path(SLURMD).exists():
         return None
     name = "cgroup_v{}.so".format(2 if Path(CGROUPS_V2).exists() else 1)
@@ -228,7 +228,7 @@ def packages(names: Sequence[str]) -> List[str]:
 
 
 def lacking(names: Sequence[str]) -> Optional[List[str]]:
-    """Return the packages that are not installed, if a package manager answers. dpkg-query is slower."""
+    """Return the packages that are not installed, if a package manager answers. Avoid slow dpkg-query."""
     if not names:
         return []
     try:
@@ -300,7 +300,7 @@ def alone_mark(path: str) -> str:
 
 
 def rivals_mark(path: str, pattern: str) -> str:
-    """Return the later *.conf files in the folder of this file with a line that matches the pattern."""
+    """Return the *.conf files after this file in its folder that have a line that matches the pattern."""
     files = (
         file for file in sorted(Path(path).parent.glob("*.conf")) if file.is_file() and not file.is_symlink()
     )
@@ -314,7 +314,7 @@ def rivals_mark(path: str, pattern: str) -> str:
 
 
 def unit_marks(units: Dict[str, List[str]], systemctl: str = "systemctl") -> Dict[str, str]:
-    """Return the state of each unit, with `outdated` if a file that it reads is newer than its start."""
+    """Return unit -> state, with `outdated` if a file that the unit reads changed after the unit's start."""
     names = [name if "." in name else f"{name}.service" for name in units]
     output = run([systemctl, "show", f"--property={PROPERTIES}", *names], ASK_S)
     marks = dict.fromkeys(units, UNKNOWN)
@@ -357,7 +357,7 @@ def user_mark(name: str) -> str:
 
 
 def home_mark(user: str, home: str) -> str:
-    """Return `fit` if sshd accepts the home folder, which no other user may write."""
+    """Return `fit` if sshd accepts the home folder: no other user owns it or may write to it."""
     try:
         status, uid = Path(home).stat(), pwd.getpwnam(user).pw_uid
     except (OSError, KeyError):
@@ -374,7 +374,7 @@ def has_home(user: str, home: str) -> bool:
 
 
 def key_mark(user: str, home: str, key: str) -> str:
-    """Return whether the cluster's key may log in. An existing account may have another home folder."""
+    """Return `there` if authorized_keys in ``home`` or in the account's actual home folder has the key."""
     try:
         account = pwd.getpwnam(user)
     except KeyError:

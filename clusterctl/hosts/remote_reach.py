@@ -95,7 +95,7 @@ def unreached_by_dnf() -> dict[str, str]:
 
 
 def unreached_by_apt(url: str) -> str:
-    """Return why apt reaches no mirror of a repository; "" if it does, or needs no network."""
+    """Return why apt reaches no mirror of a repository; "" if apt reaches a mirror or needs no network."""
     causes = []
     for mirror in apt_mirrors(url):
         if not re.match(r"(?:https?|ftp):", mirror):
@@ -114,7 +114,7 @@ def unreached_by_apt(url: str) -> str:
 
 
 def apt_mirrors(url: str) -> list[str]:
-    """Return the mirrors in a local list, or the server that has the list, or the URL itself."""
+    """Return an apt URL's mirrors from a local list, or the server that has the list, or the URL itself."""
     scheme, _, path = url.partition(":")
     if scheme in {"mirror+file", "mirror+copy"}:
         listed = next((parent for parent in Path(path).parents if parent.is_file()), None)

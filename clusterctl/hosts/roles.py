@@ -56,7 +56,7 @@ def role_packages(spec: ClusterSpec, roles: Sequence[str], distribution: Distrib
 
 
 def role_files(spec: ClusterSpec, roles: Sequence[str]) -> frozenset[str]:
-    """Return patterns of files in /etc that roles may change on hosts of these groups. Omit clusterctl's own.
+    """Return patterns of files in /etc, except clusterctl's, that roles may change on hosts of these groups.
 
     Roles that mount folders are left out: only the inventory shows whether they write /etc/fstab.
     """
@@ -86,7 +86,7 @@ def role_ports(spec: ClusterSpec, roles: Sequence[str]) -> Mapping[int, str]:
 
 
 def can_share_configuration(spec: ClusterSpec) -> bool:
-    """Return whether hosts can start from a node template. Without Slurm, each has the keys of all hosts."""
+    """Return whether new hosts can share a configuration. Without Slurm, each needs the keys of all hosts."""
     return spec.has_slurm
 
 
@@ -127,7 +127,7 @@ def role_hint(role: str) -> str:
 
 
 def probe_requests(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> dict[str, ProbeRequest]:
-    """Return host -> probe. The checksums in the answer to a probe show drift."""
+    """Return host -> probe. The checksums in a probe's answer show changes since the last `up`."""
     cluster_facts = _inventory_facts(spec, inventory)
     values = {
         "cluster": spec.name,
@@ -187,12 +187,12 @@ def _probe_request(
 
 
 def _spec_facts(spec: ClusterSpec) -> dict[str, object]:
-    """Return the facts for ``when`` that are known without any host."""
+    """Return the facts for the roles' ``when`` conditions that the spec alone decides."""
     return {"scheduler": spec.scheduler, "idle_timeout": bool(spec.provider.idle_timeout_s)}
 
 
 def _inventory_facts(spec: ClusterSpec, inventory: Inventory) -> dict[str, object]:
-    """Return the facts for ``when`` that all hosts of an inventory share."""
+    """Return the facts for the roles' ``when`` conditions that all hosts of an inventory share."""
     return {
         **_spec_facts(spec),
         "scheduler": inventory.scheduler,
@@ -209,7 +209,7 @@ def _host_facts(cluster_facts: Mapping[str, object], host: Host) -> dict[str, ob
 
 
 def _applied(spec: ClusterSpec, roles: Sequence[str]) -> dict[str, Touches]:
-    """Return the roles that run on hosts of these groups, as far as the spec decides it."""
+    """Return role -> its touches.yml, for roles that run on hosts of these groups, judging by the spec."""
     facts = _spec_facts(spec)
     return {role: touches for role, touches in _touches().items() if _applies(touches, roles, spec, facts)}
 
@@ -256,7 +256,7 @@ class HostRequirements:
 
     ports: port -> daemon that will listen. accounts: account -> uid and gid. free_mib: path -> disk space.
     gpus: number of GPUs, if the spec gives it. brings: units that `up` will start or reconfigure on a host
-    that has not joined yet. driver, branch: of the NVIDIA driver that `up` installs; "": no driver.
+    that has not joined yet. driver, branch: kind and branch of the NVIDIA driver that `up` installs, if any.
     here: clusterctl runs on the host. cgroups: Slurm will limit jobs by control groups.
     """
 
@@ -280,7 +280,7 @@ _CUPY: Final = {"/opt": 7168}
 
 
 def host_facts_request(spec: ClusterSpec, members: Sequence[Host]) -> ProbeRequest:
-    """Return the probe of hosts before they join the cluster. `doctor` uses it too."""
+    """Return the probe of hosts before they join the cluster. `doctor` uses this probe too."""
     roles = sorted({member.roles for member in members})
     ports = {port for group in roles for port in role_ports(spec, group)}
     packages = {name for os in releases() for group in roles for name in role_packages(spec, group, os)}
@@ -301,7 +301,7 @@ def host_facts_request(spec: ClusterSpec, members: Sequence[Host]) -> ProbeReque
 def requirements_of_hosts(
     spec: ClusterSpec, members: Sequence[Host], *, installed: Collection[str]
 ) -> Mapping[str, HostRequirements]:
-    """Return host -> requirements. Hosts in ``installed`` need less disk space."""
+    """Return host -> requirements. Hosts in ``installed`` have the cluster's software and need less space."""
     needed_mib = {True: dict.fromkeys(_BEFORE, 0) | _AFTER, False: dict(_BEFORE)}
     gpus = {
         host: partition.gpus.count

@@ -1,7 +1,7 @@
-"""Bundled jobs: checks of their programs' arguments, and the trained models that they use.
+"""Bundled jobs, which run clusterctl's own programs: check their arguments, and find trained models for them.
 
-The program's own parser checks the arguments. The model of a run is looked up on this machine and on the
-cluster, passed to a job, or used on this machine.
+The program's own parser checks the arguments. The trained model of an earlier run is found on this machine or
+on the cluster. It is passed to a job, or to a program on this machine.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def reject_invalid_arguments(jobs: Sequence[JobSpec], chosen: ChosenModel | None
 
 
 def bundled_job_with_help(jobs: Sequence[JobSpec]) -> str | None:
-    """Return the first bundled job with --help among its arguments; None if there is none."""
+    """Return the first bundled job with --help among its arguments, or None."""
     return next((job.bundled for job in jobs if job.bundled and not _HELP.isdisjoint(job.args)), None)
 
 
@@ -108,7 +108,7 @@ def _local_variables() -> dict[str, str]:
 
 
 def _payload(program: Sequence[str], stdin: str = "", **variables: str) -> Result:
-    """Run a part of the payload that needs only the standard library. ``-S`` makes Python start faster."""
+    """Run a module of the bundled programs that needs only the standard library. ``-S`` saves time."""
     env = {**_local_variables(), **variables}
     result = run([sys.executable, "-P", "-S", "-m", *program], stdin=stdin, env=env)
     if result.rc:
@@ -121,7 +121,7 @@ def _payload(program: Sequence[str], stdin: str = "", **variables: str) -> Resul
 
 @dataclass(frozen=True, slots=True)
 class ChosenModel:
-    """The model of a run. ``run`` is a run's folder, its name below ./runs, or a job id."""
+    """The trained model of a run. ``run`` is the run's folder, the folder's name in ./runs, or the job id."""
 
     run: str
     weights: Weights
@@ -129,7 +129,7 @@ class ChosenModel:
 
 @dataclass(frozen=True, slots=True)
 class _ModelLocation:
-    """A run's model: its folder on this machine, and its folder on the cluster according to the ledger."""
+    """The folders of a run's model: ``here`` on this machine, ``remote`` (not checked) on the cluster."""
 
     here: Path | None
     remote: str | None
@@ -203,9 +203,9 @@ def with_model(
 ) -> tuple[Sequence[JobSpec], Source | None]:
     """Return the job with arguments for its chosen model, and the model's files if they must be sent.
 
-    A model in the shared folder of the cluster is used in place. Without a chosen model, nothing changes.
+    A model in the shared folder of the cluster is not sent. Without a chosen model, ``jobs`` are unchanged.
 
-    session: used to check the model on the cluster. None: the ledger's ``entries`` are trusted.
+    session: used to check that the cluster has the model. None: ``entries`` are trusted without a check.
 
     Raises:
         UsageError: neither the cluster nor this machine has the model.
@@ -265,7 +265,7 @@ def run_on_this_machine(
 ) -> None:
     """Run a bundled job's program with a model on this machine, without a cluster.
 
-    heard: called with the program's output as it arrives.
+    heard: called with the program's output as it arrives. as_json: the program prints JSON, if it can.
 
     Raises:
         UsageError: the run is not on this machine, or the program rejects its arguments.

@@ -50,7 +50,7 @@ _LARGE: Final = 1 << 20  # bytes
 
 
 def distribution_of_hosts(workspace: Workspace, spec: ClusterSpec | None = None) -> Distribution:
-    """Return the distribution that the hosts have or will have. Default spec: that of the last `up`."""
+    """Return the Linux distribution that the hosts have or will get. Default spec: that of the last `up`."""
     return planned_distribution(spec or applied_spec(workspace), workspace) or distribution_of(DEFAULT)
 
 
@@ -94,7 +94,7 @@ class Environments:
         """Return the environment for the requirements of a cluster and a job. Nothing is sent.
 
         job: a job with further requirements. None: only the cluster's requirements count.
-        replayed: the text of a lock that replaces the cluster's requirements. "" means no packages.
+        replayed: a text of exact versions that replace the cluster's requirements. "": no packages.
 
         Raises:
             UsageError: the requirements can't be met.
@@ -116,7 +116,7 @@ class Environments:
         return resolve(requirements, report=self.report, heard=self.heard)
 
     def _replayed(self, text: str, node: NodePlatform) -> Lock:
-        """Return the lock of an earlier job. For another Python or platform, lock the same versions again."""
+        """Read an earlier job's lock. For another Python or platform, lock the same versions again."""
         if (lock := fetch_locked(text, job_lock(), node, report=self.report, heard=self.heard)) is not None:
             return lock
         earlier_platform = text.partition("\n")[0].strip("# ")
@@ -129,7 +129,7 @@ class Environments:
             return self._resolve(Requirements((file,), job_lock(), node=node))
 
     def build(self, transport: Transport, environment: Environment, *, rented: bool = False) -> bool:
-        """Build the environment on the cluster unless it exists. Return whether it had to be built.
+        """Build the environment on a host that does not have it. Return whether it was built.
 
         If another clusterctl is building, wait for it. After an interrupted build, the next call starts over.
 
@@ -162,7 +162,7 @@ class Environments:
         return built
 
     def build_for(self, session: Session, environment: Environment, partition: str | None) -> None:
-        """Build the environment on the controller and on a partition's unshared nodes (None: all nodes)."""
+        """Build on the controller, and on nodes of ``partition`` (None: any) without the shared folder."""
         rented = environment.lock is not None and session.spec.provider.is_cloud
         for transport in (session.transport, *session.transports_of_partition(partition)):
             self.build(transport, environment, rented=rented)
@@ -179,7 +179,7 @@ class Environments:
         )
 
     def _fetch(self, transport: Transport, lock: Lock, base: str) -> frozenset[str]:
-        """Make the host download large wheels from a package index into its store. Return their hashes."""
+        """Make the host download large wheels from a package index. Return the hashes of stored wheels."""
         sizes = {wheel: size for wheel in lock.wheels if (size := _size(wheel)) >= _LARGE}
         if not sizes:
             return frozenset()
@@ -196,7 +196,7 @@ class Environments:
         return frozenset(line.decode(errors="replace") for line in lines)
 
     def _send(self, transport: Transport, lock: Lock, fetched: frozenset[str] | None) -> bytes:
-        """Send the wheels and the lock to the store. Return the list of their paths for the build."""
+        """Send the wheels and the lock to the host. Return lines, each with a file's name and remote path."""
         if sizes := [_size(wheel) for wheel in lock.wheels if wheel.sha256 not in (fetched or ())]:
             reason = f": {transport.host} can't download the large wheels from a package index"
             is_slow = fetched is not None and max(sizes) >= _LARGE
@@ -211,7 +211,7 @@ class Environments:
 
 
 def _partition_name(facts: ClusterFacts, job: JobOptions | JobSpec) -> str | None:
-    """Return the partition of a job; None if its script may choose another partition."""
+    """Return a job's partition; None if the job's script may choose another partition."""
     if isinstance(job, JobSpec):
         return partition_name(facts, job)
     return job.partition or facts.partitions[0].name

@@ -72,7 +72,7 @@ def get(chosen: ChosenCluster, paths: Sequence[str], *, progress: Progress = lam
 
 
 def _reject_empty(paths: Sequence[str]) -> None:
-    """Reject an empty path. It probably comes from an unset variable, and would mean the whole folder."""
+    """Reject an empty path, which would mean the whole folder but probably comes from an unset variable."""
     if "" in paths:
         raise UsageError(
             "a path is empty", code="path-empty", fix="pass a file or folder, or `.` for the whole folder"
@@ -80,7 +80,7 @@ def _reject_empty(paths: Sequence[str]) -> None:
 
 
 def _split(paths: Sequence[str]) -> tuple[Sequence[str], str]:
-    """Return the local paths and the remote folder. Reject a local file as the folder."""
+    """Split ``paths`` into local paths and the remote folder. Reject a local file in place of the folder."""
     if len(paths) == 1:
         return paths, "."
     *local, remote = paths

@@ -16,7 +16,7 @@ _LONGEST_LINE: Final = 1 << 20
 
 @contextmanager
 def whole_lines(show: OnOutput) -> Iterator[OnOutput]:
-    """Yield a function that passes output on to ``show`` in whole lines, and unfinished lines at the end."""
+    """Yield a function that passes output to ``show`` in whole lines. On exit, show unfinished lines too."""
     begun: dict[LogChunk, bytes] = {}
 
     def show_lines(chunk: LogChunk) -> None:
@@ -36,7 +36,7 @@ def whole_lines(show: OnOutput) -> Iterator[OnOutput]:
 
 @contextmanager
 def labelled(show: OnOutput) -> Iterator[OnOutput]:
-    """Yield a function that passes whole lines to ``show``, each prefixed with its rank and array task."""
+    """Yield a function that passes whole lines to ``show``, with array task and rank before each line."""
 
     def show_labelled(chunk: LogChunk) -> None:
         task = "" if chunk.task is None else f"{chunk.task}/"
@@ -50,7 +50,7 @@ def labelled(show: OnOutput) -> Iterator[OnOutput]:
 
 @dataclass(frozen=True, slots=True)
 class LogText:
-    """Output of a job or task to a stream, or of a rank to both. ``truncated``: the beginning is missing."""
+    """A job's or task's output to a stream, or a rank's to both. ``truncated``: the beginning is missing."""
 
     stream: Literal["stdout", "stderr"]
     task: int | None
@@ -60,7 +60,7 @@ class LogText:
 
 
 class KeptLogs:
-    """Keeps at most ``most`` bytes of a job's output. Beyond that, the longest log loses its beginning."""
+    """Keeps at most ``most`` bytes of a job's output. To stay below, drop the start of the longest log."""
 
     def __init__(self, most: int = _MOST_KEPT) -> None:
         self._most = most

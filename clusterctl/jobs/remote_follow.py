@@ -4,7 +4,7 @@
 
 ``HOW`` is ``once``, or ``follow`` to run until killed. ``OFFSETS`` is a JSON object with the number of bytes
 of each log that were sent before. ``TASK`` selects a task of an array; empty: all. ``RANK`` selects the log
-of a rank, or of ``all`` ranks, instead of the job's logs, which count as rank 0 if no ranks are recorded.
+of a rank, or of ``all`` ranks; empty: the job's logs. If ranks have no logs, the job's logs count as rank 0.
 
 Each line of output is a JSON object: ``{"log": name, "at": offset, "data": base64}``, ``{}`` as a keep-alive,
 or ``{"gone": 1}`` if the folder does not exist. A log that does not exist yet, is not a file, or has become
@@ -40,7 +40,7 @@ def emit(answer: dict[str, str | int]) -> None:
 def send_new(folder: str, name: str, offset: int) -> int:
     """Send the bytes of a log from ``offset`` on. Return the new offset.
 
-    Bytes that are added meanwhile wait for the next round, so that a fast-growing log does not delay others.
+    The next call sends bytes that are added meanwhile, so that a fast-growing log does not delay other logs.
     """
     try:
         fd = open_file(os.fsencode(folder), os.fsencode(name))

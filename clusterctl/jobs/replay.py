@@ -40,10 +40,10 @@ _COMMIT: Final = re.compile(r"[0-9a-f]{40,64}")
 class ReplayRequest:
     """The part of a run to submit again, and the changes.
 
-    token: the token of the original run.
+    token: the identifier of the original run.
     task: the number of a single task of an array. Empty: the whole run.
-    indices: the tasks of an array that had not completed, to run only these.
-    changes, flags: new values of options of the program, and of `submit`.
+    indices: numbers of the array's incomplete tasks, to run only these. Empty: all tasks.
+    changes: new values of the program's options. flags: new values of options of `submit`.
     """
 
     token: str
@@ -57,7 +57,7 @@ class ReplayRequest:
 class Replay:
     """A job to submit again, with its files.
 
-    lock: the text of its environment's lock. Empty: no environment.
+    lock: a text with the exact versions of the job's Python packages. Empty: no packages.
     known: facts of the original job, which the new job records as its own.
     version, payload: clusterctl's version at the original submission, and the hash of its bundled programs.
     notes: messages for the user.
@@ -73,7 +73,7 @@ class Replay:
 
 
 def replay_job(run: Path, again: ReplayRequest) -> Replay:
-    """Return the job of a run's folder with its files, from the run or from their original folder.
+    """Rebuild the job of the run in folder ``run``, with files from this folder or their original folder.
 
     Raises UsageError if the run has no record of its job, or a file is missing or changed on this machine.
     """
@@ -106,7 +106,7 @@ def replay_job(run: Path, again: ReplayRequest) -> Replay:
 
 
 def _source(run: Path, client: Mapping[str, Any], options: Mapping[str, Any]) -> Source | None:
-    """Return the files that were submitted with the job; None if there were none."""
+    """Return the files that were submitted with the job, if any."""
     script, folder = options.get("script"), client.get("folder")
     if not script and not os.path.lexists(run / SOURCE_FILE):
         return None
@@ -116,7 +116,7 @@ def _source(run: Path, client: Mapping[str, Any], options: Mapping[str, Any]) ->
 
 
 def _image(image: Any, remote_path: Any) -> str | None:
-    """Return the local image if its hash is in the path of the job's image on the cluster."""
+    """Return ``image`` if it is a local file and ``remote_path`` contains its sha256; otherwise None."""
     if isinstance(image, str) and isinstance(remote_path, str) and os.path.isfile(image):  # noqa: PTH113 - any name
         return image if file_sha256(Path(image)) in remote_path else None
     return None
@@ -275,7 +275,7 @@ def _recover(run: Path, top: Path, commit: str) -> Source:
 
 
 def _parse_source(document: Mapping[str, Any]) -> tuple[list[_File], dict[str, str], list[str]]:
-    """Return the submitted files, links and folders. Raises ValueError if the list is malformed."""
+    """Return the submitted files, links (path -> target) and folders. Raises ValueError if malformed."""
     files: list[_File] = []
     links: dict[str, str] = {}
     for row in _mappings(document.get("files")):
@@ -300,7 +300,7 @@ def _parse_source(document: Mapping[str, Any]) -> tuple[list[_File], dict[str, s
 
 
 def _checked_path(name: object) -> str:
-    """Return a path if it is below the folder and not reserved. Raises ValueError otherwise."""
+    """Return a path if it stays in the job's folder and is not reserved. Raises ValueError otherwise."""
     path = PurePosixPath(name if isinstance(name, str) and len(name) <= _MAX_PATH else "/")
     raw = os.fsencode(path)
     if b"\0" in raw or path.is_absolute() or ".." in path.parts or not path.parts or is_taken(str(path)):
@@ -309,7 +309,7 @@ def _checked_path(name: object) -> str:
 
 
 def _matching_files(files: Sequence[_File], folder: Path, *, own: bool) -> dict[str, Item]:
-    """Return the files of a folder with recorded content. Links count only in the user's ``own`` folder."""
+    """Return path -> file for ``files`` with the recorded sha256. ``own``: follow links in the folder."""
     items: list[Item] = []
     real = os.path.realpath(folder)
     for file in files:
@@ -328,10 +328,10 @@ def _matching_files(files: Sequence[_File], folder: Path, *, own: bool) -> dict[
 
 
 def with_changes(args: Sequence[str], changes: Mapping[str, str]) -> list[str]:
-    """Return arguments with new values of options, given as ``--lr 0.1``, ``--lr=0.1`` or ``lr=0.1``.
+    """Change options in arguments, where they may look like ``--lr 0.1``, ``--lr=0.1`` or ``lr=0.1``.
 
-    ``true`` stands for the option alone, ``false`` removes it, as in a sweep. New options are added at the
-    end, but before a ``--``.
+    The value ``true`` means the option without a value. ``false`` removes the option, as in a sweep. Options
+    that are not in ``args`` are added at the end, but before a ``--``.
     """
     names = {key.replace("_", "-"): key for key in changes}
     remaining, words, done = list(args), [], set()

@@ -1,8 +1,8 @@
 """Interactive allocations of nodes, shells and commands inside them, and forwarded ports.
 
-The allocation is a lease. salloc runs on the controller over its own ssh connection and keeps running as
-long as keep-alives arrive. When clusterctl ends in any way (normally, by Ctrl-C or SIGKILL, or with a lost
-network), the keep-alives stop, and salloc withdraws its request or releases the nodes.
+salloc runs on the controller over its own ssh connection, as long as clusterctl sends keep-alives. When
+clusterctl ends in any way (normally, by Ctrl-C or SIGKILL, or with a lost network), the keep-alives stop, and
+salloc withdraws its request or releases the nodes.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Allocation:
     _controller: str
 
     def argv(self, command: Sequence[str], environment: Environment, *, terminal: bool) -> list[str]:
-        """Return the local command line that runs ``command``, or a shell if empty, on the first node.
+        """Return the local command line to run ``command`` (empty: a shell) on the first node.
 
         The command runs in Slurm's interactive step, so job steps started in it can use the whole allocation.
 
-        environment: the Python environment of the command. It must be on the cluster already.
+        environment: the command's Python environment, already on the cluster. terminal: connect a terminal.
         """
         settings = [f"{name}={value}" for name, value in self._environment.items()]
         step = ["srun", "--interactive", "--preserve-env", "--nodes=1", "--ntasks=1", "--quiet"]
@@ -73,9 +73,9 @@ class Allocation:
 
 @contextmanager
 def requested_nodes(session: Session, ssh: OpenSSH, words: JobOptions) -> Iterator[Lease]:
-    """Request nodes from Slurm. At the end of the ``with``, release them or withdraw the request.
+    """Request nodes from Slurm. When the ``with`` block ends, release the nodes or withdraw the request.
 
-    ``ssh`` must be the job user's. Raises UsageError if the cluster has no Slurm.
+    ``ssh`` must log in as the job user. Raises UsageError if the cluster has no Slurm.
     """
     # This property raises an error if the cluster has no Slurm.
     _ = session.slurm
@@ -91,10 +91,10 @@ def requested_nodes(session: Session, ssh: OpenSSH, words: JobOptions) -> Iterat
 
 
 class Lease:
-    """The connection that holds an allocation, in its own process session, so Ctrl-C does not reach it."""
+    """The ssh connection that holds an allocation, in its own process session, so Ctrl-C does not end it."""
 
     def __init__(self, session: Session, ssh: OpenSSH, argv: Sequence[str], script: bytes) -> None:
-        """Start ssh. Its command reads ``script`` first; see ``wrap_command``."""
+        """Start ssh. The remote command first reads ``script``; see ``wrap_command``."""
         self._session, self._ssh = session, ssh
         self._over = threading.Event()
         pipe = subprocess.PIPE
@@ -109,7 +109,7 @@ class Lease:
         self._lines = self._salloc_lines()
 
     def allocation(self) -> str | Allocation:
-        """Wait for the nodes. If they are not free, return the id of the pending job; then call again.
+        """Wait for the nodes. If they are not free, first return the pending job's id; then call again.
 
         Raises:
             SlurmError: Slurm rejected the request. The error has its message and the valid choices.
@@ -140,7 +140,7 @@ class Lease:
         )
 
     def was_revoked(self) -> bool:
-        """Return whether Slurm has revoked the allocation, by its time limit or because it was cancelled."""
+        """Return whether Slurm has revoked the allocation after its time limit or a cancellation."""
         os.set_blocking(self._output.fileno(), False)
         return _REVOKED.search(self._output.read() or b"") is not None
 
@@ -181,7 +181,7 @@ class Forward:
 
 
 def parse_forwards(texts: Sequence[str]) -> tuple[Forward, ...]:
-    """Parse ports such as ``8888`` or ``LOCAL:REMOTE``. Raises UsageError if malformed, or in use locally."""
+    """Parse ports such as ``8888`` or ``9000:8888``. Raises UsageError if malformed or in use locally."""
     forwards: dict[int, Forward] = {}
     for text in texts:
         match = _SYNTAX.fullmatch(text)
@@ -206,7 +206,7 @@ def parse_forwards(texts: Sequence[str]) -> tuple[Forward, ...]:
 
 @contextmanager
 def forwarded(ssh: OpenSSH, node: str, forwards: Sequence[Forward]) -> Iterator[None]:
-    """Forward ports to the node's loopback during the ``with``. Raises UnreachableError if that fails."""
+    """Forward ports to the node's loopback in a ``with`` block. Raises UnreachableError if that fails."""
     if not forwards:
         yield
         return

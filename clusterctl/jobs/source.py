@@ -188,7 +188,7 @@ class FolderWalk:
     def _entry(
         self, entry: os.DirEntry[str], rules: tuple[Ignore, ...], *, out: bool
     ) -> tuple[Path, tuple[Ignore, ...], bool] | None:
-        """Add an entry of a folder unless it is excluded. Return a folder to search, with its rules."""
+        """Add an entry unless it is excluded. Return (path, rules, is excluded) of a folder to search."""
         path = Path(entry.path)
         is_folder = entry.is_dir(follow_symlinks=False)
         is_sent = self._is_included(path, rules, is_folder=is_folder, out=out)
@@ -218,7 +218,7 @@ class FolderWalk:
         return self._link(item) if item is not None and item.kind is Kind.LINK else item
 
     def _link(self, item: Item) -> Item | None:
-        """Return the item to send for a link: the link itself, or the file if that is outside the folder."""
+        """Return the item to send for a link: the link or, if it leads outside the folder, its target."""
         root = self.folder.resolve()
         try:
             end = item.origin.resolve(strict=True)
@@ -293,7 +293,7 @@ def _holds_no_source(folder: Path) -> bool:
 
 
 def token_of_run(folder: Path) -> str | None:
-    """Return the job token of a collected run's folder; None if the folder is not a collected run."""
+    """Return the token that identifies a collected run's job; None if the folder is not a collected run."""
     try:
         token = read_json(os.fsencode(folder), RUN_FILE.encode(), _MOST_RECORD)["token"]
     except (OSError, ValueError, LookupError, TypeError):
@@ -303,7 +303,7 @@ def token_of_run(folder: Path) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Ignore:
-    """The patterns of a .gitignore or a flag, which apply below ``folder``. ``spec`` is None if empty."""
+    """Patterns of a .gitignore or an option for paths below ``folder``. ``spec`` is None without patterns."""
 
     folder: Path
     spec: GitIgnoreSpec | None
@@ -317,7 +317,7 @@ class Ignore:
 
 
 def patterns(flag: str, lines: Sequence[str], folder: Path) -> Ignore:
-    """Return a flag's patterns, which apply below ``folder``. Raises UsageError for a malformed pattern."""
+    """Return the patterns of an option for paths below ``folder``. Raises UsageError if malformed."""
     for line in lines:
         if _spec([line]) is None:
             raise UsageError(
@@ -329,7 +329,7 @@ def patterns(flag: str, lines: Sequence[str], folder: Path) -> Ignore:
 
 
 def read_gitignore(file: Path, folder: Path) -> Ignore | None:
-    """Return the patterns of a .gitignore, which apply below ``folder``; None if the file does not exist.
+    """Return the patterns of a .gitignore for paths below ``folder``; None if the file does not exist.
 
     A malformed line is ignored, as in git. Raises OSError if the file can't be read.
     """
@@ -346,7 +346,7 @@ def read_gitignore(file: Path, folder: Path) -> Ignore | None:
 def rules_above(folder: Path) -> tuple[Ignore, ...]:
     """Return the patterns of the git repository around ``folder``, outermost first.
 
-    Returns () if the repository ignores the folder itself, so that its files are sent anyway.
+    Returns () if the repository ignores ``folder`` itself, so that the folder's files are sent anyway.
     """
     root = next((path for path in (folder, *folder.parents) if (path / ".git").exists()), None)
     if root is None:

@@ -39,7 +39,7 @@ class Submission:
     """The jobs of a `submit` or `replay` command.
 
     jobs: a single job, or several from a job file.
-    model: the trained model to use, unless the jobs need no model or name it in their arguments.
+    model: the trained model to use. None: the jobs need no model, or their arguments name it.
     replay: the replay that created the job, if any.
     """
 
@@ -78,7 +78,7 @@ def read_jobs(target: str, given: Mapping[str, object], variants: Sequence[str] 
 class Preparer:
     """Finds the files and the Python environment of each job, and rejects jobs that can't run.
 
-    note: called with each line about a job for the user.
+    note: called with each message to the user about a job.
     detail: called with each line that pip prints.
     """
 
@@ -111,7 +111,7 @@ class Preparer:
         return replace(first, token=token), *remaining
 
     def environment(self, session: Session, job: JobOptions) -> Environment:
-        """Return the Python environment of an allocation. Raises UsageError for unmet requirements."""
+        """Return the environment of an allocation. Raises UsageError if its requirements can't be met."""
         return self._environment(session.facts, session.workspace, job)
 
     def _prepared(
@@ -122,7 +122,7 @@ class Preparer:
         session: Session | None = None,
         spec: ClusterSpec | None = None,
     ) -> tuple[PreparedJob, ...]:
-        """Prepare jobs. Without a session, the cluster is not contacted and the ledger is trusted."""
+        """Prepare jobs. Without a session, trust this machine's ledger and do not contact the cluster."""
         replay = submission.replay
         jobs, model = with_model(submission.jobs, submission.model, ledger.entries(), session)
         for job in jobs if not facts.pmix else ():
@@ -152,7 +152,7 @@ class Preparer:
         spec: ClusterSpec | None = None,
         lock: str | None = None,
     ) -> Environment:
-        """Resolve requirements. ``lock`` is the text of a lock to use instead, "" for no packages."""
+        """Resolve requirements. ``lock``: a text of exact versions to use instead; "": no packages."""
         environment = Environment(root=facts.root)
         if isinstance(job, JobSpec) and (job.bundled or job.container):
             if job.requirements is not None:
@@ -191,7 +191,7 @@ def submit_prepared(submitter: Submitter, jobs: Sequence[PreparedJob]) -> Iterat
 
 @contextmanager
 def marking_side_effects(some: bool = True) -> Iterator[None]:
-    """Mark errors of the body, if ``some`` jobs were submitted, so that callers don't submit them again."""
+    """If ``some`` jobs were submitted, mark errors of the body, so that callers don't submit jobs twice."""
     try:
         yield
     except ClusterctlError as exc:

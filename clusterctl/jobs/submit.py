@@ -66,7 +66,7 @@ class PreparedJob:
 
     script: the text of the job script.
     source: the files to send with the job, if any.
-    token: the job's token, if a receiver for its folder was started; see ``start_receiver``.
+    token: the job's identifier, if ``start_receiver`` has been called for the job. Empty: not called.
     extra_facts: more facts to record. For a replay, those of the original job.
     """
 
@@ -80,7 +80,7 @@ class PreparedJob:
 
 @dataclass(frozen=True, slots=True)
 class SentSource:
-    """The files that were submitted with a job. ``sent_bytes`` were not on the cluster yet."""
+    """The size of a job's submitted files. ``sent_bytes`` are those that the cluster did not have yet."""
 
     files: int
     bytes: int
@@ -111,7 +111,7 @@ def script_of(facts: ClusterFacts, job: JobSpec, environment: Environment | None
 
 
 def start_receiver(session: Session, name: str) -> str:
-    """Start the program on the cluster that will receive a job's folder. Return the job's new token."""
+    """Start the remote program that will receive a job's folder. Return a new token to identify the job."""
     token = _new_token()
     begin_new_folder(session.transport, f"{JOBS_FOLDER}/{name}-{token}")
     return token
@@ -146,7 +146,7 @@ def reject_local_files(session: Session, jobs: Sequence[JobSpec]) -> None:
 
 
 def _files_read(job: JobSpec) -> Iterator[tuple[str, str, str]]:
-    """Yield the input files in a job's arguments: the flag, the kind with its colon, and the path."""
+    """Yield (flag, prefix of the path such as ``idx:``, path) of input files in a job's arguments."""
     words = list(job.args)
     while words:
         flag, equals, text = (word := words.pop(0)).partition("=")
@@ -164,14 +164,14 @@ def _files_read(job: JobSpec) -> Iterator[tuple[str, str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Submitter:
-    """Submits jobs to a session's cluster. ``report`` is called with lines on the build of environments."""
+    """Submits jobs to a session's cluster. ``report`` is called with lines about building environments."""
 
     session: Session
     report: LineReporter = SILENT.note
     progress: Progress = lambda *_: None
 
     def submit(self, prepared: PreparedJob) -> Submitted:
-        """Build the job's environment, upload its folder, and submit it.
+        """Build the job's Python environment, upload the job's folder, and submit the job.
 
         Raises:
             UsageError: the job requests resources that the cluster does not have.
@@ -179,7 +179,7 @@ class Submitter:
             TransferError: the folder changed during the upload, or can't be created on the cluster.
             SchedulerError: the scheduler rejected the job. The error has its message and the valid choices.
             TransportError: the controller can't be reached, or it is unknown whether the job was submitted.
-                A submitted job is found by its token when jobs are next listed or collected.
+                If it was submitted, the next command that lists or collects jobs finds it.
         """
         session, facts = self.session, self.session.facts
         session.scheduler.reject_if_busy()
@@ -248,8 +248,8 @@ class Submitter:
     ) -> tuple[str, SentSource | None, dict[str, bytes]]:
         """Create the job's folder on all hosts that need it, completely or not at all.
 
-        Hosts without the payload get it first. Returns the folder's path, the submitted files of the script's
-        folder, and the content of clusterctl's own files.
+        Hosts without the bundled programs get these first. Returns the folder's path, the size of the sent
+        files, and the content of clusterctl's own files by name.
         """
         items = source.items if source is not None else ()
         hashes = hash_items(source.files if source is not None else (), progress=self.progress)
@@ -300,7 +300,7 @@ def remove_folder(transports: Sequence[Transport], folder: str) -> None:
 
 
 def _copies(host: str, remote_dir: str, source: Source) -> Iterator[Copies]:
-    """Yield the local folders of a job's files. A model's folder may have another name on this machine."""
+    """Yield the local folders of a job's sent files. A model's local folder may have another name."""
     names: dict[tuple[str, str], list[str]] = {}
     for item in source.files:
         local_path, path, top = str(item.origin.absolute()), item.path, remote_dir
@@ -320,10 +320,10 @@ def client_facts(
     known: Mapping[str, Any] = MappingProxyType({}),
     patience_s: float = PATIENCE_S,
 ) -> dict[str, Any]:
-    """Return the content of environment.client.json.
+    """Return the content of environment.client.json: facts about the submitted job and this machine.
 
-    folder: the folder for the git commit and changes.
-    known: facts to add. For a replay, the git state and job fields of the original.
+    folder: the folder to take the git commit and uncommitted changes from.
+    known: facts to add. For a replay, the git state and job fields of the original job.
     """
     recorded_job = {**job.record, **known.get("job", {})}
     return {
@@ -369,7 +369,7 @@ def _git(folder: Path, patience_s: float) -> dict[str, Any] | None:
 
 
 def output_of(argv: Sequence[str], most: int, patience_s: float) -> bytes:
-    """Return the output of a program, up to a little more than ``most`` bytes. Raises TransportError."""
+    """Return a program's output, cut after about ``most`` bytes. Raises TransportError if it fails."""
     output = bytearray()
     with start_conversation(argv, stdin=subprocess.DEVNULL, silence_s=patience_s) as talk:
         while len(output) <= most and (chunk := talk.receive()):
@@ -380,7 +380,7 @@ def output_of(argv: Sequence[str], most: int, patience_s: float) -> bytes:
 
 
 def outputs_file(job: JobSpec) -> dict[str, bytes]:
-    """Return outputs.json for a job with declared outputs: patterns of which the last match decides.
+    """Return name and content of outputs.json, with a job's output patterns; empty without patterns.
 
     The script and clusterctl's own files are always collected. `collect` reads the local copy of this file.
     """

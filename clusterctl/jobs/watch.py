@@ -1,6 +1,6 @@
 """List, cancel and wait for jobs, follow a job's output, and report how jobs ended.
 
-A single query covers all jobs that are waited for, at growing intervals.
+Waiting sends a single query for all jobs, at growing intervals.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ LONGEST_PAUSE_S = 5.0
 
 
 class _Watched:
-    """The jobs that are waited for, with their latest known state."""
+    """The jobs that a caller waits for, with their latest known states."""
 
     def __init__(
         self, session: Session, ids: Sequence[str], on_change: OnChange, timeout_s: float | None
@@ -59,7 +59,7 @@ class _Watched:
         self.seen: dict[str, JobInfo] = {}
 
     def poll(self) -> tuple[JobInfo, ...] | None:
-        """Query the scheduler and call ``on_change`` for changes. Return the jobs once all have ended."""
+        """Query the jobs and call ``on_change`` for changes. Return the jobs if all have ended, else None."""
         jobs = self._session.scheduler.jobs(self._ids)
         previous = {job_id: reported_state(job) for job_id, job in self.seen.items()}
         self.seen |= {job.id: job for job in jobs}
@@ -101,7 +101,7 @@ class _Watched:
 
 
 def reported_state(job: JobInfo) -> tuple[JobState, tuple[str, ...], bool, bool]:
-    """Return the parts of a job's state whose changes are reported. Reasons for pending are left out."""
+    """Return the parts of a job's state of which changes are reported. The pending reason is left out."""
     return job.state, job.nodes, job.lacks_nodes, job.failed_to_launch
 
 
@@ -219,7 +219,7 @@ def diagnosis_of(session: Session, jobs: Sequence[JobInfo]) -> Diagnosis | None:
 
 
 def raise_unless_completed(session: Session, jobs: Sequence[JobInfo], *, log_is_shown: bool = False) -> None:
-    """Raise an error with the cause unless all jobs have completed.
+    """Raise an error with the cause if a job failed or was cancelled.
 
     log_is_shown: the job's log is on the screen already, so the error does not quote it.
 
@@ -278,7 +278,7 @@ def known_jobs(session: Session, ids: Sequence[str]) -> tuple[JobInfo, ...]:
 
 
 def list_jobs(session: Session, most: int | None = None) -> tuple[tuple[JobInfo, ...], int]:
-    """Return the job user's active and recent jobs and those submitted from this machine, newest first.
+    """Return the job user's active and recent jobs, and jobs submitted from this machine, newest first.
 
     Also returns the number of older jobs that are left out. Rejected submissions are not listed.
 
@@ -303,7 +303,7 @@ def list_jobs(session: Session, most: int | None = None) -> tuple[tuple[JobInfo,
 class LogChunk:
     """Bytes of a job's log, as the job wrote them. ``task`` is set for an array.
 
-    In the log of a rank, which has both of its streams, ``rank`` is set and ``stream`` is stdout.
+    A rank's log contains both streams. A chunk of this log has a ``rank``, and its ``stream`` is stdout.
     """
 
     stream: Literal["stdout", "stderr"]
@@ -317,7 +317,7 @@ OnOutput = Callable[[LogChunk], None]
 
 @dataclass(slots=True)
 class LogReader:
-    """Reads new output of a job's logs, or of the logs of a ``rank`` or "all" ranks.
+    """Reads new output from a job's logs or, if ``rank`` is a number or "all", from logs of ranks.
 
     ``gone``: the job's folder did not exist at the last read.
     """
@@ -332,7 +332,7 @@ class LogReader:
     def read(self, how: Literal["once", "follow"]) -> Generator[LogChunk | None, None, None]:
         """Yield new output, either once or without end.
 
-        None is yielded about once a second, so that the caller can check the job.
+        About once a second, yield None, so that the caller can check the job.
 
         Raises:
             TransportError: the connection was lost. The next call continues where this call stopped.
@@ -386,14 +386,14 @@ class JobLogs:
         return all(reader.gone for reader in self._readers.values())
 
     def new(self, jobs: Iterable[JobInfo]) -> Iterator[LogChunk]:
-        """Yield new output. ``jobs`` give the nodes, which matter if the logs are on the nodes."""
+        """Yield new output. ``jobs`` name the nodes to read from, if each node has its own logs."""
         for reader in self._readers_of(jobs):
             yield from (chunk for chunk in reader.read("once") if chunk is not None)
 
     def grow(
         self, latest_jobs: Mapping[str, JobInfo], deadline: float | None
     ) -> Generator[LogChunk | None, None, None]:
-        """Yield new output and None, without end; see ``LogReader.read``. ``latest_jobs`` may grow."""
+        """Yield output and None without end; see ``LogReader.read``. Callers may extend ``latest_jobs``."""
         if not self._session.unshared_nodes:
             (reader,) = self._readers_of(())
             yield from reader.read("follow")
@@ -412,7 +412,7 @@ class JobLogs:
 
 
 def logs(session: Session, job_id: str, *, on_output: OnOutput, rank: str = "") -> None:
-    """Pass on the output of a job, of a rank, or of all ranks so far; see ``LogReader``.
+    """Pass the output so far to ``on_output``: that of the job, a rank, or all ranks (see ``LogReader``).
 
     Raises:
         SchedulerError: the job is unknown, clusterctl did not submit it, or its folder is gone.

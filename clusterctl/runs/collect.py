@@ -1,4 +1,4 @@
-"""Collect runs: copy files, accounting and environment of a job into one folder, completely or not at all."""
+"""Collect runs: copy a job's files, accounting and environment to a local folder, all of them or nothing."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def collect(
     discard: Collection[str] = (),
     selection: Selection = DEFAULT,
 ) -> tuple[RunRecord, ...]:
-    """Collect runs as ``collect_runs`` does, and return all records."""
+    """Collect runs as ``collect_runs`` does. Return the records of all these runs."""
     return tuple(collect_runs(session, ids, out=out, discard=discard, selection=selection))
 
 
@@ -81,18 +81,18 @@ def collect_runs(
     selection: Selection = DEFAULT,
     progress: Progress = lambda *_: None,
 ) -> Iterator[RunRecord]:
-    """Collect the runs of jobs and yield the record of each run when its files are on this machine.
+    """Collect the runs of jobs. Yield the record of each run once the run's files are on this machine.
 
-    A run that was collected before is skipped, with two exceptions: a snapshot of a running job is collected
-    again, and skipped files are fetched if the selection asks for more than the default.
+    A run that was collected before is not copied again, with two exceptions: the snapshot of a running job is
+    replaced, and files that stayed on the cluster are fetched if ``selection`` exceeds the default.
 
     ids: job ids; a task's id selects its whole array. Default: the uncollected jobs from this machine.
-    discard: job ids that the default leaves out.
-    selection: the files to copy. The record lists files that stay on the cluster as ``skipped``.
+    discard: job ids to leave out if ``ids`` is None.
+    selection: the files to copy. The record's ``skipped`` lists the files that stay on the cluster.
 
     Raises:
         UsageError: an id is malformed.
-        CollectError: some runs could not be collected; ``failures`` lists each. The rest was collected.
+        CollectError: some runs could not be collected and are in ``failures``. All other runs were collected.
         SchedulerError: a job is unknown, or the scheduler does not answer.
         TransportError: the cluster can't be reached.
     """
@@ -154,14 +154,14 @@ def _uncollected_error(failed: Mapping[str, ClusterctlError], collected_count: i
 def collect_all(
     spec: ClusterSpec, workspace: Workspace, *, out: Path | None = None, discard: Collection[str] = ()
 ) -> Iterator[RunRecord]:
-    """Collect all runs that are not on this machine, except those of ``discard``; see ``collect_runs``."""
+    """Collect all runs that are not on this machine, except jobs in ``discard``; see ``collect_runs``."""
     facts = facts_of(workspace) if workspace.inventory.exists() else facts_of_spec(spec)
     with session_of(facts, workspace, patience_s=SHORT_PATIENCE_S) as opened:
         yield from collect_runs(opened, out=out or RUNS, discard=discard)
 
 
 def uncollected(workspace: Workspace) -> tuple[JobEntry, ...]:
-    """Return the submissions from this machine that are not collected, or only as a snapshot."""
+    """Return the jobs submitted from this machine that were not collected after their end."""
     entries = Ledger(workspace.jobs).entries()
     return tuple(e for e in entries if _is_uncollected(e) or (e.job_id is None and not e.refused))
 
@@ -171,7 +171,7 @@ def _is_uncollected(entry: JobEntry) -> bool:
 
 
 def _needs_more(entry: JobEntry, selection: Selection) -> bool:
-    """Return whether files of a collected run that the selection includes are still on the cluster."""
+    """Return whether ``selection`` may include files that an earlier collect left on the cluster."""
     if not selection.exceeds_default or entry.run_dir is None:
         return False
     try:
@@ -219,7 +219,7 @@ class _Collection:
             open_sender.close()
 
     def query_jobs(self, ids: Sequence[str]) -> None:
-        """Query the scheduler for all jobs in one request. Raises SchedulerError if it does not answer."""
+        """Query all jobs in a single request. Raises SchedulerError if the scheduler does not answer."""
         try:
             for job in self.session.scheduler.jobs(ids):
                 self.jobs.setdefault(job.whole_id, []).append(job)
@@ -251,7 +251,7 @@ class _Collection:
         return record.model_copy(update={"directory": final})
 
     def collect_skipped(self, entry: JobEntry, run: RunRecord) -> RunRecord:
-        """Fetch the files of a collected run that stayed on the cluster. Local files stay unchanged."""
+        """Fetch the files that an earlier collect left on the cluster. Return the run's new record."""
         final = run.directory
         with self.reporting_write_errors(run.job_id, final), working_folder(final) as work:
             tree, home = work / "tree", collected_files(final)
@@ -288,7 +288,7 @@ class _Collection:
         *,
         still_changing: bool = False,
     ) -> Manifest:
-        """Copy the job's files into ``work/tree``. Raises CollectError if they can't be read."""
+        """Copy the job's files into ``work/tree``. Raises CollectError if the files can't be read."""
         job_id = entry.job_id or ""
         if entry.remote_dir is None:
             reason = "the submission's record on this machine does not name the folder"
@@ -333,7 +333,7 @@ def _recorder(session: Session, entry: JobEntry, jobs: Sequence[JobInfo]) -> Rec
 
 
 def _outputs(kept: Mapping[str, bytes]) -> Outputs | None:
-    """Return the outputs that a job declared. None if it didn't, or was submitted from another machine."""
+    """Return the outputs that a job declared; None if this machine has no declaration of the job."""
     if OUTPUTS_FILE not in kept:
         return None
     source = json.loads(kept[SOURCE_FILE]) if SOURCE_FILE in kept else {"files": [], "links": []}
@@ -342,7 +342,7 @@ def _outputs(kept: Mapping[str, bytes]) -> Outputs | None:
 
 
 def _purged(entry: JobEntry) -> JobInfo:
-    """Return a record for a job that the scheduler has forgotten. Its files may still exist."""
+    """Return a JobInfo with the state PURGED, for a job that the scheduler no longer knows."""
     number = (entry.job_id or "").lstrip(string.ascii_letters)
     return JobInfo(
         number=int(number),

@@ -33,7 +33,7 @@ _MAX_LOSSES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A value that differs between runs ``a`` and ``b``. None if a run does not have the value.
+    """A value that differs between two runs: ``a`` of the first, ``b`` of the second; None if missing.
 
     ``section`` is job, code, configuration, data, environment, hardware or result.
     """
@@ -46,9 +46,9 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """The comparison of two runs' losses at their ``steps`` common steps. ``a``, ``b``: steps of each run.
+    """The comparison of two runs' losses at the ``steps`` steps that both runs have.
 
-    first: the first step with different losses. None if all are equal.
+    a, b: each run's number of steps. first: the first step with different losses. None if all are equal.
     largest: the largest difference. None if all are equal, or if a differing loss is NaN or infinite.
     """
 
@@ -69,7 +69,7 @@ class Losses:
 
 
 def compare_losses(a: Row, b: Row) -> Losses | None:
-    """Compare metrics with ``loss`` in their names at common steps. None: the runs have no common step."""
+    """Compare two runs' metrics with ``loss`` in their names. Return None if the runs share no step."""
     losses_a, losses_b = _losses(a), _losses(b)
     pairs = {key: (loss, losses_b[key]) for key, loss in losses_a.items() if key in losses_b}
     if not pairs:
@@ -90,7 +90,7 @@ def compare_losses(a: Row, b: Row) -> Losses | None:
 
 
 def _losses(row: Row) -> dict[tuple[str, str, int], float]:
-    """Return the losses by task, name and step. Values without a step are numbered."""
+    """Return (task, metric, step) -> loss. The values of a metric without steps are numbered."""
     losses: dict[tuple[str, str, int], float] = {}
     counts: Counter[tuple[str, str]] = Counter()
     tasks = row.tasks or [row]
@@ -106,7 +106,7 @@ def _losses(row: Row) -> dict[tuple[str, str, int], float]:
 
 
 def compare(a: Row, b: Row) -> tuple[Difference, ...]:
-    """Return the differences by section. Raises CollectError if a file of a run is damaged."""
+    """Return the differences of two runs by section. Raises CollectError if a run's file is damaged."""
     facts_a, facts_b = environment_of(a), environment_of(b)
     return (
         *_differences("job", _job(a, facts_a), _job(b, facts_b)),
@@ -126,13 +126,13 @@ def _differences(section: str, a: Mapping[str, Value], b: Mapping[str, Value]) -
 
 
 def environment_of(row: Row) -> Mapping[str, Any]:
-    """Return a run's environment.json; empty if it is missing. Raises CollectError if it is damaged."""
+    """Return a run's environment.json; empty without this file. Raises CollectError if it is damaged."""
     facts = _read(row.run.directory / ENVIRONMENT_FILE)
     return facts if isinstance(facts, dict) else {}
 
 
 def _read(path: Path) -> Any:
-    """Return a run's JSON file; None if it is missing. Raises CollectError if the file is damaged."""
+    """Return a run's JSON file; None if the file is missing. Raises CollectError if it is damaged."""
     try:
         return read_json(os.fsencode(path.parent), os.fsencode(path.name), _MAX_BYTES)
     except FileNotFoundError:
@@ -162,7 +162,7 @@ def _flat_values(values: Mapping[str, Any]) -> dict[str, Value]:
 
 
 def _job(row: Row, facts: Mapping[str, Any]) -> dict[str, Value]:
-    """Return the options for the scheduler and the launcher, and the cluster and partition."""
+    """Return a job's options for the scheduler and the launcher, its cluster and its partition."""
     submission = mapping(facts, "client", "job")
     # The configuration lists the values of a sweep's task.
     sweep_keys = {"array", "sweep"} if row.task is not None else set()
@@ -174,7 +174,7 @@ def _job(row: Row, facts: Mapping[str, Any]) -> dict[str, Value]:
 
 
 def _code(a: Row, b: Row, facts_a: Mapping[str, Any], facts_b: Mapping[str, Any]) -> Iterator[Difference]:
-    """Compare the submitted files and the version of clusterctl. If files differ, compare the commits too."""
+    """Yield differences in submitted files, clusterctl's version and, if files differ, git commits."""
     files_a, files_b = _files(a), _files(b)
     changed = list(_differences("code", files_a, files_b))
     yield from changed[:_MAX_FILES]
@@ -229,7 +229,7 @@ def software_of(facts: Mapping[str, Any]) -> dict[str, Value]:
 
 
 def hardware_of(facts: Mapping[str, Any]) -> dict[str, Value]:
-    """Return the distinct kinds of nodes (cores, CPU, memory, GPUs) as their telemetry describes them."""
+    """Return the distinct kinds of nodes (cores, CPU, memory, GPUs) that the nodes' telemetry describes."""
     kinds = set()
     for host in mapping(facts, "hosts").values():
         if isinstance(host, Mapping):

@@ -68,9 +68,9 @@ CollectedFiles = Mapping[bytes, tuple[int, str]]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The files of a run that `collect` copies. Sizes are limits in bytes.
+    """The files of a run that `collect` copies. The ``max_`` sizes are limits in bytes.
 
-    checkpoints: "latest", "all", "none", or "everything" for all files of the run.
+    checkpoints: the run's checkpoints to copy ("latest", "all", "none"). "everything": copy all files.
     """
 
     checkpoints: str = "latest"
@@ -88,7 +88,7 @@ class Selection:
         return larger or self.checkpoints in {"all", EVERYTHING}
 
     def explain(self, reason: str, size: int, job_id: str) -> str:
-        """Return why a file stays on the cluster (by the reason of remote_files.py), and how to copy it."""
+        """Return why a file stays on the cluster, and how to copy it. ``reason``: from remote_files.py."""
         if reason == TOO_LARGE:
             reason = f"a checkpoint of {format_size(size)}, more than {format_size(self.max_checkpoint)}"
             flags = ["--max-checkpoint", f"{(size >> 30) + 1}GiB"]
@@ -153,9 +153,9 @@ def _bytes(flag: str, size: str | None, default: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of a run's folder: ``files`` with sizes in bytes, hex ``sha256``, and empty ``folders``.
+    """The files and empty ``folders`` of a run's folder. All paths are relative to that folder.
 
-    All paths are relative to the folder. The ``skipped`` files stay on the cluster.
+    files: path -> size in bytes. sha256: path -> hex digest. skipped: files that stay on the cluster.
     """
 
     files: Mapping[bytes, int]
@@ -165,10 +165,10 @@ class Manifest:
 
 
 class Outputs:
-    """The output files of a job: files that match its patterns, of which the last match decides, and logs.
+    """The files of a job that count as its outputs: its logs, and files that match its patterns.
 
-    patterns: patterns in the syntax of .gitignore; ``!`` excludes.
-    sent: submitted files, which are not listed as skipped if no pattern matches.
+    patterns: patterns in the syntax of .gitignore. The last match decides; ``!`` excludes.
+    sent: submitted files. `collect` does not list them as skipped if no pattern matches.
     """
 
     def __init__(self, patterns: Sequence[str], sent: Iterable[bytes] = ()) -> None:
@@ -198,8 +198,8 @@ class Source:
     """A job's folder on the cluster, and the rules for copying it.
 
     still_changing: the job is running, so files that keep changing are skipped.
-    outputs: the files to copy, unless the selection is everything. None copies all but old checkpoints.
-    home: files that an earlier collect copied, which are not fetched again.
+    outputs: the files to copy, unless the selection is everything. None: all files but old checkpoints.
+    home: files that an earlier collect copied to this machine. They are not copied again.
     """
 
     folder: str
@@ -217,10 +217,10 @@ def sender(transport: Transport) -> Sender:
 
 
 def fetch_tree(sender: Sender, source: Source, tree: Path) -> Manifest:
-    """Copy the files and empty folders of the source to ``tree``, except ``source.home``. Remove other files.
+    """Copy the source's files and empty folders, except ``source.home``. Remove other files in ``tree``.
 
     Raises:
-        CollectError: files of an ended job keep changing, the disk is full, or the answer is malformed.
+        CollectError: files of an ended job keep changing, the local disk is full, or the answer is malformed.
         TransportError: the cluster can't be reached. Files that have arrived are kept.
     """
     folder, home, selection = source.folder, source.home, source.selection
@@ -280,7 +280,7 @@ def _key(entry: Entry) -> _Key:
 
 
 def _skipped_records(skipped: Sequence[_Left]) -> tuple[Skipped, ...]:
-    """Return the skipped paths for the record: the largest singly, the rest together."""
+    """Return a record for each of the largest skipped paths, and a record for all remaining paths."""
     if len(skipped) > _MOST_SKIPPED:
         skipped = sorted(skipped, key=lambda row: (-row[2], -row[3]))
     named = [
@@ -295,7 +295,7 @@ def _skipped_records(skipped: Sequence[_Left]) -> tuple[Skipped, ...]:
 
 
 def _remove_leftovers(tree: bytes, keep: set[bytes]) -> None:
-    """Remove leftovers of an unfinished collect, and files that no longer exist on the cluster."""
+    """Remove all files and empty folders below ``tree`` that are not in ``keep``."""
     for folder, subfolders, names in os.walk(tree, topdown=False):
         below = (folder + b"/")[len(tree) + 1 :]
         for name in names:
@@ -369,13 +369,13 @@ def _free_place(tree: Path, local: bytes, host: str) -> bytes:
 def choose_entries(
     listing: Sequence[Entry], left_entries: Sequence[Entry], source: Source, tree: Path
 ) -> tuple[list[Entry], list[_Left]]:
-    """Return the entries of a job's folder to copy, and those that stay on the cluster with the reason.
+    """Return the entries of a job's folder to copy, and the entries that stay on the cluster, with reasons.
 
-    Each entry to copy gets its path and mode in the run's folder. Of the folders, those that are empty or
-    hold a copied file are returned.
+    Set the path and mode that each entry to copy gets in the run's folder. A folder is copied if it is empty
+    or holds a copied file.
 
     listing: entries that the cluster offers.
-    left_entries: entries that the cluster does not offer; ``payload`` is the reason.
+    left_entries: entries that the cluster does not offer. The ``payload`` of an entry is the reason.
     """
     selection = source.selection
     skipped = [
@@ -414,7 +414,7 @@ def choose_entries(
 
 
 def _by_folder(unwanted: Iterable[Entry], coming: Collection[bytes]) -> dict[bytes, tuple[int, int]]:
-    """Return bytes and number of unwanted files, by the topmost folder without copied files, or by file."""
+    """Return path -> (bytes, number) of unwanted files. A folder without a wanted file is a single path."""
     totals: dict[bytes, tuple[int, int]] = {}
     for entry in unwanted:
         path, parent = entry.path, entry.path.rpartition(b"/")[0]
@@ -426,7 +426,7 @@ def _by_folder(unwanted: Iterable[Entry], coming: Collection[bytes]) -> dict[byt
 
 
 def _skip_reason(entry: Entry, max_holes: int, max_file: int, job_id: str) -> str:
-    """Return why an entry is not copied; "" if it is copied. ``max_holes`` limits holes of sparse files."""
+    """Return why an entry is not copied; "" if it is. ``max_holes``: most bytes of holes in a sparse file."""
     if entry.kind == Kind.LINK:
         return "a symbolic link"
     if _PARTIAL.fullmatch(entry.path.rpartition(b"/")[2]):
@@ -451,7 +451,7 @@ def shown_path(path: bytes) -> str:
 
 
 def _local(path: bytes, tops: set[bytes]) -> bytes:
-    """Return a file's path in the run's folder. ``tops`` are the first components of all paths of the job."""
+    """Return the path in the run's folder: a reserved first part gets suffixes until ``tops`` lacks it."""
     top, slash, rest = path.partition(b"/")
     if top in RESERVED:
         top += FROM_JOB

@@ -40,7 +40,7 @@ class Row:
 
     @property
     def shown(self) -> str:
-        """The name of the run's folder, followed by the task's folder for a task."""
+        """The name of the run's folder. For a task, the name of the task's folder follows."""
         return f"{self.run.directory.name}/{self.task.folder}" if self.task else self.run.directory.name
 
     @property
@@ -142,7 +142,7 @@ TIMES: Final = frozenset({"submitted", "started", "ended", "collected"})
 def find_runs(folders: Iterable[Path]) -> tuple[list[RunRecord], list[Path]]:
     """Return the runs in these folders, newest first, and the paths of unreadable runs.
 
-    folders: folders of runs, or run folders themselves. Raises UsageError if a folder can't be read.
+    folders: the folders of runs, or folders that contain them. Raises UsageError if a folder can't be read.
     """
     runs: list[RunRecord] = []
     damaged: list[Path] = []
@@ -160,7 +160,7 @@ def submitted_at(run: RunRecord) -> float:
 
 
 def _run_folders(folder: Path) -> Iterator[Path]:
-    """Yield the subfolders that have a run.json or can't be opened; or the folder itself if it is a run."""
+    """Yield the folder if it has a run.json, or its subfolders that have this file or are unreadable."""
     folder = Path(os.path.realpath(folder))
     if _may_be_run(folder):
         yield folder
@@ -201,8 +201,8 @@ def ordered(rows: Sequence[Row], key: str, *, reverse: bool = False) -> list[Row
 def ranked(run: Row, metric: str | None = None) -> tuple[list[Row], str]:
     """Return the tasks of a sweep, best first, and the name of the metric that ranks them.
 
-    A task that ran again replaces the failed task. Default metric: the sweep's own, or a usual metric.
-    Raises UsageError if the run is not an array, or its tasks don't have the metric.
+    If a failed task was replayed, its newest run counts. Default metric: that of the sweep's definition, or
+    a usual metric such as ``val_loss``. Raises UsageError if there are no tasks, or no metric.
     """
     tasks, sweep = latest_tasks(run), run.run.sweep or {}
     if not tasks:
@@ -223,7 +223,7 @@ def ranked(run: Row, metric: str | None = None) -> tuple[list[Row], str]:
 
 
 def latest_tasks(run: Row) -> list[Row]:
-    """Return an array's tasks, each from its newest run (original or `replay --failed`); else no tasks."""
+    """Return each task of an array from its newest run (original or `replay --failed`); else no tasks."""
     token = run.run.replay_of if run.run.of_failed else run.run.token
     records = {run.run.directory: run.run} | {
         run_again.directory: run_again for run_again in _array_runs(run, str(token))
@@ -235,7 +235,7 @@ def latest_tasks(run: Row) -> list[Row]:
 
 
 def _array_runs(run: Row, token: str) -> Iterator[RunRecord]:
-    """Yield the collected runs of an array: the original, and the replays of its failed tasks."""
+    """Yield the collected runs of an array: the original with this token, and replays of failed tasks."""
     folders = dict.fromkeys((run.run.directory.parent, *runs_folders()))
     for path in dict.fromkeys(path for folder in folders for path in _run_folders(folder)):
         with suppress(OSError, CollectError):
@@ -247,7 +247,7 @@ def _array_runs(run: Row, token: str) -> Iterator[RunRecord]:
 
 
 def metric_names(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the metrics of these runs, the usual quality metrics first."""
+    """Yield the names of these runs' metrics, first the usual quality metrics such as ``val_loss``."""
     names = dict.fromkeys(name for row in rows for name in row.metrics)
     yield from (name for name in USUAL_METRICS if name in names)
     yield from (name for name in names if name not in USUAL_METRICS)

@@ -30,9 +30,9 @@ _ESCAPED = re.compile(rb"\\[\\nr]")
 
 
 def choose_run_folder(out: Path, name: str, token: str) -> Path:
-    """Return the folder for a run: a free name, with a number if needed, or the folder that holds the run.
+    """Return the folder in ``out`` for a run: the folder that already holds the run, or a new folder.
 
-    Job numbers restart at 1 when a cluster is recreated under its name, so another run may have the name.
+    A recreated cluster restarts its job numbers, so another run may have ``name``. ``token`` identifies runs.
     """
     for number in count(1):
         path = out / (name if number == 1 else f"{name}-{number}")
@@ -46,7 +46,7 @@ def choose_run_folder(out: Path, name: str, token: str) -> Path:
 
 @contextmanager
 def working_folder(final: Path) -> Iterator[Path]:
-    """Lock and yield the hidden folder beside the run's folder in which arriving files are stored."""
+    """Lock and yield the hidden folder that receives a run's files before they replace ``final``."""
     work = final.parent / f".{final.name}.incomplete"
     work.mkdir(parents=True, exist_ok=True)
     with open(work / "lock", "w", opener=open_private) as lock:
@@ -65,7 +65,7 @@ def working_folder(final: Path) -> Iterator[Path]:
 
 
 def install_tree(work: Path, final: Path) -> None:
-    """Replace the run's folder by the finished tree. Files that the user added to the old folder are kept."""
+    """Replace the run's folder ``final`` by ``work``/tree. Keep files that the user added to ``final``."""
     tree, old = work / "tree", work / "old"
     if final.exists():
         run_files = {*_sums(final), SUMS_FILE.encode()}
@@ -83,7 +83,7 @@ def install_tree(work: Path, final: Path) -> None:
 
 
 def collected_files(run: Path) -> CollectedFiles:
-    """Return size and checksum of the files of a collected run, as its SHA256SUMS lists them."""
+    """Return path -> (size, sha256) for the files that the SHA256SUMS of a collected run lists."""
     files = {}
     for name, sha256 in _sums(run).items():
         path = run / os.fsdecode(name)
@@ -93,7 +93,7 @@ def collected_files(run: Path) -> CollectedFiles:
 
 
 def link(run: Path, names: Iterable[bytes], tree: Path) -> None:
-    """Hard-link files of a collected run into the tree that will replace its folder."""
+    """Hard-link files of a collected run into ``tree``, which will replace the run's folder."""
     for name in map(os.fsdecode, names):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         (tree / name).unlink(missing_ok=True)
@@ -105,7 +105,7 @@ def link(run: Path, names: Iterable[bytes], tree: Path) -> None:
 
 
 def write_sums(tree: Path, known_sums: Mapping[bytes, str]) -> None:
-    """Write SHA256SUMS for `sha256sum -c`. Files with ``known_sums`` are not read again."""
+    """Write ``tree``/SHA256SUMS for `sha256sum -c`. Only files without ``known_sums`` are read."""
     root = os.fsencode(tree)
     paths = (
         os.path.join(folder, name)[len(root) + 1 :]  # noqa: PTH118  # names are bytes
@@ -133,12 +133,12 @@ def _sums(run: Path) -> dict[bytes, str]:
 
 
 def escaped(name: bytes) -> bytes:
-    """Return a file name as `sha256sum` writes it."""
+    """Return a file name as `sha256sum` writes it, with escaped backslashes and line breaks."""
     return name.replace(b"\\", b"\\\\").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
 
 
 def write_kept(tree: Path, kept: Mapping[str, bytes]) -> None:
-    """Write clusterctl's files as submitted. Files of these names that the job wrote stay as *.from-job."""
+    """Write clusterctl's files as submitted. The job's files of the same names stay as *.from-job."""
     for name, content in kept.items():
         theirs = tree / f"{name}{os.fsdecode(FROM_JOB)}"
         if theirs.is_file() and theirs.stat().st_size == len(content) and theirs.read_bytes() == content:

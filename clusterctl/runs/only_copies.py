@@ -47,11 +47,11 @@ _AGES = ((86400, "day"), (3600, "hour"), (60, "minute"))
 
 @dataclass(frozen=True, slots=True)
 class UncopiedFiles:
-    """Files below a path that exist only on a host, or only in the shared folder (``host`` is "").
+    """Files below a path that exist only on ``host``, or only in the shared folder (then ``host`` is "").
 
-    ``what`` is a title, ``why`` the reason why they were not collected, ``age_s`` the age of the newest file.
-    ``bytes`` is the size as `ls -l` shows it, ``on_disk`` without the holes of sparse files. All files below
-    ``top`` are copied together. ``job_id`` is the job that owns them.
+    what: a title. why: the reason why the files were not collected. age_s: the age of the newest file.
+    bytes: the size as `ls -l` shows it. on_disk: the size without the holes of sparse files. top: the home
+    folder or disk; files with the same top are copied together. job_id: the job that owns the files.
     """
 
     what: str
@@ -82,7 +82,7 @@ class UncopiedFiles:
 class OnlyCopies:
     """Data that exists only on the cluster: pending and running jobs, uncollected runs, and files.
 
-    ``unknown`` has a line for each place that could not be checked.
+    ``unknown`` has a line for each host or path that could not be checked.
     """
 
     jobs: tuple[str, ...] = ()
@@ -99,7 +99,7 @@ class OnlyCopies:
 
     @property
     def shown(self) -> str:
-        """A summary in one line, for the journal."""
+        """A summary in a single line, for the journal of an `up` or `down`."""
         size, files = sum(row.bytes for row in self.files), sum(row.files for row in self.files)
         total = [f"{format_size(size)} in {files:,} files"] if files else []
         return "; ".join([*total, *self._first_lines])
@@ -110,7 +110,7 @@ class OnlyCopies:
         return (*self.lines[:_MOST_SHOWN], *([f"and {more} more"] if more > 0 else []))
 
     def error(self, refusal: str, *, fix: str) -> OnlyCopyError:
-        """Return the error that refuses to delete this data, with a failure for each line."""
+        """Return the error of a command that refuses to delete this data. Its ``failures`` list the data."""
         failures = [Failure(OnlyCopyError.code, line, phase="look") for line in self.lines]
         failures[:1] = [Failure(OnlyCopyError.code, self.lines[0], phase="look", fix=fix)]
         return OnlyCopyError(refusal, why="\n".join(self._first_lines), fix=fix, failures=tuple(failures))
@@ -128,7 +128,7 @@ def _age(seconds: int) -> str:
 
 
 class Search:
-    """A search for files that exist only on the cluster, as the admin user.
+    """A search, as the admin user, for files that exist only on the cluster.
 
     It covers the disks of ``hosts`` and, if ``shared``, the shared folder, but not the folders ``left_out``.
     """
@@ -150,7 +150,7 @@ class Search:
         self.known = array("Q", (number for copies in _copies(workspace) for number in copies.numbers()))
 
     def find(self) -> OnlyCopies:
-        """Search all hosts in parallel. A host that does not answer gets a line in ``unknown``."""
+        """Search all hosts in parallel. The result's ``unknown`` lists hosts that do not answer."""
         controller = (self.inventory.controller.name,) if self.shared else ()
         answers, failed = call_on_hosts(dict.fromkeys([*controller, *self.hosts]), self._ask)
         unknown = [f"{host} could not be checked: {printable(exc.cause)}" for host, exc in failed.items()]
@@ -236,7 +236,7 @@ class Search:
         return tuple(folders)
 
     def _folder_of(self, host: str, top: str, out: Path, entries: Sequence[Entry]) -> Path:
-        """Return the local folder for files below ``top``: that of an earlier copy if no file is replaced."""
+        """Return the local folder for files below ``top``: that of an earlier copy if no file is lost."""
         for copies in read_copies(self.workspace):
             folder = Path(copies.directory)
             is_of_top = (copies.host, copies.top, copies.sent, copies.renamed) == (host, top, False, "")
@@ -255,7 +255,7 @@ class Search:
 
 
 def _is_taken(folder: Path, entry: Entry) -> bool:
-    """Return whether the path of an entry exists already, unless both are folders."""
+    """Return whether ``folder`` has the entry's path already. Two folders of the same path don't count."""
     path = os.path.join(os.fsencode(folder), entry.path)  # noqa: PTH118 - names are bytes
     is_folder = os.path.isdir(path) and not os.path.islink(path)  # noqa: PTH112, PTH114
     return os.path.lexists(path) and not (entry.kind == Kind.FOLDER and is_folder)
@@ -264,14 +264,14 @@ def _is_taken(folder: Path, entry: Entry) -> bool:
 def search_all(
     inventory: Inventory, workspace: Workspace, to: Connect, *, shared: bool, left_out: Sequence[str] = ()
 ) -> Search:
-    """Return a search of all places where `down` destroys files. Machines that the user owns are left out."""
+    """Return a search of the disks and folders that `down` deletes: all but those of the user's machines."""
     owned = inventory.traits.user_owned
     hosts = [] if owned else [host.name for host in inventory.hosts]
     return Search(inventory, workspace, to, hosts, shared=shared and not owned, left_out=left_out)
 
 
 def bring_all(workspace: Workspace, out: Path, *, progress: Progress = lambda *_: None) -> tuple[Path, ...]:
-    """Copy all files that exist only on the cluster or its kept storage. Return the folders below ``out``.
+    """Copy all files that exist only on the cluster or its kept storage. Return the local folders.
 
     Raises:
         CollectError, TransferError: some files could not be found or copied. Arrived files are kept.
@@ -323,7 +323,7 @@ def _not_understood(host: str) -> TransportError:
 
 
 def _copies(workspace: Workspace) -> Iterator[Copies]:
-    """Yield the places on this machine with files of the cluster: sent files, runs, and fetched files."""
+    """Yield the local folders with files of the cluster: sent files, collected runs, and fetched files."""
     for entry in Ledger(workspace.jobs).entries():
         if entry.run_dir and entry.remote_dir:
             yield Copies("", entry.remote_dir, entry.run_dir, renamed=os.fsdecode(FROM_JOB))
@@ -331,7 +331,7 @@ def _copies(workspace: Workspace) -> Iterator[Copies]:
 
 
 def record_kept_copies(workspace: Workspace) -> None:
-    """Record where collected runs are, so that a `down` of kept storage finds them without the workspace."""
+    """Record the folders of collected runs for `down` of kept storage, which runs without the workspace."""
     noted_copies = {*read_copies(workspace)}
     # If this machine's disk is full, the next `down` treats the files on kept storage as only copies.
     with suppress(MachineError):

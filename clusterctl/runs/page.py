@@ -51,7 +51,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart; ``x`` and ``y`` title its axes, with the unit."""
+    """A chart. ``x`` and ``y`` are the titles of its axes, with units."""
 
     title: str
     series: Sequence[Series]
@@ -80,7 +80,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A report: the verdict in sentences, colored by ``ok``, a list of missing data, and sections."""
+    """A report. ``verdict`` has sentences, colored by ``ok``. ``missing`` lists data that was not found."""
 
     title: str
     verdict: Sequence[str]
@@ -138,7 +138,7 @@ def _template() -> jinja2.Template:
 
 
 def thinned(points: Iterable[tuple[float, float]], most: int = _POINTS) -> list[tuple[float, float | None]]:
-    """Reduce points for a chart to the lowest and highest of each of ``most`` / 2 equal stretches."""
+    """Split points into ``most`` / 2 stretches of equal length; keep the lowest and highest of each."""
     finite_points = [(x, y if math.isfinite(y) else None) for x, y in points]
     if len(finite_points) <= most:
         return finite_points
@@ -200,7 +200,7 @@ def _row(cells: Iterable[str], *, plain: bool = False) -> str:
 def write_report(report: Report, path: Path) -> None:
     """Write the report as an HTML file, atomically.
 
-    Raises UsageError if the path holds another kind of file, or can't be written.
+    Raises UsageError if ``path`` holds a file that is not a report of clusterctl, or can't be written.
     """
     if os.path.lexists(path) and not _is_ours(path):
         raise UsageError(

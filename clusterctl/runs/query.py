@@ -33,7 +33,7 @@ _OPERATORS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunQuery:
-    """Conditions that runs must meet, and their order.
+    """Conditions that runs must meet, and the order of the runs.
 
     where: conditions such as ``lr>=1e-3``, ``state=FAILED`` or ``name~bert``. A run must meet all of them.
     columns: keys to show. At least one run must have each key.
@@ -97,7 +97,7 @@ def select_runs(query: RunQuery, folders: Sequence[Path] = (), *, everywhere: bo
 
 
 def _folders(requested: Sequence[Path], *, everywhere: bool) -> tuple[Sequence[Path], tuple[str, ...]]:
-    """Return the folders to search, and a note if ./runs is not among them."""
+    """Return the folders to search, and a note if they replace ./runs because it does not exist."""
     if requested:
         return requested, ()
     known_folders = runs_folders()
@@ -145,10 +145,10 @@ def _filter(rows: Sequence[Row], query: RunQuery) -> list[Row]:
 
 
 def _condition(key: str, operator: str, text: str, values: Sequence[Value]) -> Callable[[Value], bool]:
-    """Return a predicate for a condition. Texts are compared without regard to case.
+    """Return a function that tells whether a value meets a condition. The case of letters is ignored.
 
-    values: the values of the key in all rows. If all are numbers, and ``text`` is not a number, time or
-        duration, UsageError is raised.
+    values: the values of the key in all rows. Raises UsageError if all these values are numbers, and
+        ``text`` is not a number, time or duration.
     """
     if operator == "~":
         return lambda value: value is not None and text.lower() in str(value).lower()
@@ -178,7 +178,7 @@ def _is_number(value: Value) -> bool:
 
 
 def _number(key: str, text: str) -> int | float | None:
-    """Return a text as a number, a time as Unix seconds, a duration as seconds; None if it is invalid."""
+    """Parse a number, a time (to Unix seconds) or a duration (to seconds). Return None for other texts."""
     kinds: list[Callable[[str], int | float]] = [int, float]
     if key == "elapsed":
         kinds.append(parse_slurm_time_s)
@@ -207,7 +207,7 @@ _TYPES: Final = {"nodes": "Int64", "elapsed": "Int64", "cost": "Float64", "final
 
 
 def frame(rows: Iterable[Row]) -> polars.DataFrame:
-    """Return a data frame with a row for each run: columns of `runs list`, program options and metrics.
+    """Return runs as a data frame. The columns are those of `runs list`, program options, and metrics.
 
     ``KEY`` is the last value of a metric, ``KEY.min`` the lowest and ``KEY.max`` the highest. An option with
     the name of a column is ``config.KEY``; a metric with the name of a column or option is ``metric.KEY``.
@@ -248,7 +248,7 @@ def _columns(rows: Sequence[Row]) -> Mapping[str, list[Value]]:
 
 
 def _as_number(value: Value) -> Any:
-    """Return the value, with integers above 64 bits as floats, or None if too large for a float."""
+    """Return the value; an integer above 64 bits as a float, or None if it is too large for a float."""
     if not isinstance(value, int) or -_LARGEST <= value < _LARGEST:
         return value
     with suppress(OverflowError):
@@ -257,7 +257,7 @@ def _as_number(value: Value) -> Any:
 
 
 def _time(value: Value) -> datetime | None:
-    """Return a time in UTC; None for an invalid time, which a damaged record may hold."""
+    """Convert Unix seconds to a time in UTC; None for an invalid time, which a damaged record may hold."""
     with suppress(OverflowError, ValueError, OSError):
         return None if value is None else datetime.fromtimestamp(int(value), UTC)
     return None

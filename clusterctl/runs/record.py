@@ -1,4 +1,4 @@
-"""The record of a collected run, from the scheduler, the telemetry and the program's metrics."""
+"""The record of a collected run (run.json), made from the scheduler's data, telemetry and metrics."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _ACCOUNTING_LAG_S = 10.0
 class Recorder:
     """Writes clusterctl's own files into the folder of a run.
 
-    accounting: the scheduler's accounting of the job. None: ``missing`` has the reason, if any.
+    accounting: the scheduler's accounting of the job. None: not available; ``missing`` is the reason, if any.
     """
 
     session: Session
@@ -65,7 +65,7 @@ class Recorder:
         return cls(session, entry, jobs, accounting, "", version)
 
     def write(self, tree: Path, manifest: Manifest) -> RunRecord:
-        """Write clusterctl's files and the checksums of all files. Return the record."""
+        """Write clusterctl's files and the checksums of all files into ``tree``. Return the run's record."""
         kept = self.session.ledger.kept(self.entry.token) or {SPEC_FILE: applied_text(self.session.workspace)}
         write_kept(tree, kept)
         if self.missing:
@@ -87,7 +87,7 @@ class Recorder:
 
 
 def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunRecord:
-    """Return the record with the arguments, configuration and metrics of the program or of each task."""
+    """Add arguments, configuration and metrics of the program or of each task. Return the new record."""
     facts = facts if isinstance(facts, dict) else {}
     job = facts["job"] if isinstance(facts.get("job"), dict) else {}
     args = tuple(job.get("args") or ())
@@ -145,7 +145,7 @@ def _record(
 
 
 def _accounting(scheduler: Jobs, job_id: str, *, ended: bool) -> str | None:
-    """Return the unchanged accounting of a job. If the job has ``ended``, wait until it shows the end."""
+    """Return the scheduler's accounting of a job. If ``ended``, wait until the accounting shows the end."""
     deadline = scheduler.clock.now() + _ACCOUNTING_LAG_S
     while True:
         text = scheduler.accounting(job_id)
@@ -164,7 +164,7 @@ def _shows_running_job(accounting: str) -> bool:
 
 
 def _environment(tree: Path, manifest: Manifest, client: Any, slurm_version: str | None) -> str:
-    """Return the content of environment.json: facts of the client, and versions and hardware of each host."""
+    """Return environment.json: facts of the submitting machine, and each host's versions and hardware."""
     hosts: dict[str, Any] = {}
     telemetry_files = [local for local in manifest.files if _TELEMETRY.search(local)]
     for path in sorted(tree / os.fsdecode(local) for local in telemetry_files[:_MOST_HOSTS]):

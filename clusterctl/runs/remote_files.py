@@ -2,20 +2,20 @@
 
     main(NAME...)
 
-Each line of stdin is a JSON array [FOLDER, CHECKPOINTS, MOST]. The program lists the folder (before its
-files) and sends the requested files in the format of transport/remote_content.py. Links are never followed.
-A job may write anything to source.json, which affects only the job's own folder. Files that stay on the
-cluster are listed with a reason, their size and their number:
+Each line of stdin is a JSON array [FOLDER, CHECKPOINTS, MOST]. The program lists each folder before its
+files, and sends the requested files in the format of transport/remote_content.py. It never follows links.
+Files that stay on the cluster are listed with a reason, their size and their number:
 
-- large submitted files that are unchanged according to source.json;
-- checkpoints. CHECKPOINTS "latest": all but the latest, which also stays if it has more than MOST bytes.
-  "none": all checkpoints. "all" and "everything": no checkpoint;
+- large submitted files that source.json shows as unchanged. A job may write anything to source.json, but
+  this affects only the job's own folder;
+- checkpoints. With CHECKPOINTS "latest": all but the latest, and the latest too if it exceeds MOST bytes.
+  With "none": all checkpoints. With "all" or "everything": no checkpoint;
 - a folder with too many files, unless CHECKPOINTS is "everything". NAMEs and logs of array tasks are sent.
 
 Checkpoints are folders with names that begin with ``checkpoint`` or ``ckpt``, files with such names in the
 format of a framework, and ``*.ckpt`` files. If such a folder has numbered entries, each is a checkpoint:
-``checkpoints/iteration-00000010/``, ``checkpoints/epoch=3-step=100.ckpt``. The names of the checkpoints of a
-family differ only in the numbers.
+``checkpoints/iteration-00000010/``, ``checkpoints/epoch=3-step=100.ckpt``. Checkpoints with names that differ
+only in the numbers form a family.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ SubmittedFiles = dict[bytes, tuple[int, str]]
 
 
 class Size(NamedTuple):
-    """The bytes and the number of files, and the time of the last write."""
+    """The total bytes of some files, their number, and the time of the last write to them."""
 
     bytes: int = 0
     files: int = 0
@@ -99,14 +99,14 @@ class Size(NamedTuple):
 
 
 class Number(NamedTuple):
-    """The family of a numbered checkpoint, and the numbers in its name."""
+    """The numbers in a checkpoint's name, and its family: the name without these numbers."""
 
     family: bytes
     numbers: tuple[int, ...]
 
 
 def number_of(path: bytes, *, is_folder: bool) -> Number | None:
-    """Return family and numbers of a checkpoint by its name; None if the name has no number."""
+    """Return the family of a checkpoint and the numbers in its name; None if the name has no number."""
     folder, name = os.path.split(path)
     if is_folder and BARE.fullmatch(name) and PLURAL.match(os.path.basename(folder)):
         return Number(b"", (int(name),))
@@ -161,7 +161,7 @@ class Checkpoints:
         self.chosen: set[bytes] = set()
 
     def staying(self, folder: bytes, names: Iterable[tuple[bytes, bool]]) -> dict[bytes, tuple[str, Size]]:
-        """Return the folder's entries that stay on the cluster, with reason and size. Call it top-down.
+        """Return path -> (reason, size) of entries that stay on the cluster. Visit parent folders first.
 
         names: the paths of the entries, and whether each is a folder.
         """
@@ -214,7 +214,7 @@ class Checkpoints:
     def not_latest(
         self, members: list[tuple[tuple[int, ...], bytes, Size]]
     ) -> Iterator[tuple[bytes, tuple[str, Size]]]:
-        """Yield a family's older checkpoints, and the latest if too large. Without files: unfinished."""
+        """Yield (path, (reason, size)) for older checkpoints of a family, and the latest if too large."""
         latest = max(members, key=lambda item: (item[2].files > 0, item[0], item[2].mtime_ns, item[1]))
         self.chosen.add(latest[1])
         for member in members:
@@ -226,7 +226,7 @@ class Checkpoints:
 
 
 def read_submitted(folder: bytes) -> SubmittedFiles:
-    """Return the files that source.json lists. Empty if it is malformed: a job may write anything to it."""
+    """Return the files that source.json lists; empty if it is malformed, as the job may overwrite it."""
     try:
         source = read_json(folder, b"source.json", MOST_JSON)
         files = {os.fsencode(row["path"]): (int(row["size"]), str(row["sha256"])) for row in source["files"]}
@@ -237,7 +237,7 @@ def read_submitted(folder: bytes) -> SubmittedFiles:
 
 
 class Listing:
-    """Lists the entries of a job's folder to fetch or to leave. Files named in ``ours`` are always listed."""
+    """Lists the entries of a job's folder to send or to leave. ``ours``: names that are always listed."""
 
     def __init__(
         self,
@@ -293,9 +293,9 @@ class Listing:
                 self.file(path)
 
     def names(self, below: bytes) -> tuple[os.stat_result, list[bytes], list[bytes]]:
-        """Return a folder's status and the paths of its files and of its subfolders. Raises OSError.
+        """Return a folder's status, the paths of its files, and the paths of its subfolders. Raises OSError.
 
-        If the top folder has too many entries, only clusterctl's own files are returned.
+        Too many entries are an OSError; in the top folder, only clusterctl's own files are returned instead.
         """
         children: list[tuple[bool, bytes, bool]] = []
         size, full = 0, False
@@ -367,7 +367,7 @@ class Listing:
 
 
 def is_link_of_a_task(path: bytes, full: bytes) -> bool:
-    """Return whether a path is a link in an array task's folder to a submitted file."""
+    """Return whether a path in an array task's folder is a link to a submitted file."""
     folder, name = os.path.split(path)
     try:
         return bool(TASK.fullmatch(folder)) and os.readlink(full) == b"../" + name

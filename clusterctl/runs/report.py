@@ -60,7 +60,7 @@ _PARTS: Final = ("compute", "exposed communication", "data")
 class _Facts:
     """The metrics that the program of a run or task wrote over time, with times in milliseconds.
 
-    ``steps`` holds the times of ``_PARTS``, ``stalls`` those of checkpoints, ``hosts`` the host of each rank.
+    steps: (step, times of ``_PARTS``). stalls: step -> time that its checkpoint took. hosts: rank -> host.
     """
 
     series: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
@@ -126,7 +126,7 @@ def _append(values: list[Any], value: Any) -> None:
 
 
 def report_of(rows: Sequence[Row]) -> Report:
-    """Return the report of a run, of a job array with its tasks, or of several runs in comparison.
+    """Return the report of a run, the report of a job array, or the comparison of several runs.
 
     Raises:
         UsageError: no metric ranks the tasks of a sweep.
@@ -148,7 +148,7 @@ def write_report_beside(run: RunRecord) -> None:
 
 
 def report_path(row: Row) -> Path:
-    """Return the path of the report of a run or task. Raises UsageError if the job wrote that file."""
+    """Return the path for the report of a run or task. Raises UsageError if the job wrote a file there."""
     path = row.folder / REPORT_FILE
     name = os.fsencode(path.relative_to(row.run.directory))
     if os.path.lexists(path) and name in collected_files(row.run.directory):
@@ -276,7 +276,7 @@ def _rank_section(facts: _Facts) -> Section:
 
 
 def _metric_charts(runs: Mapping[str, _Facts], missing: list[str], only: Sequence[str] = ()) -> Section:
-    """Return a chart for each metric in ``only`` (empty: all), with a line for each run."""
+    """Return charts of the metrics in ``only`` (empty: all), with a line for each run. Extend ``missing``."""
     groups: dict[str, list[str]] = defaultdict(list)
     is_bundled = any(facts.is_ours for facts in runs.values())
     for name in dict.fromkeys(name for facts in runs.values() for name in facts.series):
@@ -365,7 +365,7 @@ def _missing(row: Row) -> Iterator[str]:
 
 
 def _comparison_report(rows: Sequence[Row]) -> Report:
-    """Return the report that compares runs, differences first. A sweep is represented by its best task."""
+    """Return the report that compares runs. Its results and charts show only the best task of a sweep."""
     missing: list[str] = []
     first, shown = rows[0], {_title(row, rows): _best_task(row) for row in rows}
     table: dict[tuple[str, str], list[str]] = {}
@@ -417,7 +417,7 @@ def _describe_differences(differences: Mapping[tuple[str, str], object], missing
 
 
 def _array_report(run: Row) -> Report:
-    """Return the report of a sweep or another job array: its ranking, and charts of each parameter."""
+    """Return the report of a sweep or another job array: ranked tasks, and a chart of each parameter."""
     missing, tasks, metric = list(_missing(run)), latest_tasks(run), ""
     if usual := next(metric_names(tasks), None):
         try:

@@ -55,7 +55,7 @@ _DIGITS: Final = re.compile(r"([0-9]+)")
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Metrics that a program wrote together. ``line`` is the full line if they come from metrics.jsonl."""
+    """Metrics that a program wrote together. ``line`` is the whole line if they are from metrics.jsonl."""
 
     values: Mapping[str, float]
     step: int | None = None
@@ -100,7 +100,7 @@ def finite(value: Any) -> float | None:
 def _printable_values(
     values: Mapping[str, float], names: set[str], *, without: frozenset[str] = frozenset()
 ) -> dict[str, float]:
-    """Return the values under printable names, up to a limit of ``names``, leaving out ``without``."""
+    """Return values under printable names not in ``without``. Add new names to ``names``, up to a limit."""
     printable_values: dict[str, float] = {}
     for key, value in values.items():
         name = printable(key[:_MAX_TEXT])[:_MAX_TEXT]
@@ -116,7 +116,7 @@ def _open(folder: Path, path: str) -> BufferedReader:
 
 
 def _lines(folder: Path, name: str) -> Iterator[bytes]:
-    """Yield the lines of a file, or the first line and the end of a very large file. Skip very long lines."""
+    """Yield a file's lines, but no very long line. Of a very large file, yield the first and last lines."""
     with suppress(OSError), _open(folder, name) as file:
         skips = False
         for number in range(_MAX_LINES):
@@ -154,7 +154,7 @@ def _json_records(folder: Path) -> Iterator[Record]:
 
 
 def _metric_files(folder: Path) -> list[str]:
-    """Return the event files and metrics.csv files below a folder that the job created or changed, sorted."""
+    """Return the sorted event files and metrics.csv files that the job created or changed below a folder."""
     paths: list[str] = []
     entries = 0
     folders = deque([""])
@@ -173,7 +173,7 @@ def _metric_files(folder: Path) -> list[str]:
 
 
 def _order(path: str) -> list[str | int]:
-    """Return a sort key: file name (it holds the time), then folder. version_10 comes after version_2."""
+    """Return a sort key: the file's name, which has a time, then its folder. version_10 follows version_2."""
     parent, _, name = path.rpartition("/")
     parts = _DIGITS.split(f"{name}/{parent}")
     return [int(part) if number % 2 else part for number, part in enumerate(parts)]
@@ -189,7 +189,7 @@ def _submitted_files(folder: Path) -> Mapping[str, str]:
 
 
 def _is_as_submitted(folder: Path, path: str, sent: Mapping[str, str]) -> bool:
-    """Return whether a file is unchanged since its submission, so that it belongs to an earlier run."""
+    """Return whether the job left a submitted file unchanged, so its metrics are of an earlier run."""
     if path not in sent:
         return False
     with suppress(OSError), _open(folder, path) as file:
@@ -198,7 +198,7 @@ def _is_as_submitted(folder: Path, path: str, sent: Mapping[str, str]) -> bool:
 
 
 def _prefixes(paths: Sequence[str]) -> list[str]:
-    """Return a prefix for the metrics of each file that tells folders apart, such as ``train/``.
+    """Return for each file a prefix of its metrics' names, such as ``train/``, that shows the folder.
 
     Folders of several starts of one program get the same prefix, because each start continued the run.
     """
@@ -294,7 +294,7 @@ def _value(text: str) -> Value:
 
 
 def flat(config: Mapping[str, Any], prefix: str = "", *, longest: int = _MAX_TEXT) -> dict[str, Value]:
-    """Flatten a nested configuration to names such as ``optimizer.lr``. Cut texts to ``longest``."""
+    """Flatten nested settings to names such as ``optimizer.lr``. Cut texts to ``longest`` characters."""
     values: dict[str, Value] = {}
     for key, value in config.items():
         name = printable(f"{prefix}{key}")[:_MAX_TEXT]

@@ -37,7 +37,7 @@ _BY_CHANCE: Final = 1e-4
 
 
 def node_charts(folder: Path, nodes: Sequence[str]) -> tuple[list[Chart], list[str]]:
-    """Return charts with a line for each node over minutes since the first sample, and missing data."""
+    """Return charts of the nodes' telemetry, each with a line per node, and a list of missing data."""
     shown = nodes[:_MOST_NODES]
     samples = {node: list(_samples(folder, node)) for node in shown}
     silent_nodes = [node for node in shown if not samples[node]]
@@ -58,7 +58,7 @@ def node_charts(folder: Path, nodes: Sequence[str]) -> tuple[list[Chart], list[s
 
 
 def _samples(folder: Path, node: str) -> Iterator[tuple[float, Mapping[str, float]]]:
-    """Yield the samples of a node as Unix time and values by chart title. Invalid lines are skipped."""
+    """Yield the Unix time and the values (chart title -> value) of a node's samples. Skip invalid lines."""
     # ValueError: the node's name has a null byte.
     with suppress(OSError, ValueError):
         fd = open_file(os.fsencode(folder), os.fsencode(f"{_FOLDER}/{node}.jsonl"))
@@ -101,8 +101,8 @@ def compare_ranks(
 ) -> str:
     """Return a sentence that compares the ranks and names the straggler: a node or, on one node, a rank.
 
-    By rank, ``means`` are milliseconds of computing per step, ``slowest`` counts the windows of ten steps in
-    which the rank was slowest, and ``hosts`` are its nodes. ``windows`` is the number of all windows. The
+    means: each rank's milliseconds of computing per step. windows: the number of windows of ten steps.
+    slowest: for each rank, the number of windows in which this rank was slowest. hosts: each rank's node. The
     Chernoff-Hoeffding bound exp(-n KL(share || fair)) limits the probability of a false alarm.
     """
     names = hosts if len({*hosts}) > 1 else [f"rank {rank}" for rank in range(len(means))]

@@ -35,7 +35,7 @@ _Field = tuple[int, int, int | bytes]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Scalars, by tag, that were written at the same time."""
+    """Scalars (tag -> number) that a program wrote at the same time."""
 
     scalars: dict[str, float]
     step: int
@@ -43,7 +43,7 @@ class Event:
 
 
 class EventFiles:
-    """A reader of event files with a common size limit, so that reading takes a few seconds at most."""
+    """A reader of event files. A size limit for all files together keeps reading within a few seconds."""
 
     def __init__(self) -> None:
         self._left = _MAX_BYTES
@@ -85,7 +85,7 @@ class EventFiles:
         return Event(scalars, step, time)
 
     def _scalar(self, message: bytes) -> Iterator[tuple[str, float]]:
-        """Yield tag and number of a Value; nothing for an image, a histogram or a text."""
+        """Yield (tag, number) of a ``Value`` message; nothing for an image, a histogram or a text."""
         tag, number = "", None
         for field in self._fields(message):
             match field:
@@ -99,7 +99,7 @@ class EventFiles:
             yield tag, number
 
     def _of_tensor(self, message: bytes) -> float | None:
-        """Return the number in a TensorProto with a single element, as TensorFlow 2 writes scalars."""
+        """Return the number in a TensorProto of a single number, as TensorFlow 2 writes scalars, or None."""
         kind, content = 0, b""
         for field in self._fields(message):
             match field:
@@ -139,7 +139,7 @@ class EventFiles:
 
 
 def _varint(message: bytes, start: int) -> tuple[int, int]:
-    """Decode a varint, seven bits per byte, lowest first. Return the number and the offset after it."""
+    """Decode a varint, seven bits per byte, lowest first. Return the number and the next offset."""
     number = message[start]
     if number < 0x80:  # noqa: PLR2004 - the fast path for most numbers
         return number, start + 1
