@@ -327,7 +327,7 @@ class Cluster:
         return Path(to).absolute()
 
     def ssh(self, command: _Names, host: str | None = None, *, admin: bool = False) -> CompletedProcess[str]:
-        """Run a command on a host, by default the controller. If it is a string, a shell there parses it."""
+        """Run a command on a host, by default the controller. A shell on the host parses a single string."""
         workspace, words = self._chosen.workspace(), _as_list(command)
         with naming_lock_holder(workspace):
             inventory = inventory_of(workspace)

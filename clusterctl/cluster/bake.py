@@ -43,7 +43,7 @@ def bake_image(
     distribution = planned_distribution(spec, workspace)
     if distribution is None or cluster.provider.known_shared is None:
         raise UsageError(
-            "no image of these nodes can be built",
+            "no image can be built for these nodes",
             code="no-image-possible",
             why="the provider does not build images, or the distribution of the nodes is unknown",
             fix="set an image in the spec whose distribution is known",

@@ -356,7 +356,7 @@ def find_storage(chosen: ChosenCluster, prompts: Prompts = NO_PROMPTS, *, named:
         raise NotUpError(
             f"no storage was kept for a cluster {name!r}",
             code="unknown-cluster",
-            why=f"storage was kept for {names}" if names else "no storage was kept for any cluster",
+            why=f"storage was kept only for {names}" if names else "no storage was kept for any cluster",
             fix=f"{'pass one of these names; ' if names else ''}if the record of the storage was lost, pass "
             "the spec of its cluster: -f FILE",
         )

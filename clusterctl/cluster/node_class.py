@@ -144,7 +144,7 @@ def _key(path: str, file: NodeFile) -> str:
 
 
 def can_renew(files: Mapping[str, NodeFile], checksums: Checksums) -> bool:
-    """Return whether rewriting host-specific files may suffice on a host. It does not if secrets differ.
+    """Return whether a host has current secrets and needs only its host-specific files rewritten.
 
     checksums: the checksums and states that a probe of the host found.
     """

@@ -345,7 +345,7 @@ def install_image(
     """Run the install part of every role on an image, which must reach its package mirror. Start no service.
 
     spec: sets Slurm's release. wheels: folder with all wheels of ``lock``, a requirements file with hashes.
-    Raise ConfigureError if a task fails. The output is in ``workspace.logs``.
+    Raise ConfigureError if a task fails. Ansible's output goes to ``workspace.logs``.
     """
     with _image_inventory((image,), workspace) as (inventory, own):
         text = inventory_file.image_inventory_text(spec, inventory, own.ssh_config, wheels, lock)
@@ -360,11 +360,11 @@ def configure_class(
     *,
     workspace: Workspace,
 ) -> Results:
-    """Apply to images the configuration that all hosts of a group share.
+    """Run Ansible on image machines: apply the configuration that the hosts of a group have in common.
 
     variables: the variables of the roles; see ``class_variables``.
     slurm: name -> content of the Slurm files that set up the accounting database on a controller.
-    Raise ConfigureError if a task fails. The output is in ``workspace.logs``.
+    Raise ConfigureError if a task fails. Ansible's output goes to ``workspace.logs``.
     """
     with _image_inventory(images, workspace) as (inventory, own):
         for name, content in {**slurm, inventory_file.HEALTH_FILE: _no_health(inventory)}.items():

@@ -311,7 +311,7 @@ def _read_user_file(path: Path) -> str:
 
 
 def _not_repositories(path: Path, problem: str, reason: str, fix: str) -> UsageError:
-    message = f"the file with repositories {problem}"
+    message = f"the repository list {problem}"
     return UsageError(message, code="bad-repositories", where=str(path), why=reason, fix=fix)
 
 

@@ -390,7 +390,7 @@ def _load_lock(answer: Path, requirements: Requirements) -> Lock | None:
 
 
 def _download(requirements: Requirements, folder: Path, pip: Pip) -> list[Path]:
-    """Download the wheels that pip chooses. Keep the versions to keep, unless the requirements conflict."""
+    """Download wheels as pip chooses them, in the versions of ``requirements.kept`` unless these conflict."""
     files, kept = requirements.files, requirements.kept
     limits = folder / "constraints.txt"
     builds = Builds(requirements.gpus, pip.report, folder)

@@ -281,7 +281,7 @@ class Provider(Protocol):
         """
 
     def alive(self, cluster_id: str) -> bool:
-        """Return whether a host of the cluster is running. A host that does not answer counts too."""
+        """Return whether a host of the cluster is running. A host that does not answer counts as running."""
 
     def destroy(self, cluster_id: str, *, workspace: Workspace | None) -> None:
         """Delete a cluster's resources. Without a ``workspace``, find the resources by ``cluster_id``."""

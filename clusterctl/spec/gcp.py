@@ -341,7 +341,7 @@ def _node_faults(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
         message = "compact placement has no effect on the controller, which is a single instance"
         yield Fault("controller-placement", (*at, "compact_placement"), message, "remove compact_placement")
     if provider.secure_boot and driver_for:
-        message = f"secure_boot keeps NVIDIA's driver of the default image from loading on {driver_for}"
+        message = f"secure_boot prevents the NVIDIA driver of the default image from loading on {driver_for}"
         hint = f"remove secure_boot, or set an image with a signed driver for {driver_for}"
         yield Fault("secure-boot-driver", ("provider", "secure_boot"), message, hint)
 

@@ -127,7 +127,7 @@ def list_items(roots: Sequence[Path]) -> tuple[tuple[Item, ...], tuple[Path, ...
             raise UsageError(
                 f"two of the files and folders to send are called {printable(name)}"
                 if name
-                else f"the folder {printable(str(root))} can't be sent, because it has no name",
+                else f"the folder {printable(str(root))} can't be sent, because its path ends without a name",
                 code="name-twice",
                 fix="rename one of them, or send them by separate commands to different folders"
                 if name

@@ -88,7 +88,7 @@ class Loader:
     ) -> None:
         """
         Args:
-            micro_batch: number of samples that a rank processes at once. None: its whole share.
+            micro_batch: number of samples that a rank processes at once. Default: its whole share.
             prefetch: number of iterations that a thread prepares in advance.
             dtype: dtype of floating-point inputs.
         """

@@ -50,7 +50,7 @@ class CommTimes:
         self._exposed.append(interval)
 
     def add_exposed(self, start: Mark) -> Mark:
-        """Count a call from ``start`` until now, whose operation may continue. Return the end of the call."""
+        """Add the time of a communication call, from ``start`` until now. Return the mark of its end."""
         end = self.device.mark()
         self._exposed.append((start, end))
         return end
@@ -88,7 +88,7 @@ class CommTimes:
 def _blocking(method: str, shown: str, array: int | None = None) -> Callable[..., Any]:
     """Return a method that calls and times a blocking method of the inner communicator.
 
-    array: index of the array argument, whose size is recorded. None: there is no array.
+    array: index of the array argument, whose size is recorded, if any.
     """
 
     def call(timed: TimedCommunicator, *arguments: Any) -> Any:

@@ -351,7 +351,7 @@ def fabric_manager_warning(spec: ClusterSpec, host: str, machine: Machine) -> It
             f"NVSwitches link the GPUs of {machine.name}. If instances see the switches, programs fail with "
             "CUDA error 802, unless the image has a fabric manager of the same version as its driver"
         )
-        fix = "set software: {nvidia: {driver: open}}, which installs it if needed; or try a single node"
+        fix = "set software: {nvidia: {driver: open}}, which installs it if needed; or test one node first"
         yield Finding(host, "warning", "fabric-manager", "the GPUs may need a fabric manager", reason, fix)
 
 

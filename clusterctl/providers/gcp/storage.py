@@ -148,7 +148,7 @@ def reject_move(folder: Path, variables: Mapping[str, Any]) -> None:
             ("true", "") if previous_storage else ("false", "copy your files to this machine, then ")
         )
         message = "storage.keep can't be changed while the cluster is up"
-        reason = f"it was {old_value} at the first `up`, and the shared folder is not moved to another disk"
+        reason = f"`keep` was {old_value} at the first `up`, and `up` can't move the shared folder"
         fix = f"set `keep: {old_value}`, or {copy_first}take the cluster down before you change it"
         raise UsageError(message, code="storage-keep-changed", where="storage.keep", why=reason, fix=fix)
 

@@ -228,11 +228,11 @@ class Terraform(Runner):
             yield {_PLUGIN_CACHE: str(cache), "TF_PLUGIN_CACHE_MAY_BREAK_DEPENDENCY_LOCK_FILE": "1"}
 
     def _restore_torn_state(self) -> None:
-        """Replace a truncated local state file by its backup, or remove it if there is no backup.
+        """Replace a truncated local state file with its backup, or remove it if there is no backup.
 
-        Terraform writes the file in place. If Terraform is killed meanwhile, the file is empty, and it would
-        start with an empty state. On a full disk, the file is incomplete and Terraform rejects it. Resources
-        created since the backup are found when Terraform tries to create them again.
+        Terraform writes the file in place. If Terraform is killed while it writes, the file may be empty,
+        and the next run would start with an empty state. On a full disk, the file is incomplete and Terraform
+        rejects it. Resources created since the backup are found when Terraform tries to create them again.
         """
         path = self.folder / STATE_FILE
         backup, errored = self.folder / f"{STATE_FILE}.backup", self.folder / ERRORED_FILE

@@ -417,7 +417,7 @@ def parse_claim(text: str) -> Mapping[str, str]:
 
 
 def notes(spec: ClusterSpec, findings: Sequence[Finding], *, cluster_exists: bool) -> tuple[str, ...]:
-    """Return findings as lines for a plan, without problems that `up` solves or other checks report."""
+    """Return findings as lines for a plan. Leave out problems that `up` solves or other checks report."""
     later = {"no-driver"} if spec.software.nvidia.has_driver else set()
     later |= {checks.NO_CGROUPS} if cluster_exists else set()
     return tuple(str(finding) for finding in findings if finding.code not in later)

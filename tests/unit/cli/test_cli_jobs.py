@@ -122,7 +122,7 @@ def test_logs_of_the_last_job(here, cluster, tmp_path, capfd) -> None:
     job.logs(Screen(json=False, color=False))
     said = capfd.readouterr()
     assert (said.out, shows(said.err, "last-job")) == ("two\n", True)
-    assert said.err.startswith("showing job 2 (second)")
+    assert said.err.startswith("showing job 2 ")
     job.logs(Screen(json=True, color=False))
     assert json.loads(capfd.readouterr().out)["job_id"] == "2"
 

@@ -64,7 +64,7 @@ def test_groups_become_partitions_and_variables_the_way_in(tmp_path: Path) -> No
     assert {one.jump for one in machines.values()} == {("me@gate.example.org",)}
     assert machines["gpu03"].become == "none"
     assert machines["gpu01"].key == str(Path("~/.ssh/lab").expanduser())
-    assert any("gpu02.lab.example is already in" in note for note in notes)
+    assert any("gpu02.lab.example is already" in note for note in notes)
     assert any("-K" in note for note in notes)
 
 

@@ -103,7 +103,7 @@ def test_a_cache_that_cant_be_written_is_said(cli: Clusterctl) -> None:
 
 def test_an_up_that_is_refused_at_its_plan_leaves_no_cluster(cli: Clusterctl) -> None:
     (cli.cwd / "cluster.yaml").write_text(SPEC.replace("10.0.0.1", "{address: 10.0.0.1, key: ./none}"))
-    assert "none does not exist" in cli("up", "--yes", rc=2).stderr
+    assert "/none does not" in cli("up", "--yes", rc=2).stderr
     assert not (cli.home / "demo").exists()
 
 
