@@ -1,9 +1,10 @@
-"""Tests which ports of other hosts TCP reaches. Runs on all hosts at once: standard library, Python 3.9.
+"""Tests which ports of other hosts can be reached over TCP. Runs on all hosts at once (Python 3.9).
 
 The program listens on a port that the kernel chooses and on the free ports of its second argument, and prints
 these ports in this order. When all hosts listen, it reads the other hosts' ports in a line of stdin such as
-'{"d-train-2": ["10.0.0.4", {"41234": true, "6818": false}]}' (true: the program listens there). It tries each
-port for some seconds, prints the causes of failures by host and port, and listens until stdin ends.
+'{"d-train-2": ["10.0.0.4", {"41234": true, "6818": false}]}'. True: this program listens on that port of the
+other host. It tries each port for some seconds, prints the causes of failures by host and port, and listens
+until stdin ends.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ class Environments:
             where=transport.host,
             why=f"~/{_LOCK} is still locked after {self.wait_s:g} s",
             fix="wait for the other build; if there is none, end the process that holds the lock: "
-            f"`clusterctl ssh {transport.host} -- lslocks` lists it (or, if homes are shared, on any node)",
+            f"`clusterctl ssh {transport.host} -- lslocks` shows it. If homes are shared, try each node",
             host=transport.host,
         )
 

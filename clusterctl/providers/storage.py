@@ -74,7 +74,7 @@ def choose_storage_to_reuse(spec: Cluster, storages: Sequence[KeptStorage]) -> K
         return None
     remove = REMOVE.format(name=spec.name)
     if len(storages) > 1:
-        message = f"{len(storages)} kept storages belong to clusters called {spec.name!r}"
+        message = f"the name {spec.name!r} is ambiguous: {len(storages)} clusters with it have kept storage"
         reason = "; ".join(map(str, storages))
         fix = f"rename the cluster, or remove storages: `{remove}` lists them and asks for confirmation"
         raise UsageError(message, code="storage-name-ambiguous", where="storage.keep", why=reason, fix=fix)

@@ -90,7 +90,7 @@ def compare_losses(a: Row, b: Row) -> Losses | None:
 
 
 def _losses(row: Row) -> dict[tuple[str, str, int], float]:
-    """Return (task, metric, step) -> loss. The values of a metric without steps are numbered."""
+    """Return (task, metric, step) -> loss. If a metric has no steps, its values are numbered instead."""
     losses: dict[tuple[str, str, int], float] = {}
     counts: Counter[tuple[str, str]] = Counter()
     tasks = row.tasks or [row]

@@ -100,7 +100,10 @@ def finite(value: Any) -> float | None:
 def _printable_values(
     values: Mapping[str, float], names: set[str], *, without: frozenset[str] = frozenset()
 ) -> dict[str, float]:
-    """Return values under printable names not in ``without``. Add new names to ``names``, up to a limit."""
+    """Return the values, with printable names, but without the names in ``without``.
+
+    New names are added to ``names``. Once ``names`` has _MAX_NAMES names, values with new names are dropped.
+    """
     printable_values: dict[str, float] = {}
     for key, value in values.items():
         name = printable(key[:_MAX_TEXT])[:_MAX_TEXT]

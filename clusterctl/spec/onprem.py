@@ -237,8 +237,8 @@ def _shared_folder_faults(provider: OnpremSettings, spec: Cluster) -> Iterator[F
         if shared.kind != "nfs" and getattr(shared, key) is not None:
             yield Fault("needs-nfs", (*at, key), f"{key} is only for kind: nfs", f"remove {key}", at_key=True)
     if shared.kind == "nfs" and (shared.server is None) != (shared.export is None):
-        hint = "write both; or neither, and the controller exports a folder"
-        yield Fault("nfs-incomplete", at, "server and export belong together", hint, at_key=True)
+        hint = "set both, or leave out both, and the controller exports a folder"
+        yield Fault("nfs-incomplete", at, "server and export must be set together", hint, at_key=True)
     if shared.kind == "nfs" and shared.path and _is_system_folder(shared.path):
         message = f"{shown(shared.path)} is a system folder and can't be exported to all hosts"
         yield Fault("shared-system-folder", (*at, "path"), message, "use another folder, such as /shared")
@@ -281,7 +281,7 @@ def _fabric_faults(switches: Mapping[str, Switch], spec: Cluster) -> Iterator[Fa
 
 
 def _switch_faults(switches: Mapping[str, Switch], above: Mapping[str, str]) -> Iterator[Fault]:
-    """Reject switches that are empty, have hosts and switches, or form cycles. ``above``: name -> parent."""
+    """Yield a fault for each switch that is empty, has both hosts and switches, or is in a cycle."""
     for name, switch in switches.items():
         at = ("provider", "fabric", name)
         if (switch.hosts is None) == (switch.switches is None):

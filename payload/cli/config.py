@@ -213,7 +213,7 @@ class TrainConfig(Command):
 
 
 def _absolute(name: str) -> str:
-    """Return ``--data`` or ``--tokenizer`` with an absolute path, if it has a path."""
+    """Make the path in a ``--data`` or ``--tokenizer`` value such as ``idx:PATH`` absolute."""
     kind, _, path = name.partition(":")
     return f"{kind}:{Path(path).absolute()}" if kind in ("idx", "text", "gpt2") else name
 

@@ -45,7 +45,7 @@ class Compressed(CommunicatorWrapper[Transport]):
         self._grads: Array | None = None
 
     def attach(self, grads: Array, slices: Sequence[ParamSlice]) -> None:  # noqa: ARG002
-        """From now on, compress sums of parts of ``grads``. slices: parameters' positions in ``grads``."""
+        """Compress all later sums over ranks of slices of ``grads``. slices: each parameter's position."""
         self._grads = flat(grads)
         self.state["residual"] = self.inner.device.xp.zeros(grads.shape, grads.dtype)
 

@@ -316,6 +316,6 @@ def refuse_other(model: str, settings: Mapping[str, Any], theirs: Mapping[str, A
         if key in theirs and theirs[key] != ours and not _FREE.fullmatch(key):
             flag = f": pass {_FLAGS[key]} {theirs[key]}" if key in _FLAGS else ""
             raise UsageError(
-                f"config.json in its folder has {key} {theirs[key]!r}, but this model has {ours!r}{flag}",
+                f"config.json of the weights has {key} {theirs[key]!r}, but this model has {ours!r}{flag}",
                 code="init-other-config",
             )
