@@ -27,13 +27,13 @@ def checkpoint_name(iteration: int) -> str:
 
 
 def complete(folder: Path) -> dict[int, Path]:
-    """Return all complete checkpoints by iteration, in ascending order, without verifying them."""
+    """Return the paths of all complete checkpoints by iteration, in ascending order. Verify no files."""
     checkpoints = {int(match[1]): path for path in folder.glob("*") if (match := _NAME.fullmatch(path.name))}
     return dict(sorted(checkpoints.items()))
 
 
 def superseded(folder: Path, iteration: int, *, keep: int) -> list[Path]:
-    """Return the checkpoints to remove when ``iteration`` is saved, so that ``keep`` checkpoints remain."""
+    """Return the old checkpoints to remove after ``iteration`` was saved, to leave ``keep`` checkpoints."""
     older = [path for number, path in complete(folder).items() if number < iteration]
     leftovers = list(folder.glob(f"iteration-*{OLD}"))
     return leftovers + (older[: len(older) - (keep - 1)] if len(older) >= keep else [])
@@ -81,7 +81,7 @@ class Lock:
     """Locks a folder, so that two runs never write checkpoints into it at the same time.
 
     The lock is on the file ``.lock`` in the folder, until ``close`` or the end of the process. The file
-    remains. It names the last run that held the lock.
+    remains, and names the last run that held the lock.
     """
 
     def __init__(self, folder: Path, *, patience_s: float = PATIENCE_S) -> None:
@@ -125,6 +125,6 @@ class Lock:
 
 
 def _name() -> str:
-    """Return the name of this run for messages of other runs."""
+    """Return a name of this run, which another run can print if it finds the folder locked."""
     job = os.environ.get("SLURM_JOB_ID")
     return f"process {os.getpid()} on {hostname()}{f' of job {job}' if job else ''}"

@@ -41,7 +41,7 @@ _NUMBERS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopSignals:
-    """Catches SIGTERM and SIGUSR1, which Slurm sends before it ends a job, and notes them in ``came``."""
+    """Catches the signals that Slurm sends before it ends a job (SIGTERM, SIGUSR1), and sets ``came``."""
 
     def __init__(self) -> None:
         self.came = False
@@ -101,8 +101,8 @@ class Saver:
             wait: whether training waits until each checkpoint is on disk.
             data_state: ``Dataset.data_state``, saved with each checkpoint.
             lock: the folder's lock, on the rank that holds it. Released by ``__exit__``.
-            save_model: called on rank 0 for each checkpoint with its folder. Writes the best weights so far
-                into the folder, and returns the model's record. A PayloadError makes the checkpoint fail.
+            save_model: called on rank 0 with the folder of each checkpoint. Writes the best weights so far
+                into the folder, and returns ``Manifest.model``. A PayloadError makes the checkpoint fail.
         """
         self._engine, self._device, self._world = engine, engine.device, engine.mesh.world
         self._folder, self._manifest, self._report = folder, manifest, report
@@ -150,7 +150,7 @@ class Saver:
         """Save a checkpoint if it is due after this iteration, and complete the previous checkpoint.
 
         Args:
-            written: number of ranks whose file is on disk, summed in the last step.
+            written: number of ranks for which ``self.written`` returned True in the last iteration.
             stop: whether the run stops early. In this case, wait until the checkpoint is on disk.
             last: whether this is the last iteration.
 
@@ -185,7 +185,7 @@ class Saver:
         self._save.stall_s = time.perf_counter() - began
 
     def written(self) -> bool:
-        """Advance the save without waiting. Return whether this rank's file is on disk."""
+        """Start writing once the copy of the shards is done. Return whether this rank's file is on disk."""
         save = self._save
         if save and not save.has_started and self._device.has_passed(save.copied):
             self._write(save)
@@ -240,7 +240,7 @@ class Saver:
         )
 
     def _settle(self) -> None:
-        """Wait until the writer is idle. On rank 0 it may still be publishing the last checkpoint."""
+        """Wait until the writer is idle. On rank 0, the writer may still be publishing a checkpoint."""
         if self._writer.busy:
             for leftover in self._writer.result():
                 self._report.print_line(

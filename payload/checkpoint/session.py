@@ -65,7 +65,7 @@ class CheckpointSession:
         data_state: Mapping[str, Any],
         save_model: Callable[[Path], Mapping[str, Any]],
     ) -> AbstractContextManager[Saver | None]:
-        """Return the ``Saver`` for the whole training, or a context of None without ``--save-interval``."""
+        """Return the ``Saver`` of this training. Without ``--save-interval``: a context that yields None."""
         settings = self._config.checkpoints
         if not settings.save_interval:
             return nullcontext()
@@ -83,7 +83,7 @@ class CheckpointSession:
         )
 
     def describe(self, engine: Engine, identity: Mapping[str, Any]) -> Manifest:
-        """Return this run's manifest without iteration, scalars and files. identity: see ``Manifest``."""
+        """Return this run's manifest without iteration, scalars, files. identity: ``Manifest.identity``."""
         config, mesh = self._config, engine.mesh
         # The error feedback of compressed gradients is stored as a multiple of the loss scale.
         compressed = config.layout.compress != "none"
@@ -186,7 +186,7 @@ def refuse_others(folder: Path, resume_from: str, world: Communicator) -> None:
 
 
 def _inspect(path: Path, world: Communicator) -> tuple[Manifest, Mapping[str, Any]]:
-    """Return the manifest and the data state. Each rank verifies some files. All ranks raise BrokenError."""
+    """Return a checkpoint's manifest and ``Dataset.data_state``. Raises BrokenError if any file is damaged."""
 
     def check() -> Manifest:
         manifest = read_manifest(path)
@@ -200,7 +200,7 @@ def _inspect(path: Path, world: Communicator) -> tuple[Manifest, Mapping[str, An
 
 
 def _compare(path: Path, saved_with: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise UsageError if a setting of this run differs from the checkpoint."""
+    """Raise UsageError if a setting in ``now``, this run's identity, differs from the checkpoint's."""
     saved, current = ({name: _text(value) for name, value in each.items()} for each in (saved_with, now))
     different = [name for name in current if saved.get(name) != current[name]]
     if different:
@@ -225,7 +225,7 @@ def _resharding(saved: Manifest, now: Manifest, engine: Engine) -> str:
 
 
 def _load(engine: Engine, path: Path, manifest: Manifest, *, own: bool) -> None:
-    """Load this rank's shards. own: load also ``own_state``, which fits only the same layout."""
+    """Load this rank's shards. own: load also ``own_state``, which fits only the layout of the save."""
     reader = Reader(path, manifest)
     restorable = [each for each in own_state(engine) if own and reader.holds(*each)]
     for shard, array in [*held_shards(engine), *restorable]:

@@ -66,12 +66,12 @@ HeldShard = tuple[Shard, Array]
 
 
 def held_shards(engine: Engine) -> list[HeldShard]:
-    """Return all shards that this rank needs to resume, except ``own_state``."""
+    """Return all shards of this rank's arrays, to load into when a run resumes, except ``own_state``."""
     return [(shard, array) for shard, array, _ in _all(engine)]
 
 
 def saved_shards(engine: Engine) -> list[HeldShard]:
-    """Return the shards that this rank saves. Ranks with the same array save different parts of the array."""
+    """Return the shards that this rank saves. If several ranks have an array, each saves another part."""
     cut = [
         (replace(shard, start=shard.start + share.start, stop=shard.start + share.stop), array[share])
         for shard, array, share in _all(engine)
@@ -81,13 +81,13 @@ def saved_shards(engine: Engine) -> list[HeldShard]:
 
 
 def own_state(engine: Engine) -> list[HeldShard]:
-    """Return state that only this rank has, such as error feedback. It is useless in another layout."""
+    """Return state that only this rank has, such as error feedback. Other layouts cannot use this state."""
     kind = f"rank{engine.mesh.world.rank}"
     return [(_whole(kind, name, array), array.reshape(-1)) for name, array in engine.own_state.items()]
 
 
 def scalars(engine: Engine) -> dict[str, int | float]:
-    """Return the engine's state outside arrays, which is the same on all ranks."""
+    """Return the numbers of the engine's state that are not in arrays. They are the same on all ranks."""
     scale = {f"loss_scale.{name}": value for name, value in engine.loss_scale.state.items()}
     return {"updates": engine.optimizer.updates, **scale}
 
@@ -137,7 +137,7 @@ def _whole(kind: str, name: str, array: Array) -> Shard:
 
 
 def _common(segment: Segment, share: slice) -> slice:
-    """Return the slice of a segment that lies in this rank's share of the flat array."""
+    """Return the overlap of a segment with ``share`` of the flat array, counted from the segment's start."""
     start = max(segment.start, share.start)
     stop = max(start, min(segment.stop, share.stop))
     return slice(start - segment.start, stop - segment.start)
@@ -161,7 +161,7 @@ def rank_file(rank: int) -> str:
 
 
 def plan_shards(held: Sequence[HeldShard]) -> tuple[FilePlan, list[int]]:
-    """Plan a rank's file. Return the plan, and the offset of each shard's numbers."""
+    """Plan a rank's file. Return the plan, and the offset in the file of each shard's numbers."""
     names = [f"{shard.tensor}[{shard.start}:{shard.stop}]" for shard, _ in held]
     tensors = {
         name: ((array.size,), np.dtype(array.dtype)) for name, (_, array) in zip(names, held, strict=True)
@@ -172,7 +172,7 @@ def plan_shards(held: Sequence[HeldShard]) -> tuple[FilePlan, list[int]]:
 
 
 def contents(path: Path) -> list[tuple[Shard, NDArray[Any]]]:
-    """Return the shards in a file. Their numbers are memory-mapped."""
+    """Return the shards in a file, each with its memory-mapped numbers."""
     tensors, metadata = read(path)
     shards: list[tuple[Shard, NDArray[Any]]] = []
     for key, fields in json.loads(metadata["shards"]).items():
@@ -182,7 +182,7 @@ def contents(path: Path) -> list[tuple[Shard, NDArray[Any]]]:
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """The size and checksum of a file, to verify it."""
+    """The name, size and checksum of a file in a checkpoint."""
 
     name: str
     size: int
@@ -279,7 +279,7 @@ class Reader:
         )
 
     def whole(self, kind: str, name: str) -> NDArray[Any]:
-        """Return a whole tensor. Raises UsageError if the checkpoint does not have it."""
+        """Return a whole tensor. Raises UsageError if the checkpoint does not have the tensor."""
         stored = self._shards.get(f"{kind}/{name}")
         if not stored:
             raise UsageError(
@@ -291,7 +291,7 @@ class Reader:
         return self.read(whole_shard, numbers.dtype).reshape(shard.shape)
 
     def read(self, target: Shard, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return the numbers of a shard as a flat array.
+        """Return the numbers of a shard as a flat array, joined from the shards in the checkpoint.
 
         Raises UsageError if the checkpoint does not have the tensor with this shape and dtype.
         """

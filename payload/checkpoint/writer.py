@@ -33,7 +33,7 @@ class Writer:
 
     @property
     def busy(self) -> bool:
-        """Whether a task was started for which ``result`` has not yet been called."""
+        """Whether ``begin`` has started a task and ``result`` has not been called since."""
         return self._task is not None
 
     @property
@@ -65,7 +65,7 @@ class Writer:
 
 
 def _use_all_cores() -> None:
-    """Let this thread run on all cores of the job, because the rank may keep its own core busy."""
+    """Let this thread run on all cores of the job, because training may keep the rank's core busy."""
     with suppress(OSError):
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
@@ -95,7 +95,7 @@ def write(memory: NDArray[Any], path: Path, cancelled: threading.Event) -> dict[
 def publish(
     path: Path, complete: Path, texts: Mapping[str, str], sizes: Mapping[str, int], remove: Sequence[Path]
 ) -> list[str]:
-    """Complete a checkpoint and rename its folder, then remove old checkpoints.
+    """Check and complete the files of a checkpoint, rename its folder, then remove old checkpoints.
 
     Args:
         path: the folder, with the files of all ranks.
@@ -131,7 +131,7 @@ def publish(
 
 
 def _discard(folder: Path) -> None:
-    """Rename, then remove a checkpoint, so that it never looks complete with files missing."""
+    """Rename a checkpoint, then remove it, so that a half-removed checkpoint does not look complete."""
     aside = folder
     if not folder.name.endswith(OLD):
         aside = folder.with_name(f"{folder.name}{OLD}")

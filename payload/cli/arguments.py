@@ -1,6 +1,6 @@
 """Parsing of the command lines of ``python -m payload``, and checks of settings against each other.
 
-As a program, this module checks command lines, and prints an error message or null for each of them:
+As a program, this module checks command lines, and prints an error message or null for each command line:
 
     $ echo '[["train", "--lrr", "0.1"], ["gemm"]]' | python -m payload.cli.arguments
     ["unrecognized arguments: --lrr 0.1; did you mean --lr?", null]
@@ -37,7 +37,7 @@ from payload.models import MODELS
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that raises an exception. argparse itself would print a usage text on every rank and exit."""
+    """A parser that raises an exception on errors. argparse itself would print and exit on every rank."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see --help", code="bad-flag")
@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_flag(group: argparse._ActionsContainer, setting: Field[Any]) -> None:
-    """Add the flag of a setting. The parsed namespace contains the setting only if the flag was given."""
+    """Add the flag of a setting. The parsed namespace contains the setting only if the user gave the flag."""
     kind, about, default = setting.metadata["kind"], setting.metadata["about"], setting.default
     if default not in (None, (), MISSING):
         about += f" (default {text_of(default).replace('%', '%%')})"
@@ -89,7 +89,7 @@ def _add_flag(group: argparse._ActionsContainer, setting: Field[Any]) -> None:
 def parse(argv: Sequence[str]) -> Any:
     """Parse a command line and its config file, and return the settings of the command.
 
-    Raises UsageError if the command line or the file is wrong, SystemExit after printing requested help.
+    Raises UsageError if the command line or the file is wrong. After ``--help``, raises SystemExit.
     """
     flags = vars(parser().parse_args(argv))
     return make(COMMANDS[flags.pop("command")], flags, flags.pop("config", None))
@@ -129,7 +129,7 @@ def _refuse_contradictions(config: TrainConfig) -> None:
 
 
 def _refuse_for_launch(config: TrainConfig, several: bool | None, gpu: bool | None) -> None:
-    """Reject flags without effect in this launch. In a config file, they may be for other launches."""
+    """Reject flags without effect on these ranks. A config file may have them, for runs on other ranks."""
     bench, find = isinstance(config, BenchConfig), config.batch.find
     training_only = (
         "epochs iterations lr schedule warmup_iterations min_lr decay_iterations decay_factor scale_lr "
@@ -179,7 +179,7 @@ def _refuse_useless(config: TrainConfig) -> None:
 
 
 def find_error(argv: Sequence[str]) -> str | None:
-    """Return the error in a command line, if any. Its files are not read, because they are on the node."""
+    """Return the error in a command line, if any. This reads no files, because they are on the cluster."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             flags = vars(parser().parse_args(argv))

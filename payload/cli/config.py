@@ -1,7 +1,7 @@
 """The settings of each command. ``arguments`` creates their flags and help, ``settings`` reads config files.
 
-To add a setting, declare it in its section. If its effect depends on another setting, add a rule to
-``arguments``. Standard library only, so that `--help` is fast.
+To add a setting, declare a field in a section. If the setting's effect depends on another setting, add a rule
+to ``arguments``. Standard library only, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class TrainConfig(Command):
 
 
 def _absolute(name: str) -> str:
-    """Make the path in a ``--data`` or ``--tokenizer`` value such as ``idx:PATH`` absolute."""
+    """Make the path absolute in a value of ``--data`` or ``--tokenizer``, such as text:book.txt."""
     kind, _, path = name.partition(":")
     return f"{kind}:{Path(path).absolute()}" if kind in ("idx", "text", "gpt2") else name
 

@@ -25,12 +25,12 @@ def print_line(line: str) -> None:
 
 
 class JsonLines:
-    """A file of JSON objects, flushed after each object, so that a killed run leaves its results so far."""
+    """A file of JSON objects, flushed after each object, so that the file of a killed run has all results."""
 
     def __init__(self, path: Path, *, keep: Keep | None = None) -> None:
         """Open the file, and create its folder if necessary. Raises UsageError if that fails.
 
-        keep: called with each object in the file, and returns whether to keep it. None: overwrite the file.
+        keep: returns whether to keep an object that is already in the file. None: overwrite the file.
         """
         self._path = path
         try:
@@ -45,7 +45,7 @@ class JsonLines:
             ) from exc
 
     def write(self, kind: str, **fields: Any) -> None:
-        """Append an object, with the time in Unix seconds. Raises RankError if that fails."""
+        """Append an object with kind, time (Unix seconds) and fields. Raises RankError if that fails."""
         line = json.dumps({"kind": kind, "time": time.time(), **fields}, allow_nan=False)
         remaining = memoryview(f"{line}\n".encode())
         try:
@@ -72,7 +72,7 @@ def _keep_only(path: Path, keep: Keep) -> None:
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    """Parse a line. Return None if it is not a record, or incomplete because its writer was killed."""
+    """Parse a line. None: the line has no JSON object, such as a half line by a process that was killed."""
     try:
         record = json.loads(line) if line.endswith(b"\n") else None
     except ValueError:

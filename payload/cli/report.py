@@ -29,10 +29,10 @@ def place(rank: int, device: Device) -> dict[str, Any]:
 
 
 class Report:
-    """A file of records and printed lines. Only rank 0 writes and prints."""
+    """Writes results to a JSON Lines file, and prints lines on stdout. Only rank 0 writes and prints."""
 
     def __init__(self, world: Communicator, path: Path, *, keep: Keep | None = None) -> None:
-        """Open the file as ``JsonLines`` does. Raises UsageError on every rank if that fails."""
+        """Open the file on rank 0, as ``JsonLines`` does. Raises UsageError on every rank if that fails."""
         self._file = on_all_ranks(world, lambda: JsonLines(path, keep=keep) if world.rank == 0 else None)
 
     def write(self, kind: str, **fields: Any) -> None:

@@ -26,7 +26,7 @@ from payload.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """The settings of a command, with a record of the settings that the user gave."""
+    """The settings of a command. Some settings were given by the user, the rest are defaults."""
 
     given: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     """By field, the source of its value: "" for a flag, "FILE: " for a non-default value in a config file."""
@@ -51,12 +51,12 @@ def switch(default: bool, about: str) -> Any:
 
 
 def sections_of(command: type[Any]) -> dict[str, Any]:
-    """Return the dataclasses of a command's sections, by name."""
+    """Return the dataclass of each section of a command, by the section's name."""
     return {f.name: f.default_factory for f in fields(command) if is_dataclass(f.default_factory)}
 
 
 def settings_of(command: type[Any]) -> dict[str, tuple[str, Field[Any]]]:
-    """Return the section ("" outside sections) and the field of each setting of a command, by name."""
+    """Return, by setting name, the (section, field) of a command's settings. Section "": no section."""
     settings = {f.name: ("", f) for f in fields(command) if f.metadata}
     for name, section in sections_of(command).items():
         settings |= {f.name: (name, f) for f in fields(section)}
@@ -85,12 +85,12 @@ def make(
 
 
 def refuse_without_effect(config: Command, names: str, condition: str, *, in_files: bool = True) -> None:
-    """Raise UsageError if any of these settings was given with a value that has an effect.
+    """Raise UsageError if the user gave any of these settings, except with a value that turns it off.
 
     Args:
         names: field names, separated by spaces.
-        condition: when they would have an effect, for the message: "with --optimizer sgd".
-        in_files: whether to reject them also in a config file, which other launches may share.
+        condition: when the settings have an effect, for the message: "with --optimizer sgd".
+        in_files: False: accept the settings in a config file, because other runs may use the same file.
     """
     record, settings = to_record(config), settings_of(type(config))
     for name in names.split():
@@ -117,7 +117,6 @@ def _path(section: str, name: str) -> str:
 
 
 def _read_file(settings: Mapping[str, tuple[str, Field[Any]]], file: Path, named_by: str) -> dict[str, Any]:
-    """Read a config file, and return its values by field."""
     try:
         tables = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as exc:
@@ -145,19 +144,19 @@ def _read_file(settings: Mapping[str, tuple[str, Field[Any]]], file: Path, named
 
 
 def _read(setting: Field[Any], value: Any) -> Any:
-    """Read a value from TOML or JSON in the same way as from the command line."""
+    """Convert a value from TOML or JSON as if it were given on the command line."""
     return setting.metadata["kind"].read(text_of(value))
 
 
 def did_you_mean(word: str, names: Collection[str]) -> str:
-    """Return a hint to the same key in another section, or to a similar name, or "" without such a name."""
+    """Return a hint: the same key in another section, or a similar name. "": there is no such name."""
     same_key = [name for name in names if name.rpartition(" ")[2] == word.rpartition(" ")[2]]
     similar = same_key or difflib.get_close_matches(word, names, n=1)
     return f"; did you mean {similar[0]}?" if similar else ""
 
 
 def to_record(config: Any) -> dict[str, Any]:
-    """Return all settings of a command by field name, without sections, for JSON."""
+    """Return all settings of a command as a flat dictionary by field name, for JSON."""
     record = {}
     for name, (section, _) in settings_of(type(config)).items():
         value = getattr(getattr(config, section) if section else config, name)
@@ -166,7 +165,7 @@ def to_record(config: Any) -> dict[str, Any]:
 
 
 def from_record(command: type[T], record: Mapping[str, Any], flags: Mapping[str, Any]) -> T:
-    """Restore the settings from a record of ``to_record``, overridden by ``flags``."""
+    """Restore settings from a result of ``to_record``. ``flags``, by field name, override the record."""
     declared = {name: f for name, (_, f) in settings_of(command).items()}
     values = {
         name: _read(declared[name], record[name]) for name in declared if record.get(name) not in (None, [])

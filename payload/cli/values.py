@@ -17,7 +17,7 @@ _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of value. ``read`` raises ``ArgumentTypeError`` if a text is not a valid value."""
+    """A kind of value. ``read`` parses a text, and raises ``ArgumentTypeError`` if the text is not valid."""
 
     read: Callable[[str], Any]
     metavar: str
@@ -71,7 +71,7 @@ def by_commas(kind: Kind) -> Kind:
 
 
 def some_of(*words: str) -> Kind:
-    """Return a kind for distinct words, separated by commas. words: the allowed words. Empty: any word."""
+    """Return a kind for distinct words, separated by commas. words: the allowed words. No words: any word."""
     allowed = one_of(*words).read if words else str
 
     def read(text: str) -> tuple[str, ...]:

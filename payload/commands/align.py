@@ -32,7 +32,7 @@ class Sample:
 
 
 def run(config: AlignConfig) -> int:
-    """Write ``aligned.jsonl`` next to the metrics, print the averages, and return the exit code."""
+    """Write ``aligned.jsonl`` beside metrics.jsonl, print averages over the run, and return the exit code."""
     nodes = {path.stem: read_samples(path) for path in sorted((config.folder / "telemetry").glob("*.jsonl"))}
     if not nodes:
         raise UsageError(
@@ -53,7 +53,7 @@ def run(config: AlignConfig) -> int:
 def averages(spans: Iterable[tuple[float, float]], nodes: Mapping[str, Sequence[Sample]]) -> Record:
     """Average the telemetry of each node over spans of time, given in Unix seconds.
 
-    Return the means by node, the mean use of cores and GPUs over all nodes, and the total power of all GPUs.
+    Return each node's means, the mean CPU and GPU use over all nodes, and the sum of all nodes' GPU power.
     """
     totals: dict[str, dict[str, float]] = {host: defaultdict(float) for host in nodes}
     seconds: dict[str, dict[str, float]] = {host: defaultdict(float) for host in nodes}
@@ -83,7 +83,7 @@ def averages(spans: Iterable[tuple[float, float]], nodes: Mapping[str, Sequence[
 
 
 def read_samples(path: Path) -> list[Sample]:
-    """Return the samples of a node in order of time. If the job was requeued, no sample spans the gap."""
+    """Read a node's samples in order of time. No sample covers the time that a requeued job was waiting."""
     lines = _records(path)
     return [
         Sample(previous["time"], line["time"], dict(_figures(line)))

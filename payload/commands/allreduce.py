@@ -1,8 +1,8 @@
 """Benchmark of sums over ranks, by array size and transport. A sum of each size is checked first.
 
-Figures are those of nccl-tests (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): if
-the sum of S bytes on n ranks takes t seconds, the algorithm bandwidth is S / t, and the bus bandwidth
-S / t · 2 (n - 1) / n, which does not depend on n if the slowest link is always busy.
+The results are as in nccl-tests (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): if
+the sum of S bytes on n ranks takes t seconds, the algorithm bandwidth is S / t, and the bus bandwidth is
+S / t · 2 (n - 1) / n. The bus bandwidth does not depend on n if the slowest link is always busy.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def allreduce(
 
 
 def sizes(smallest: int, largest: int) -> list[int]:
-    """Return sizes in bytes that grow by a constant factor, ending with the largest."""
+    """Return sizes that grow from ``smallest`` by a constant factor, and at the end ``largest``, in bytes."""
     growing = []
     while smallest < largest:
         growing.append(smallest)
@@ -103,7 +103,7 @@ def _measure(name: str, comm: Communicator, device: Device, count: int, config: 
 
 
 def _wrong(comm: Communicator, device: Device, count: int, dtype: str) -> int:
-    """Return how many numbers of a sum are wrong. All inputs are 0 or 1, so even 16-bit sums are exact."""
+    """Sum arrays of 0 and 1, which is exact even in 16 bits. Return how many numbers of the sum are wrong."""
     pattern = device.xp.arange(count) % _PATTERN
     array = ((pattern + comm.rank) % 2).astype(_dtype(dtype))
     comm.allreduce(array)

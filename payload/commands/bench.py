@@ -1,9 +1,9 @@
 """Benchmark of training on all ranks and on fewer: throughput, MFU, scaling, communication.
 
 The compared configurations (sides) take turns in a job, a few iterations each, so that other load on the
-machines affects all sides equally. With more ranks, strong scaling keeps the global batch, weak scaling keeps
-each rank's share of it. Another side skips the sums of gradients: the time that this saves is the exposed
-communication.
+machines affects all sides equally. With more ranks, strong scaling keeps the global batch, and weak scaling
+keeps the share of each rank. Another side skips the sums of gradients: the time that this side saves is the
+exposed communication.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Side:
 
 @dataclass(slots=True)
 class Team:
-    """This rank's part in a side: its engine, data and measurements."""
+    """This rank's engine, data and measurements for a side."""
 
     engine: Engine
     feed: Feed
@@ -87,7 +87,7 @@ class Team:
 
 
 def bench(config: BenchConfig, device: Device, world: Transport) -> list[Record]:
-    """Measure all sides, and return a record for each, the same on all ranks. Rank 0 prints them."""
+    """Measure all sides. Return, on all ranks, the results of each side. Rank 0 prints the results."""
     report = Report(world, config.run.out / "bench.jsonl")
     dataset = open_dataset(config, world)
     sides = sides_of(config, world.size)
@@ -122,7 +122,7 @@ def bench(config: BenchConfig, device: Device, world: Transport) -> list[Record]
 def sides_of(config: BenchConfig, size: int) -> list[Side]:
     """Return the sides: all ranks, with and without sums, and fewer ranks with strong and weak scaling.
 
-    Raises UsageError if a number in ``--ranks`` does not fit the job or the layout. size: ranks of the job.
+    size: ranks of the job. Raises UsageError if a number in ``--ranks`` does not fit the job or the layout.
     """
     batch, smallest = config.batch.global_batch_size, config.layout.tp * config.layout.pp
     counts = config.bench.ranks or [smallest << power for power in range(32) if smallest << power < size]
@@ -146,7 +146,7 @@ def sides_of(config: BenchConfig, size: int) -> list[Side]:
 def _teams(
     config: BenchConfig, device: Device, world: Transport, dataset: Dataset, sides: Sequence[Side]
 ) -> Iterator[tuple[Side, Team]]:
-    """Yield the sides in which this rank takes part. Sides with the same ranks share an engine."""
+    """Yield each side in which this rank takes part. Sides with the same ranks share an engine."""
     for (ranks, silent), group in itertools.groupby(sides, key=lambda side: (side.ranks, side.silent)):
         members = world.split(int(world.rank < ranks), world.rank)
         if world.rank >= ranks:

@@ -46,7 +46,7 @@ def run(config: EvalConfig) -> int:
 
 
 def _settings_of_run(config: EvalConfig) -> TrainConfig:
-    """Return the settings of the run, from config.toml or the checkpoint, overridden by the flags."""
+    """Read the run's settings from config.toml or the checkpoint. The flags of this command override them."""
     out = config.out or Path()
     flags = {
         "out": out,
@@ -92,7 +92,7 @@ def _run_on_model(config: EvalConfig, folder: Path) -> int:
 
 
 def _settings_of_model(config: EvalConfig, folder: Path, model: TrainedModel) -> TrainConfig:
-    """Return settings that read the data as in training. Default data: those of the run around the folder."""
+    """Return settings that read the data as in training. Without ``--data``, use the run's training data."""
     record, run = model.record, folder.absolute().parent / "config.toml"
     flags: dict[str, Any] = {"model": record.model, "device": config.device}
     if config.data:
@@ -116,7 +116,7 @@ def _data_state(model: TrainedModel) -> dict[str, Any]:
 
 
 def evaluate(config: TrainConfig, device: Device, world: Transport) -> dict[str, int | float | None]:
-    """Evaluate a checkpoint. Return, on all ranks, the loss in nats per target, accuracy and perplexity.
+    """Evaluate a checkpoint. Return the loss in nats per target, accuracy and perplexity, on all ranks.
 
     For text, the result also has bits per byte.
     """

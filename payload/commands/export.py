@@ -85,7 +85,7 @@ def _check_target(to: Path, *, is_folder: bool, force: bool) -> None:
 
 
 def _write_texts(folder: Path, record: ModelRecord) -> None:
-    """Write transformers' files beside the weights: config, image preprocessing, GPT-2's tokenizer."""
+    """Write the files that transformers needs beside weights: config, image preprocessing, tokenizer."""
     classes = record.classes
     names = [f"LABEL_{number}" for number in range(classes)] if isinstance(classes, int) else [*classes]
     config = library_config(record.model, record.settings, names)
@@ -117,7 +117,7 @@ def _write_texts(folder: Path, record: ModelRecord) -> None:
 
 
 def write(path: Path, weights: Weights) -> int:
-    """Write a safetensors file, and return its size in bytes. Raises UsageError if it cannot be written."""
+    """Write a safetensors file, and return its size in bytes. Raises UsageError if writing fails."""
     stream = safetensors.Stream(path, {name: weights[name].shape for name in sorted(weights)})
     for name in sorted(weights):
         stream.write(weights[name])

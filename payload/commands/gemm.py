@@ -2,9 +2,9 @@
 
 Rank r holds k of a layer's inputs: their values for m samples, A_r (m, k), and their weights, B_r (k, n).
 The layer's output is C = A B = sum over r of A_r B_r (m, n). All numbers are small integers, so float32 and
-float64 give C exactly, for any order of the sums. The check is that of Freivalds ("Probabilistic machines
-can use less running time", 1977): C x = A (B x) for a random x of ±1. A wrong row of C passes with a
-probability of at most 1/2.
+float64 give C exactly, for any order of the sums. The check is Freivalds' ("Probabilistic machines can use
+less running time", 1977): C x must equal A (B x) for a random x of ±1. A wrong row of C passes the check with
+a probability of at most 1/2.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def run(config: GemmConfig) -> int:
 
 
 def gemm(config: GemmConfig, device: Device, comm: Communicator) -> list[Record]:
-    """Measure all sizes and dtypes, and return a record for each, the same on all ranks. Rank 0 prints."""
+    """Measure all sizes and dtypes. Return, on all ranks, the results of each. Rank 0 prints the results."""
     report = Report(comm, config.out / "gemm.jsonl")
     places = comm.allgather(place(comm.rank, device))
     records = []
@@ -85,7 +85,7 @@ class _Layer:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of a rank's product. A multiply-add counts as 2."""
+        """Number of floating-point operations of a rank's product. A multiply-add counts as 2."""
         return 2 * self.size.m * self.size.k * self.size.n
 
     @property
@@ -94,7 +94,7 @@ class _Layer:
         return np.promote_types(self.a.dtype, np.float32)
 
     def wrong_rows(self, device: Device, comm: Communicator, own_product: Array, output: Array) -> int:
-        """Return how many rows of the output (m, n) are wrong. own_product: the product of this rank."""
+        """Return how many rows of ``output`` (m, n) are wrong. own_product: this rank's part of the sum."""
         actual = device.to_host(output.astype(self.x.dtype) @ self.x).copy()
         tolerance = np.zeros(self.size.m)
         if self.rounding:
@@ -104,7 +104,7 @@ class _Layer:
 
 
 def _measure(layer: _Layer, device: Device, comm: Communicator, *, warmup: int, iterations: int) -> Record:
-    """Return medians over the iterations, and whether the last output is right."""
+    """Return the median times of the iterations, and whether the last output is right."""
     xp, size = device.xp, layer.size
     product = xp.empty((size.m, size.n), layer.dtype)
     own_product = product

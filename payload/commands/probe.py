@@ -1,7 +1,7 @@
 """Checks that all ranks can communicate, and that their sums are right, and prints the result as JSON.
 
-This module does not import NumPy or the settings of other commands, which would take longer than the check:
-on a local cluster, the ranks of many nodes share cores.
+This module does not import NumPy or the settings of other commands, because such imports take longer than the
+check: on a local cluster, the ranks of many nodes share cores.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def _run(expected: Sequence[str]) -> int:
 
 
 def probe(expected: Sequence[str], comm: MPI.Intracomm) -> dict[str, Any]:
-    """Return each rank's host and cores, and all failures, such as ``expected`` hosts without a rank.
+    """Return the number, host and cores of each rank, and all failures. All ranks return the same.
 
-    The result is the same on all ranks.
+    expected: hosts that must run a rank.
     """
     ranks = comm.allgather({"rank": comm.rank, "host": hostname(), "cores": own_cores()})
     hosts = [str(rank["host"]) for rank in ranks]
@@ -77,7 +77,7 @@ def probe(expected: Sequence[str], comm: MPI.Intracomm) -> dict[str, Any]:
 
 
 def _wrong_sum(comm: MPI.Intracomm, size: int) -> str | None:
-    """Sum integers, which is exact in float64, and return an error message if the sum is wrong."""
+    """Sum an array of ``size`` integers over all ranks. Return an error message if a sum is wrong."""
     numbers = _repeated(comm.rank + 1, size)
     comm.Allreduce(MPI.IN_PLACE, numbers)
     expected = _repeated(comm.size * (comm.size + 1) // 2, size)
@@ -93,7 +93,7 @@ def _repeated(factor: int, size: int) -> array[float]:
 
 
 def _wrong_tokens(comm: MPI.Intracomm, hosts: Sequence[str]) -> list[str]:
-    """Exchange a token with each other rank, and return an error message for each wrong token."""
+    """Exchange a message with each other rank, and return an error text for each wrong message."""
     wrong = []
     for distance in range(1, comm.size):
         dest, source = (comm.rank + distance) % comm.size, (comm.rank - distance) % comm.size

@@ -49,9 +49,9 @@ def _write(text: bytes) -> None:
 
 
 def tokens(model: TrainedModel, prompt: Sequence[int], config: SampleConfig, *, limit: int) -> Iterator[int]:
-    """Yield the tokens that follow the prompt. The model sees as many of the last tokens as in training.
+    """Generate and yield tokens after the prompt. The model sees as many of the last tokens as in training.
 
-    limit: choose only tokens below this number, which can be converted to text.
+    limit: choose only tokens with a lower number, because higher numbers have no text.
     """
     rng = np.random.default_rng(config.seed)
     length = int(model.record.input.get("length", len(prompt)))
@@ -64,7 +64,7 @@ def tokens(model: TrainedModel, prompt: Sequence[int], config: SampleConfig, *, 
 
 
 def choose_token(logits: Array, config: SampleConfig, rng: np.random.Generator) -> int:
-    """Draw one of the ``top_k`` most likely tokens with Gumbel noise (Fan et al., arXiv:1805.04833)."""
+    """Return a random token of the ``top_k`` most likely tokens (Fan et al., arXiv:1805.04833)."""
     if config.top_k is not None and config.top_k < len(logits):
         threshold = np.partition(logits, -config.top_k)[-config.top_k]
         logits = np.where(logits < threshold, -np.inf, logits)

@@ -42,7 +42,7 @@ def run(config: TelemetryConfig) -> int:
 
 
 def sample(sensors: Sequence[Sensor]) -> dict[str, Any]:
-    """Read every sensor once. If a sensor fails, its message is in ``errors``."""
+    """Read every sensor once. If a sensor fails, the key ``errors`` of the result has the message."""
     fields: dict[str, Any] = {}
     errors: list[str] = []
     for sensor in sensors:

@@ -49,11 +49,11 @@ def open_dataset(
     *,
     eval_only: bool = False,
 ) -> Dataset:
-    """Open the data that ``--data`` names, in the form that the model takes.
+    """Open the data that ``--data`` names, as images, text or masked text, depending on the model.
 
     Args:
         data_state: ``Dataset.data_state`` of the resumed or evaluated run. None: learn it from the data.
-        eval_only: whether only held-out samples are needed.
+        eval_only: the caller needs only held-out samples, so skip the training samples if possible.
 
     Raises UsageError on every rank if the data does not exist, is invalid, or differs between nodes.
     """
@@ -120,7 +120,7 @@ def data_record(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
 
 
 def _add_hash(record: dict[str, Any], file: Path) -> None:
-    """Add a file's size and SHA-256 to the record. For a large file, hash its size, start and end."""
+    """Add a file's size and SHA-256 to the record. For a large file, hash only size, start and end."""
     with file.open("rb") as opened:
         size = opened.seek(0, os.SEEK_END)
         opened.seek(0)
@@ -178,10 +178,7 @@ def _few(hosts: Iterable[str]) -> str:
 def _tokenizer(
     name: str, text: bytes, world: Communicator, data_state: Mapping[str, Any] | None
 ) -> Tokenizer:
-    """Return the tokenizer that ``--tokenizer`` names.
-
-    Rank 0 reads the files of GPT-2's tokenizer, or learns byte pairs from the training part of the text.
-    """
+    """Return the ``--tokenizer``. Rank 0 reads GPT-2's files, or learns byte pairs from the training text."""
     kind, _, argument = name.partition(":")
     if kind == "bytes":
         return Bytes()
@@ -199,7 +196,7 @@ def _tokenizer(
 def tokenizer_of(record: Mapping[str, Any], flag: str = "the model") -> Tokenizer:
     """Restore the tokenizer of a trained model or resumed run. Raises UsageError if that fails.
 
-    flag: source of the record, for messages.
+    record: the tokenizer's kind and learned state. flag: where the record comes from, for messages.
     """
     kinds: dict[str, Callable[[Mapping[str, Any]], Tokenizer]] = {
         "bytes": lambda _: Bytes(),
@@ -215,7 +212,7 @@ def tokenizer_of(record: Mapping[str, Any], flag: str = "the model") -> Tokenize
 def _as_learned(
     flag: str, subject: str, read: Callable[[Mapping[str, Any]], T], record: Mapping[str, Any]
 ) -> T:
-    """Restore an object from a record with ``read``. Raises UsageError if the record is of another kind."""
+    """Restore a ``subject`` with ``read``. Raises UsageError, which names ``flag``, for a wrong record."""
     try:
         return read(record)
     except (KeyError, TypeError, ValueError, AttributeError) as exc:

@@ -1,6 +1,6 @@
 """GPT-2's tokenizer: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019, part 2.2.
 
-Its file ``merges.txt`` orders the merges of byte pairs within words, ``vocab.json`` numbers the tokens.
+Its file ``merges.txt`` lists in order which byte pairs to merge in words, ``vocab.json`` numbers the tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WHITE = "\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(
 class _Classes(dict[int, str]):
     """A table for ``str.translate``: letters become L, numbers 0, white space a tab, other characters a dot.
 
-    The blank and the characters of English contractions remain, because GPT-2's pattern matches them.
+    Blanks and the letters of English contractions ('s, 're) stay, because GPT-2's pattern has them literally.
     """
 
     def __missing__(self, code: int) -> str:
@@ -42,7 +42,7 @@ _WORDS = re.compile(r"'(?:[stmd]|re|ve|ll)| ?[Lstremvld]+| ?0+| ?['.]+|[ \t]+(?!
 
 
 def _characters() -> Iterator[str]:
-    """Yield the character that stands for each byte in the files: itself if it is printable."""
+    """Yield, for each byte from 0 to 255, the printable character that stands for the byte in the files."""
     escaped = 0
     for byte in range(256):
         if chr(byte).isprintable() and byte != ord(" "):
@@ -56,7 +56,7 @@ _BYTE_OF = {char: byte for byte, char in enumerate(_characters())}
 
 
 class GPT2:
-    """A ``Tokenizer`` with GPT-2's tokens or tokens of the same kind."""
+    """A ``Tokenizer`` with the tokens of GPT-2 or of another tokenizer that works in the same way."""
 
     kind = "gpt2"
 
@@ -93,7 +93,7 @@ class GPT2:
     def read(cls, record: Mapping[str, Any]) -> GPT2:
         """Restore a tokenizer from its ``data_state``.
 
-        Raises KeyError, TypeError, ValueError or AttributeError if the record is not of this kind.
+        Raises KeyError, TypeError, ValueError or AttributeError if the record is not of such a tokenizer.
         """
         vocabulary, added = (
             {str(token): int(number) for token, number in record[name].items()}
@@ -102,11 +102,11 @@ class GPT2:
         return cls(vocabulary, [(left, right) for left, right in record["merges"]], added)
 
     def encode(self, text: bytes) -> Array:
-        """Encode text, (bytes,) → (tokens,). Each byte of invalid UTF-8 becomes a token."""
+        """Return the token numbers of text. Each byte of invalid UTF-8 becomes a token of its own."""
         return encoded(self._words(text.decode(errors="surrogateescape")), self._tokens_of, self.size)
 
     def decode(self, tokens: Iterable[int]) -> bytes:
-        """Return the text of tokens. Tokens without text are omitted."""
+        """Return the text of tokens. Numbers without a token add nothing."""
         return b"".join(self._texts.get(int(token), b"") for token in tokens)
 
     def _words(self, text: str) -> Iterator[str]:
@@ -124,7 +124,7 @@ class GPT2:
 
 
 def _text(token: str) -> bytes:
-    """Return the bytes that a token in the files stands for."""
+    """Return the bytes of a token, which is given by its spelling in the files."""
     return (
         bytes(_BYTE_OF[char] for char in token) if all(char in _BYTE_OF for char in token) else token.encode()
     )

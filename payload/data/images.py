@@ -31,7 +31,7 @@ class Labelled:
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """The facts about the training images that a model depends on."""
+    """Facts about training images on which a model depends: shape, classes, and mean and scale by channel."""
 
     shape: tuple[int, ...]  # [H, W, C]
     classes: int
@@ -57,7 +57,7 @@ class ImageFacts:
         return cls((height, width, channels), int(record["classes"]), mean, scale)
 
     def check(self, name: str, kind: str, samples: Labelled) -> None:
-        """Raise UsageError if samples have another shape, or labels that the model does not know."""
+        """Raise UsageError if samples have another shape than in training, or a label above all classes."""
         actual, expected = ("x".join(map(str, shape)) for shape in (samples.images.shape[1:], self.shape))
         if actual != expected:
             raise UsageError(
@@ -97,7 +97,7 @@ class Images:
             dtype: dtype of the inputs, float32 or float64.
             augment: any of ``crop`` and ``flip``.
             clean: remove repeated images, and held-out images that are also training images.
-            image_facts: facts of the resumed or evaluated run. None: learn them from ``training``.
+            image_facts: facts of the resumed or evaluated run. None: learn the facts from ``training``.
 
         Raises UsageError if there are no images, or if training and held-out images differ in shape.
         """
@@ -157,7 +157,7 @@ def image_input(shape: Sequence[int], mean: Sequence[float], scale: Sequence[flo
 
 
 def facts(height: int, width: int, channels: int, classes: int) -> dict[str, int]:
-    """Return the ``Dataset.facts`` of images."""
+    """Return the sizes of images as ``Dataset.facts``: arguments for building a model."""
     return {
         "inputs": height * width * channels,
         # A model of sequences reads an image row by row.
@@ -170,7 +170,7 @@ def facts(height: int, width: int, channels: int, classes: int) -> dict[str, int
 
 
 def _statistics(images: Array) -> tuple[Array, Array]:
-    """Return the mean of each channel's pixels, and 1 / standard deviation."""
+    """Return two arrays with a number per channel: the mean of the pixels, and 1 / standard deviation."""
     flat = images.reshape(-1, images.shape[-1])
     # The counts of the 256 levels make the sums exact for any number of pixels.
     counts = np.stack([np.bincount(channel, minlength=256) for channel in flat.T])
@@ -181,7 +181,7 @@ def _statistics(images: Array) -> tuple[Array, Array]:
 
 
 def _unseen(samples: Labelled, seen: set[bytes]) -> Labelled:
-    """Return the samples with images that are not in ``seen``, and add these images to ``seen``."""
+    """Return the samples whose pixels are not in ``seen``. Add the pixels of each sample to ``seen``."""
     fresh = np.ones(len(samples), bool)
     for position, image in enumerate(samples.images):
         pixels = image.tobytes()
@@ -191,7 +191,7 @@ def _unseen(samples: Labelled, seen: set[bytes]) -> Labelled:
 
 
 def _cropped(images: Array, draw: Draw) -> Array:
-    """Move each image by a few random pixels, and fill the edges with black."""
+    """Shift each image by a few random pixels, and fill the edges with black."""
     count, height, width, _ = images.shape
     pad = max(1, height // _PAD)
     padded = np.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)))

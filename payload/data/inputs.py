@@ -44,7 +44,7 @@ def _of_idx(file: Path, shape: Shape) -> Array:
 
 
 def _of_csv(text: str, shape: Shape) -> Array:
-    """Parse a CSV file with an image per row: pixels row by row, from left to right, channels together."""
+    """Parse CSV text with an image per line, in the order of an array (height, width, channels)."""
     size = math.prod(shape)
     rows: list[Array] = []
     for number, line in enumerate(text.splitlines(), start=1):

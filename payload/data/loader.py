@@ -1,7 +1,7 @@
 """The loader of training samples: a rank's share of each global batch, as micro-batches on the device.
 
-A thread prepares the samples in advance. Their order depends only on the seed and the iteration, so that
-all ranks agree, and a resumed run needs only its iteration.
+A thread prepares the samples in advance. The order of samples depends only on the seed and the iteration, so
+all ranks use the same order, and a resumed run needs only its iteration to find the next samples.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from payload.parallel.pipeline import MicroBatch
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The samples of an iteration."""
+    """The samples of an iteration, as indices into the data set."""
 
     iteration: int  # from 1
     epoch: int  # from 1
@@ -123,7 +123,7 @@ class Loader:
             yield self._on_device(pair, np.arange(part.start, part.stop, dtype="uint32"))
 
     def _parts(self, count: int) -> list[slice]:
-        """Split this rank's share of ``count`` samples into micro-batches, the same number on all ranks."""
+        """Split this rank's share of ``count`` samples into micro-batches. All ranks get the same number."""
         share = local_slice(count, self._dp.rank, self._dp.size)
         size = share.stop - share.start
         number = self._number(count)
@@ -147,10 +147,10 @@ class Loader:
 
 
 def prefetched(items: Iterator[T], depth: int, begin: Callable[[], None] = lambda: None) -> Iterator[T]:
-    """Yield the items, of which a thread prepares up to ``depth`` in advance.
+    """Yield the items. A thread prepares up to ``depth`` items in advance.
 
-    begin: called in the thread before each item. This iterator raises errors of ``begin`` and ``items`` in
-        place of the item.
+    begin: called in the thread before each item. If ``begin`` or ``items`` raises an error, this iterator
+        raises the error in place of the item.
 
     The thread ends after the last item, or when this iterator is closed.
     """

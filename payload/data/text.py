@@ -30,7 +30,7 @@ def parts(text: bytes) -> tuple[bytes, bytes]:
 class Text:
     """A ``Dataset`` of text: the target of each token is the next token, (B, T) → (B, T).
 
-    An epoch splits the text into windows without gaps, with a random offset for each epoch.
+    In each epoch, the text is split into windows without gaps, from a random start near the text's start.
     """
 
     def __init__(self, name: str, text: bytes, tokenizer: Tokenizer, *, length: int, seed: int) -> None:
@@ -70,13 +70,13 @@ class Text:
 
 
 class MaskedText(Text):
-    """Windows of text with masked tokens to predict from the others (Devlin et al., "BERT", 2019, part 3.1).
+    """Windows of text in which a model predicts masked tokens (Devlin et al., "BERT", 2019, part 3.1).
 
-    15 % of the tokens are targets: 80 % of these are replaced by a mask, 10 % by random tokens, 10 % stay.
+    15 % of the tokens are targets. 80 % of the targets become a mask, 10 % become random tokens, 10 % stay.
     """
 
     def __init__(self, name: str, text: bytes, tokenizer: Tokenizer, *, length: int, seed: int) -> None:
-        """Prepare the windows as ``Text`` does. Raises UsageError also if no held-out token is masked."""
+        """Take the arguments of ``Text``. Raises UsageError also if no held-out token is masked."""
         super().__init__(name, text, tokenizer, length=length, seed=seed)
         # The mask is an additional token, after those of the tokenizer.
         self._mask = self.vocabulary

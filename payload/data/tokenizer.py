@@ -37,7 +37,7 @@ class Tokenizer(Protocol):
     """The learned state, for JSON."""
 
     def encode(self, text: bytes) -> Array:
-        """Encode text, (bytes,) → (tokens,), in the smallest unsigned dtype that holds all tokens."""
+        """Return the token numbers of text, in the smallest unsigned dtype that holds every number."""
 
     def decode(self, tokens: Iterable[int]) -> bytes:
         """Return the text of tokens. A token may be a part of a UTF-8 character."""
@@ -90,7 +90,7 @@ class BytePairs:
 
 
 def encoded(words: Iterable[W], tokens_of: Callable[[W], Sequence[int]], size: int) -> Array:
-    """Return the tokens of all words, calling ``tokens_of`` once per distinct word. size: vocabulary size."""
+    """Join the tokens of all words. Calls ``tokens_of`` once per distinct word. size: vocabulary size."""
     dtype = np.min_scalar_type(size - 1)
     tokens_by_word: dict[W, Array] = {}
     parts = []
@@ -116,9 +116,9 @@ def merged(tokens: list[int], merges: Mapping[Merge, tuple[int, int]]) -> list[i
 
 
 def learn(text: bytes, size: int) -> BytePairs:
-    """Learn merges of the most frequent pair (on a tie, the smallest) until there are ``size`` tokens.
+    """Merge the most frequent pair (on a tie, the smallest) repeatedly until there are ``size`` tokens.
 
-    The result has fewer tokens if no pair repeats. Only the counts of changed words are updated.
+    The result has fewer tokens if no pair occurs twice. Each merge recounts only the words that it changes.
     """
     words = [(list(word), count) for word, count in sorted(Counter(_WORDS.findall(text)).items())]
     pairs: Counter[Merge] = Counter()

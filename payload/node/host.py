@@ -41,9 +41,9 @@ def own_cores() -> list[int]:
 
 
 def node_cores() -> list[int]:
-    """Return the cores of this node, of which this job step may have only some.
+    """Return all cores of this node, including cores that this job step may not use.
 
-    In a container, /proc lists all cores of the host, so this returns the cores of the first process.
+    In a container, /proc lists all cores of the host. So this function returns the cores of process 1.
     """
     try:
         return sorted(os.sched_getaffinity(1))
@@ -52,7 +52,7 @@ def node_cores() -> list[int]:
 
 
 def cpu_model() -> str | None:
-    """Return the CPU model from /proc/cpuinfo, which lacks it on most Arm machines."""
+    """Return the CPU model from /proc/cpuinfo. None: the file has no model, as on most Arm machines."""
     for line in (read("/proc/cpuinfo") or "").splitlines():
         key, _, value = line.partition(":")
         if key.strip() == "model name":
@@ -86,7 +86,7 @@ _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK")
 
 
 def launcher_rank(environ: Mapping[str, str]) -> int | None:
-    """Return the rank that the launcher gave this process, or None without a launcher."""
+    """Return the rank number that the launcher gave this process, or None without a launcher."""
     for name in _RANK_VARIABLES:
         if environ.get(name, "").isdigit():
             return int(environ[name])
@@ -122,8 +122,8 @@ def pmi_complaint(library: str, environ: Mapping[str, str]) -> str | None:
 def _stated_sizes(environ: Mapping[str, str]) -> dict[str, int]:
     """Return the number of ranks according to each environment variable that counts ranks.
 
-    mpirun starts a daemon on each node in a job step, and ranks inherit this step's variables. So under
-    mpirun, Slurm's numbers count ranks only on the batch script's node, where no step variables are set.
+    mpirun starts a daemon on each node as a job step, and ranks inherit the step's variables, which count
+    daemons. Only on the batch script's node there are no such variables, so Slurm's numbers count ranks.
     """
     names = ["OMPI_COMM_WORLD_SIZE"] if "OMPI_COMM_WORLD_SIZE" in environ else []
     if "SLURM_STEP_NUM_TASKS" not in environ:

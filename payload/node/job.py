@@ -4,7 +4,7 @@
         --telemetry=SECONDS   run telemetry on all nodes, with a sample every SECONDS
         --requeue             have Slurm requeue the job if the program exits with 75
         --array               create links in the array task's folder to the files beside the script
-        --sweep               pass this task's values in sweep-tasks.json to the program
+        --sweep               pass the array task's values in sweep-tasks.json to the program
         --nodes=HOST,...      the job's nodes, without Slurm
         --ssh=COMMAND         the command that connects to a node
     job.py torchrun PYTHON [OPTIONS OF TORCHRUN] PROGRAM...
@@ -12,8 +12,8 @@
     job.py watch FOLDER SECONDS
 
 The job's script on the first node ends with `run`, which forwards signals to PROGRAM and returns the exit
-status of PROGRAM. `run` records the start, each signal, the end, and a requeue in the file job.events. On
-each node, `torchrun` starts PyTorch's agent, `container` a program in an image, and `watch` telemetry.
+status of PROGRAM. `run` records the start, each signal, the end, and a requeue in the file job.events. On a
+node, `torchrun` starts PyTorch's agent, `container` starts PROGRAM in an image, `watch` starts telemetry.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Events:
 
 
 class Telemetry:
-    """A telemetry process per node, which ends when its stdin closes. Its failure does not affect the job."""
+    """A telemetry process on each node. The processes do not affect the job if they fail."""
 
     def __init__(self, seconds: str, nodes: Sequence[str], ssh: str) -> None:
         self._pids: list[int] = []
@@ -86,7 +86,7 @@ class Telemetry:
 
     @staticmethod
     def _commands(seconds: str, nodes: Sequence[str], ssh: str) -> list[list[str]]:
-        """Return the commands that start telemetry: a job step, or without Slurm a command per node."""
+        """Return the commands that start telemetry: srun, or without Slurm a command for each node."""
         watch = [sys.executable, "-IS", os.path.abspath(__file__), "watch", os.getcwd(), seconds]
         if not nodes:
             count = os.environ.get("SLURM_JOB_NUM_NODES", "1")
@@ -147,7 +147,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def link_given_files() -> None:
-    """Create links in an array task's folder to the files beside the script."""
+    """Create links in this folder, which is an array task's, to the files beside the job's script."""
     for name in os.listdir(".."):
         if name not in OURS and not is_numbered(name):
             with suppress(FileExistsError):
@@ -155,7 +155,7 @@ def link_given_files() -> None:
 
 
 def is_numbered(name: str) -> bool:
-    """Return whether this is the name of an array task's log or folder."""
+    """Return whether ``name`` is that of an array task's log or folder, such as task-3."""
     kind, _, number = name.rpartition("-")
     if kind in ("stdout", "stderr") and number.endswith(".log"):
         return number[: -len(".log")].isdigit()
@@ -163,7 +163,7 @@ def is_numbered(name: str) -> bool:
 
 
 def take_sweep_values() -> list[str]:
-    """Return this sweep task's values as arguments, and set them as environment variables."""
+    """Return this task's values in sweep-tasks.json as arguments, and set environment variables to them."""
     number = os.environ["SLURM_ARRAY_TASK_ID"]
     try:
         with open("../sweep-tasks.json") as file:
@@ -185,7 +185,7 @@ def take_sweep_values() -> list[str]:
 def set_rendezvous(nodes: Sequence[str]) -> None:
     """Set MASTER_ADDR and MASTER_PORT, at which PyTorch's ranks meet. --env overrides these variables.
 
-    The port depends on the job's id, and no process is listening on it now.
+    The port depends on the job's id. No process on this node is listening on the port now.
     """
     # If another job submitted this job, sbatch has passed on its variables.
     for name in RANK_VARIABLES:
@@ -214,7 +214,7 @@ def requeue(is_array: bool, events: Events) -> None:
 
 
 def torchrun(python: str, *words: str) -> int:
-    """Replace this process by torchrun's agent, which starts the ranks of this node."""
+    """Replace this process by torchrun's agent, which starts this node's ranks. python: the interpreter."""
     options, program = task.split(words)
     for name in list(os.environ):
         # Ranks that use MPI must not connect to the launcher's MPI.
@@ -230,7 +230,7 @@ def torchrun(python: str, *words: str) -> int:
 def container(words: Sequence[str]) -> int:
     """Replace this process by a program in an Apptainer image. The program inherits the environment.
 
-    ``--env`` names variables that override the image's variables, through <TOOL>ENV_NAME.
+    Each variable NAME in ``--env`` overrides the image's, because it is passed as APPTAINERENV_NAME.
     """
     options, program = task.split(words)
     folders = os.get_exec_path()
@@ -263,7 +263,7 @@ def container(words: Sequence[str]) -> int:
 
 
 def watch(folder: str, seconds: str) -> int:
-    """Run telemetry on this node until stdin closes."""
+    """Run telemetry on this node, writing to ``folder``/telemetry, until stdin closes."""
     os.chdir(folder)
     os.environ.update(PYTHONPATH=ROOT, OMP_NUM_THREADS="1")
     program = [sys.executable, "-m", "payload", "telemetry", "--interval", seconds, "--out", "telemetry"]

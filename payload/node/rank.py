@@ -2,8 +2,8 @@
 
     python rank.py PROGRAM ARGUMENT...
 
-When the interpreter exits, mpi4py calls MPI_Finalize, which waits for all ranks: a failed rank and the other
-ranks would wait for each other. Like `python -m mpi4py`, this program calls MPI_Abort instead.
+When the interpreter exits, mpi4py calls MPI_Finalize, which waits for all ranks. So a failed rank and the
+other ranks would wait for each other. Like `python -m mpi4py`, this program calls MPI_Abort instead.
 """
 
 import atexit
@@ -60,7 +60,7 @@ class Rank:
             self.fail(failure)
 
     def fail(self, exc: BaseException) -> None:
-        """Print an exception as Python does, and exit with 1, or with the status of sys.excepthook's exit."""
+        """Print an exception as Python does. Exit with 1, or the status that sys.excepthook exits with."""
         self.status = 1
         try:
             sys.excepthook(type(exc), exc, exc.__traceback__)
@@ -77,7 +77,7 @@ class Rank:
         sys.exit(self.status)
 
     def leave(self) -> None:
-        """Abort, unless all ranks exit within the grace period."""
+        """After a failure, abort the whole MPI job unless all ranks exit within ``GRACE_S`` seconds."""
         mpi = sys.modules.get("mpi4py.MPI")
         if self.status in (0, SAVED) or mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
             return
@@ -90,7 +90,7 @@ class Rank:
             time.sleep(0.02)
 
     def abort(self) -> None:
-        """Make mpi4py call MPI_Abort instead of MPI_Finalize after Python has flushed all files."""
+        """Make mpi4py call MPI_Abort, not MPI_Finalize, at the exit, after Python has flushed all files."""
         if "mpi4py.MPI" in sys.modules:
             from mpi4py.run import set_abort_status
 
@@ -101,7 +101,7 @@ class Rank:
 
 
 def _below(exc: BaseException) -> "TracebackType | None":
-    """Return the traceback without this file's frame."""
+    """Return the exception's traceback without the frame of this file."""
     return exc.__traceback__ and exc.__traceback__.tb_next
 
 

@@ -22,7 +22,7 @@ class Sensor(Protocol):
     """A source of readings."""
 
     def read(self) -> dict[str, Any]:
-        """Return the fields of a sample, without rates in the first sample.
+        """Return readings by name. The first call returns no rates, because a rate needs two readings.
 
         Raises SensorError if the source fails. A later call may succeed.
         """
@@ -59,7 +59,7 @@ class Cpu:
 
 
 class Memory:
-    """Memory in use on the node, and by the control group of this Slurm job."""
+    """Memory in use on the whole node, and memory in use by this Slurm job (its control group)."""
 
     def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
         self._meminfo = proc / "meminfo"
@@ -74,7 +74,7 @@ class Memory:
         return fields
 
     def total_mib(self) -> int:
-        """Return the total memory, in a container that of the host. Raises SensorError if that fails."""
+        """Return the machine's total memory, even in a container. Raises SensorError if that fails."""
         return self._sizes()["MemTotal"] // MIB
 
     def _sizes(self) -> dict[str, int]:
@@ -105,7 +105,7 @@ class Network:
         return {"net_rx_bytes_per_s": received, "net_tx_bytes_per_s": sent}
 
     def _counters(self) -> dict[str, tuple[int, int]]:
-        """Return the bytes since boot by interface, (received, sent)."""
+        """Return, by interface, the bytes (received, sent) since boot."""
         counters = {}
         for line in self._path.read_text().splitlines()[2:]:
             name, _, numbers = line.partition(":")
@@ -116,7 +116,7 @@ class Network:
 
 
 class Gpus:
-    """All GPUs of the node, if pynvml is installed. Unreported values are None."""
+    """All GPUs of the node, if pynvml is installed. Values that a GPU does not report are None."""
 
     def __init__(self) -> None:
         self._nvml, self._handles = _open_nvml()
@@ -137,7 +137,7 @@ class Gpus:
         return {"gpus": [self._state(index, handle) for index, handle in self._handles]}
 
     def energy_j(self, uuid: str | None) -> float | None:
-        """Return a GPU's energy use since the driver was loaded, in joules, if the GPU reports it."""
+        """Return the joules that a GPU used since its driver was loaded. None: the GPU reports no energy."""
         for _, handle in self._handles:
             if self._ask("nvmlDeviceGetUUID", handle) == uuid:
                 millijoules: int | None = self._ask("nvmlDeviceGetTotalEnergyConsumption", handle)
@@ -167,7 +167,7 @@ class Gpus:
 
 
 def _open_nvml() -> tuple[ModuleType | None, list[tuple[int, Any]]]:
-    """Return NVIDIA's management library, if installed, and index and handle of each GPU that answers."""
+    """Return NVIDIA's library pynvml, if installed, and the (index, handle) of each GPU that answers."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
@@ -183,7 +183,7 @@ def _open_nvml() -> tuple[ModuleType | None, list[tuple[int, Any]]]:
 
 
 def _job_memory(membership: Path, cgroups: Path) -> Path | None:
-    """Return the file of control groups version 2 or 1 with this Slurm job's memory use on this node."""
+    """Return the control group's file (version 2 or 1) with this Slurm job's memory use. None: no file."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
@@ -205,7 +205,7 @@ def _job_memory(membership: Path, cgroups: Path) -> Path | None:
 
 @contextmanager
 def _source(path: Path) -> Iterator[None]:
-    """Convert errors of reading or parsing a source to SensorError."""
+    """Convert errors in a ``with`` block that reads ``path`` to SensorError."""
     try:
         yield
     except (OSError, ValueError, LookupError) as exc:

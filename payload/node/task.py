@@ -6,8 +6,8 @@
     --per-node=RANKS   the number of ranks per node, for mpirun
 
 A launcher starts this program for each rank. This program sets the variables that PyTorch reads, records the
-output of PROGRAM, and ends with the same status or signal. It imports few modules, because signal and
-contextlib alone would double the start-up time. job.py imports the functions in the first half.
+output of PROGRAM, and ends with the same status or signal. This file imports few modules, because the modules
+signal and contextlib alone would double the start-up time. job.py imports the functions in the first half.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def complain(text: str) -> None:
 
 
 def output_of(program: list[str]) -> str:
-    """Return the output of a program, or "" if it cannot be started or fails."""
+    """Return the output of a program, or "" if the program cannot be started or fails."""
     reads, writes = os.pipe()
     try:
         pid = start(program, stdout=writes)
@@ -117,9 +117,10 @@ def hold_signals() -> None:
 
 
 def supervise(pid: int, on_signal: Callable[[int], None]) -> int:
-    """Wait for the end of a program, calling ``on_signal`` for each signal. Return the exit status.
+    """Wait for the end of a program, and return its exit status as in a shell.
 
-    The signals are blocked and fetched with sigwait, so that no signal is sent to a program that has ended.
+    on_signal: called for each signal to this process. Signals are fetched with sigwait, so that this function
+        passes no signal on to a program that has ended.
     """
     while True:
         number = signal.sigwait({*PASSED_ON, signal.SIGCHLD})
@@ -137,7 +138,7 @@ def exit_status(status: int) -> int:
 
 
 def open_for_writing(path: str, how: int) -> int:
-    """Open a file for writing, or /dev/null if that fails."""
+    """Open a file for writing, or /dev/null if that fails. how: more flags for os.open."""
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | how, 0o666)
     except OSError:
@@ -168,7 +169,7 @@ def host_name() -> str:
 
 
 def take_host_variables() -> None:
-    """Set the environment variables that this host gives to jobs, as Slurm's TaskProlog does."""
+    """Set the environment variables that this node's TaskProlog script sets, as Slurm itself would."""
     prolog = f"{HOST_FOLDER}/task-prolog"
     if os.access(prolog, os.X_OK):
         for line in output_of([prolog]).splitlines():
@@ -177,7 +178,7 @@ def take_host_variables() -> None:
 
 
 def mark_restart(files: Iterable[int]) -> bool:
-    """Return whether Slurm has restarted the job. If it has, write a line about it into the open logs."""
+    """Return whether Slurm has restarted the job. If so, write a note into the open logs ``files``."""
     restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
     for file in files if restarts != "0" else ():
         write_all(file, f"\nclusterctl: restart {restarts} of this job\n".encode())
@@ -220,7 +221,7 @@ def rank(words: Sequence[str]) -> int:
 
 
 def describe_rank(launcher: str, per_node: int) -> None:
-    """Set PyTorch's environment variables for this rank, unless --env has set them."""
+    """Set PyTorch's variables, such as RANK, unless --env has set them. per_node: ranks per node."""
     get = os.environ.get
     if launcher == "torchrun":
         variables = {"NODE_RANK": get("GROUP_RANK", "0")}
@@ -247,7 +248,7 @@ def describe_rank(launcher: str, per_node: int) -> None:
 
 
 def tasks_of_node(counts: str, node: int) -> str:
-    """Return the number of tasks on a node from Slurm's list for all nodes, such as 2(x3),1."""
+    """Return the number of tasks on a node. counts: Slurm's list for all nodes, such as 2(x3),1."""
     size, nodes = "1", 0
     for count in counts.split(","):
         size, _, times = count.partition("(x")
@@ -290,7 +291,7 @@ def is_signalled_with_its_program(launcher: str) -> bool:
 
 
 def record(source: int, target: int, log: int, drained: LockType) -> None:
-    """Copy output from ``source`` to the log and to ``target`` until it ends, then release ``drained``."""
+    """Copy the output in ``source`` to the log and to ``target``. At the end, release ``drained``."""
     while True:
         chunk = os.read(source, CHUNK)
         if not chunk:
@@ -301,7 +302,7 @@ def record(source: int, target: int, log: int, drained: LockType) -> None:
 
 
 def end_alike(status: int) -> int:
-    """End this process with the signal that ended the program, or return the program's exit status."""
+    """If a signal ended the program, end this process with the same signal. Else return ``status``."""
     number = status - 128
     if number in FATAL:
         import resource

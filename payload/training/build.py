@@ -41,7 +41,7 @@ def build_units(model: Model, dataset: Dataset, context: Context) -> list[Unit]:
 
 
 def model_record(model: Model, dataset: Dataset) -> ModelRecord:
-    """Return the ``ModelRecord`` of the model to be trained, without its files of weights."""
+    """Return a ``ModelRecord`` of the model to be trained. The record lists no files of weights yet."""
     return ModelRecord(
         model=model.model,
         settings=model_sizes(model, dataset),
@@ -52,7 +52,7 @@ def model_record(model: Model, dataset: Dataset) -> ModelRecord:
 
 
 def model_sizes(model: Model, dataset: Dataset) -> dict[str, Any]:
-    """Return all arguments for building the model. Raises UsageError for a size that it does not use."""
+    """Return all arguments for building the model. Raises UsageError for a size that has no effect on it."""
     parameters = inspect.signature(module_of(model.model).build).parameters
     defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
     given = {name: value for name, value in asdict(model).items() if name != "model" and value is not None}
@@ -67,7 +67,7 @@ def model_sizes(model: Model, dataset: Dataset) -> dict[str, Any]:
 
 
 def run_identity(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
-    """Return the settings that a resumed run must not change."""
+    """Return the settings that must be the same when a later run resumes from this run's checkpoints."""
     sizes = model_sizes(config.model, dataset)
     return {
         "model": config.model.model,
@@ -170,7 +170,7 @@ def build_loader(
 ) -> Loader:
     """Build the loader of this rank's samples. Raises UsageError if the global batch exceeds the data.
 
-    eval_only: load held-out samples only, in small batches, because training may have had more ranks.
+    eval_only: load only held-out samples, in smaller batches than in training.
     """
     global_batch, micro_batch = config.batch.global_batch_size, config.batch.micro_batch_size
     if eval_only:

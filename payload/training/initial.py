@@ -38,7 +38,7 @@ class Initial:
     record: ModelRecord | None
 
     def data_state(self, tokenizer: str) -> Mapping[str, Any] | None:
-        """Return the learned state of the model's tokenizer for ``open_dataset``. None: it has no such state.
+        """Return the state of the model's tokenizer, for ``open_dataset``. None: the tokenizer has no state.
 
         Raises UsageError if the model was trained with another kind of tokenizer than ``tokenizer``.
         """
@@ -85,7 +85,7 @@ class Initial:
         set_weights(engine, units, weights)
 
     def _refuse_other(self, model: str, settings: Mapping[str, Any], *, foreign: bool) -> None:
-        """Raise UsageError if a setting differs that the shapes of the weights do not show."""
+        """Raise UsageError if the weights were trained with another number of heads or another norm_eps."""
         if self.record:
             for name in _NOT_IN_SHAPES:
                 size = self.record.settings.get(name, settings.get(name))

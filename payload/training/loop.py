@@ -41,7 +41,7 @@ from payload.training.trace import Timeline
 def train(config: TrainConfig, device: Device, world: Transport, signals: StopSignals | None = None) -> int:
     """Train on all ranks of ``world``, record the metrics, and return the exit code.
 
-    signals: the caught signals, after which the run saves its work and ends. Default: no signals are caught.
+    signals: tells the run that a signal came. The run then saves its work and ends. None: catch no signals.
     """
     trace, times = _timeline(config, device), CommTimes(device)
     mesh, compressor = build_mesh(config.layout, world)
@@ -109,7 +109,7 @@ class Trainer:
     def loop(self, done: int, saver: Saver | None) -> Evaluation | None:
         """Run the iterations from ``done`` + 1 to the end of the schedule, or until any rank gets a signal.
 
-        Save checkpoints if there is a saver, the best model, and at the end the final model.
+        Save the best model and the final model, and checkpoints unless ``saver`` is None.
 
         Returns:
             The last evaluation. None: a signal ended the run.
@@ -157,9 +157,9 @@ class Trainer:
         self.metrics.print_line(f"stopped by a signal; {saved} after iteration {iteration}{resume_hint}")
 
     def step(self, iteration: int, feed: Feed, flags: tuple[float, ...]) -> StepResult:
-        """Update the weights with a global batch, of which ``feed`` is this rank's share.
+        """Update the weights with a global batch. ``feed`` is this rank's share of the batch.
 
-        flags: numbers that are summed over all ranks in the result's ``flags``.
+        flags: this rank's numbers. The result's ``flags`` are the sums of these numbers over all ranks.
         """
         lr = self.schedule.at(iteration)
         result = self.engine.step(feed.batches, targets=feed.targets, iteration=iteration, lr=lr, flags=flags)
@@ -220,7 +220,7 @@ def _write_config(config: TrainConfig) -> None:
 
 
 def _check_finite(iteration: int, result: StepResult) -> None:
-    """Raise PayloadError if the loss or the gradient is not finite. All ranks have the same numbers."""
+    """Raise PayloadError if the loss or the gradient is not finite. ``result`` is the same on all ranks."""
     if not result.finite and not result.skipped:
         flags = "--lr" if result.loss_scale == 1 else "--lr or --loss-scale"
         raise _diverged(iteration, f"loss {result.loss}, gradient norm {result.grad_norm}", flags)

@@ -152,9 +152,9 @@ class Metrics(Report):
             self._board.write("evaluation", step, fields)
 
     def _compute_times(self) -> dict[str, Any]:
-        """Return each rank's mean computing time per iteration in ms, and in how many windows it was slowest.
+        """Return the ranks' mean computing times per iteration in ms, and how often each rank was slowest.
 
-        Waits for data and for other ranks do not count as computing time.
+        The ranks are compared over groups of iterations. Waiting for data or other ranks is not computing.
         """
         windows = [self._computed[i : i + _WINDOW] for i in range(0, len(self._computed), _WINDOW)]
         own_means = [sum(window) / len(window) for window in windows]

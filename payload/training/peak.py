@@ -46,14 +46,14 @@ _SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The peak speed of a rank (None: unknown), with its source or the reason why it is unknown."""
+    """A rank's peak speed, and where it comes from. If the speed is None: the reason why it is unknown."""
 
     tflops: float | None
     source: str
 
 
 def find_peak(device: Device, comm: Communicator, dtype: DTypeLike, fixed: float | None) -> Peak:
-    """Return this rank's peak speed: ``fixed`` if set, that of the data sheet for a GPU, measured for a CPU.
+    """Return this rank's peak speed: ``fixed`` if set, else from a GPU's data sheet or measured on the CPU.
 
     All ranks must call this function together, because CPUs are measured at the same time.
     """
@@ -82,7 +82,7 @@ def _by_sheet(name: str, dtype: str, *, tf32: bool) -> Peak:
 
 
 def _measured(device: Device, comm: Communicator, dtype: DTypeLike) -> Peak:
-    """Return the speed of the fastest of many products, because the clock may start low.
+    """Multiply matrices many times, and return the highest speed, because a CPU's clock may start low.
 
     NumPy computes 16-bit products in float32.
     """

@@ -29,7 +29,7 @@ _TOO_HIGH = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """A micro-batch size, and the speed of all ranks together with it."""
+    """A micro-batch size, and the total speed of all ranks with this size."""
 
     micro_batch: int
     samples_per_s: float
@@ -37,7 +37,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A learning rate, and the smoothed loss reached with it."""
+    """A learning rate, and the smoothed loss at this rate."""
 
     lr: float
     loss: float
@@ -119,8 +119,8 @@ def _speed_alone(config: TrainConfig, device: Device, dataset: Dataset, size: in
 def measure_losses(config: TrainConfig, engine: Engine, dataset: Dataset) -> Iterator[Point]:
     """Run an iteration at each of many learning rates, from low to high, until the loss diverges.
 
-    Learning-rate range test of Smith, "Cyclical Learning Rates for Training Neural Networks", 2017, section
-    3.3, with rates that grow by a constant factor. Losses are smoothed like Adam's moments.
+    This is the range test of Smith, "Cyclical Learning Rates for Training Neural Networks", 2017, section
+    3.3. The rates grow by a constant factor. The losses are a bias-corrected moving average, as in Adam.
     """
     loader = build_loader(config, dataset, engine.device, engine.mesh)
     mean, lowest = 0.0, math.inf
@@ -144,15 +144,15 @@ def fastest_size(sizes: list[Speed]) -> int:
 
 
 def fit_to_ranks(size: int, batch: int, ranks: int, samples: int) -> tuple[int, int]:
-    """Return a micro-batch size for which the data suffices on all ranks, and a global batch that fits it."""
+    """Return (size, batch), with a size of at most samples / ranks, and a batch of at least size · ranks."""
     size = min(size, max(1, samples // ranks))
     return size, max(batch, size * ranks)
 
 
 def steepest_rate(points: list[Point]) -> float:
-    """Return the learning rate at which the loss falls fastest, relative to the logarithm of the rate.
+    """Return the learning rate at which the loss falls fastest per logarithm of the rate.
 
-    Only rates below that of the lowest loss are considered. Raises UsageError if the loss never falls.
+    Rates above the rate with the lowest loss do not count. Raises UsageError if the loss never falls.
     """
     lowest = min(range(len(points)), key=lambda index: points[index].loss, default=0)
     slopes = [

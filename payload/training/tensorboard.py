@@ -21,7 +21,7 @@ class EventFile:
     def __init__(self, folder: Path, *, done: int = 0) -> None:
         """Open the event file.
 
-        done: last iteration that a resumed run keeps. TensorBoard hides later values of the earlier run.
+        done: the iteration from which a run resumes. TensorBoard hides older values of later iterations.
 
         Raises UsageError if tensorboardX is not installed, or the folder cannot be written.
         """
@@ -48,7 +48,7 @@ class EventFile:
             ) from exc
 
     def write(self, group: str, step: int, fields: Mapping[str, float | None]) -> None:
-        """Add all fields that are not None as ``group/name``. Raises RankError if that fails."""
+        """Write each field that is not None as the scalar ``group/name``. Raises RankError if that fails."""
         try:
             for name, value in fields.items():
                 if value is not None:

@@ -1,9 +1,9 @@
 """Wrappers that time communicators and, if a timeline is recorded, layers and optimizers.
 
 Communication is *exposed* while the rank is inside a call that starts, advances or awaits an operation,
-because the rank cannot compute then. The *total* time covers every operation from its start until it is seen
-to be done; its unexposed part overlaps with computation. On a GPU, both are measured with events on the
-computing stream, so a wait counts for as long as that stream is idle.
+because the rank cannot compute then. The *total* time covers every operation from its start until the rank
+sees its end; the unexposed part of this time overlaps with computation. On a GPU, both times are measured
+with events on the computing stream, so a wait counts for as long as that stream is idle.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CommTimes:
         self._exposed.append(interval)
 
     def add_exposed(self, start: Mark) -> Mark:
-        """Add the time of a communication call, from ``start`` until now. Return the mark of its end."""
+        """Count a call that began at ``start`` and ends now. Return now. The call's operation may go on."""
         end = self.device.mark()
         self._exposed.append((start, end))
         return end
@@ -59,13 +59,13 @@ class CommTimes:
         self._total.append((start, end))
 
     def count(self, comm: Communicator) -> None:
-        """Count the bytes that a communicator sends. For a wrapper, count those of the inner communicator."""
+        """From now on, count the bytes that ``comm``, or the communicator that ``comm`` wraps, sends."""
         while (inner := getattr(comm, "inner", None)) is not None:
             comm = inner
         self._comms[id(comm)] = comm
 
     def take(self) -> CommTime:
-        """Return the times since the last call, and start a new period."""
+        """Return the times and bytes since the last call of ``take``."""
         total, exposed = (self._covered_s(intervals) for intervals in (self._total, self._exposed))
         self._total.clear()
         self._exposed.clear()
@@ -86,9 +86,9 @@ class CommTimes:
 
 
 def _blocking(method: str, shown: str, array: int | None = None) -> Callable[..., Any]:
-    """Return a method that calls and times a blocking method of the inner communicator.
+    """Return a method that calls and times ``method``, a blocking method of the inner communicator.
 
-    array: index of the array argument, whose size is recorded, if any.
+    shown: name on the timeline. array: index of the array argument, for the recorded size. None: no array.
     """
 
     def call(timed: TimedCommunicator, *arguments: Any) -> Any:
@@ -103,7 +103,7 @@ def _blocking(method: str, shown: str, array: int | None = None) -> Callable[...
 
 
 def _nonblocking(method: str, shown: str, array: int) -> Callable[..., Pending]:
-    """Do the same as ``_blocking`` for a non-blocking method. array: index of the array argument."""
+    """Return a method that calls and times a non-blocking method. The arguments are as in ``_blocking``."""
 
     def call(timed: TimedCommunicator, *arguments: Any) -> Pending:
         start = timed.times.device.mark()

@@ -1,7 +1,7 @@
 """A timeline of every rank's work: a file for Chrome's tracing or Perfetto, and NVTX ranges for nsys.
 
-Times are read on the host. A span of GPU work shows when it was queued on the stream; nsys shows under the
-same name when it ran.
+Times are read on the CPU. A span of GPU work shows when the work was queued on the stream; nsys shows, under
+the same name, when the work ran.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NOT_RECORDED = nullcontext()
 
 
 class Timeline:
-    """Recorder of ``iterations`` iterations (0: disabled), from the second on: the first is not typical.
+    """Records ``iterations`` iterations (0: disabled), beginning with the second: the first is untypical.
 
     The category of a span is the kind of work: forward, backward, dp, ...
     """
@@ -69,7 +69,7 @@ class Timeline:
                 self._nvtx.RangePop()
 
     def begin_flight(self, name: str, category: str, **details: object) -> Callable[[], None]:
-        """Record the start of an operation that runs in parallel. The returned function records its end."""
+        """Record the start of an operation that runs in parallel. The returned function records the end."""
         if not self._on:
             return lambda: None
         self._flights += 1
@@ -79,7 +79,7 @@ class Timeline:
         return lambda: self._events.append({**common, "ph": "e", "ts": self._now_ns()})
 
     def number_of(self, draw: Draw | None) -> int | None:
-        """Return the number of the draw's micro-batch in its iteration, from 0. None in an evaluation."""
+        """Return the number, from 0 in its iteration, of the draw's micro-batch. None: ``draw`` is None."""
         if draw is None:
             return None
         for number, earlier in enumerate(self._draws):
@@ -94,7 +94,7 @@ class Timeline:
         return self._unix_ns + time.perf_counter_ns()
 
     def write(self, path: Path, comm: Communicator) -> None:
-        """Write the events of all ranks to a file, on rank 0. Each rank appears as a process.
+        """Write the events of all ranks to a file on rank 0. The viewer shows each rank as a process.
 
         Raises UsageError on every rank if the file cannot be written.
         """
