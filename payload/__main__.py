@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
 def _refuse(error: UsageError) -> int:
     """Print the error of a wrong command line or config file on rank 0, and return the exit code.
 
-    mpirun ends all ranks when a rank exits with an error, so the ranks meet in MPI before rank 0 prints.
+    mpirun ends all ranks when a rank fails, so all ranks wait for each other in MPI before rank 0 prints.
     """
     rank = launcher_rank(os.environ)
     first_error: PayloadError = error

@@ -21,7 +21,7 @@ ENDED = 128 + 15
 class PayloadError(Exception):
     """Error raised on every rank (see ``comm.base.on_all_ranks``), so that all exit codes are the same.
 
-    ``code`` is a stable name of the condition, such as ``checkpoint-damaged``: see docs/errors.md.
+    ``code`` is a name of the cause for programs, such as ``checkpoint-damaged``: see docs/errors.md.
     """
 
     exit_code = 1
@@ -44,7 +44,7 @@ class LaunchError(PayloadError):
 
 
 class RankError(Exception):
-    """Error raised on a single rank, between two points of synchronization. It ends all ranks."""
+    """Error raised on a single rank while the other ranks continue. The error ends all ranks."""
 
     def __init__(self, message: str, *, code: str = "") -> None:
         super().__init__(message)
@@ -56,7 +56,7 @@ _TOO_LARGE = ("Maximum allowed ", "array is too big", "Python int too large")
 
 
 def line_of(error: BaseException) -> str | None:
-    """Return the message for a ``RankError`` or a lack of memory. None: the error is a bug."""
+    """Return a message for the user if the error is a ``RankError`` or a lack of memory, not a bug."""
     if isinstance(error, RankError):
         return str(error)
     is_too_large = isinstance(error, ValueError | OverflowError) and str(error).startswith(_TOO_LARGE)

@@ -2,8 +2,8 @@
 
     python -m payload.minimal book.txt --steps 200
 
-The rest of the package trains the same model (``models/gpt.py``) in the same way, and a test checks that
-both weights are equal except for rounding. The differences:
+The rest of the package trains the same model (``models/gpt.py``) in the same way. A test checks that the
+weights after both trainings are equal except for rounding. The differences:
 
     here                          in the package
     a dictionary of arrays        flat buffers, sharded over ranks (``parallel/zero.py``)
@@ -269,7 +269,7 @@ class AdamW:
 
 
 def windows(text: Array, config: Config, batch: int, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Return tokens (batch, T) from random positions in the text, and the next token of each."""
+    """Return tokens (batch, T) from random positions in the text, and the next token of each token."""
     starts = rng.integers(len(text) - config.length, size=batch)
     samples = text[starts[:, None] + np.arange(config.length + 1)].astype("int64")
     return xp.asarray(samples[:, :-1]), xp.asarray(samples[:, 1:])
@@ -288,7 +288,7 @@ def train(text: Array, config: Config, *, steps: int, batch: int, lr: float, see
 
 
 def main(argv: Sequence[str]) -> None:
-    """Train on the bytes of a file."""
+    """Train on the bytes of the file that the command line names."""
     global xp  # noqa: PLW0603
     parser = argparse.ArgumentParser(prog="python -m payload.minimal", description="Train a small GPT.")
     parser.add_argument("text", type=Path, help="file whose bytes are the tokens")

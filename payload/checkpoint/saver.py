@@ -150,7 +150,7 @@ class Saver:
         """Save a checkpoint if it is due after this iteration, and complete the previous checkpoint.
 
         Args:
-            written: number of ranks for which ``self.written`` returned True in the last iteration.
+            written: number of ranks on which the method ``written`` returned True in this iteration.
             stop: whether the run stops early. In this case, wait until the checkpoint is on disk.
             last: whether this is the last iteration.
 
@@ -197,7 +197,7 @@ class Saver:
         self._writer.begin(write, self._memory, path, self._writer.cancelled)
 
     def _complete(self, *, wait: bool) -> None:
-        """Wait until all ranks' files are on disk, then start the publication of the checkpoint on rank 0.
+        """Wait until all ranks' files are on disk. Rank 0 then starts to publish (rename) the checkpoint.
 
         wait: whether to wait until the checkpoint is published.
         """

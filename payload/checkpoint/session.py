@@ -186,7 +186,7 @@ def refuse_others(folder: Path, resume_from: str, world: Communicator) -> None:
 
 
 def _inspect(path: Path, world: Communicator) -> tuple[Manifest, Mapping[str, Any]]:
-    """Return a checkpoint's manifest and ``Dataset.data_state``. Raises BrokenError if any file is damaged."""
+    """Return a checkpoint's manifest and ``Dataset.data_state``. Raises BrokenError if a file is damaged."""
 
     def check() -> Manifest:
         manifest = read_manifest(path)

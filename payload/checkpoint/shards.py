@@ -27,12 +27,12 @@ from payload.saved_model.safetensors import FilePlan, plan, read
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The numbers ``[start, stop)`` of a flattened part of a tensor, which is split along an axis.
+    """The numbers ``[start, stop)`` of a flattened part of a tensor. The parts split an axis of the tensor.
 
     kind: ``weight``, ``optimizer.NAME``, ``state`` (of a layer), or ``rankN`` (state of rank N alone).
     shape: shape of the whole tensor, with padding.
     axis: the split axis. None: the tensor is not split.
-    rows: rows of the first axis without padding. None: there is no padding.
+    rows: size of the first axis without padding. None: there is no padding.
     """
 
     kind: str
@@ -47,7 +47,7 @@ class Shard:
 
     @property
     def tensor(self) -> str:
-        """The tensor's key, which is the same in all its shards."""
+        """A name of the tensor, which is the same in all shards of the tensor."""
         return f"{self.kind}/{self.name}"
 
     @property

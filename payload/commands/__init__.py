@@ -1,1 +1,1 @@
-"""The commands of ``python -m payload``. Each is the function ``run`` of the module with its name."""
+"""The commands of ``python -m payload``. The command ``eval`` is ``run`` in ``eval.py``, and so on."""

@@ -164,7 +164,7 @@ def _teams(
 
 
 def _record(side: Side, team: Team, peaks: Sequence[float | None]) -> Record:
-    """Return the medians over the measured iterations, as seen by rank 0."""
+    """Return a side's results: medians over the iterations that this rank measured."""
     seconds = statistics.median(team.seconds)
     samples_per_s = side.batch / seconds
     known_peaks = [peak for peak in peaks[: side.ranks] if peak is not None]

@@ -56,7 +56,7 @@ def gemm(config: GemmConfig, device: Device, comm: Communicator) -> list[Record]
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A rank's part of a layer, with the values that check the output."""
+    """A rank's inputs and weights of a layer, with the values that check the layer's output."""
 
     size: GemmSize
     a: Array  # (m, k)

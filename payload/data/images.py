@@ -57,7 +57,7 @@ class ImageFacts:
         return cls((height, width, channels), int(record["classes"]), mean, scale)
 
     def check(self, name: str, kind: str, samples: Labelled) -> None:
-        """Raise UsageError if samples have another shape than in training, or a label above all classes."""
+        """Raise UsageError if samples have another shape than in training, or labels of unknown classes."""
         actual, expected = ("x".join(map(str, shape)) for shape in (samples.images.shape[1:], self.shape))
         if actual != expected:
             raise UsageError(
@@ -181,7 +181,7 @@ def _statistics(images: Array) -> tuple[Array, Array]:
 
 
 def _unseen(samples: Labelled, seen: set[bytes]) -> Labelled:
-    """Return the samples whose pixels are not in ``seen``. Add the pixels of each sample to ``seen``."""
+    """Return the samples with pixels that are not in ``seen``. Add the pixels of each sample to ``seen``."""
     fresh = np.ones(len(samples), bool)
     for position, image in enumerate(samples.images):
         pixels = image.tobytes()

@@ -30,7 +30,7 @@ def parts(text: bytes) -> tuple[bytes, bytes]:
 class Text:
     """A ``Dataset`` of text: the target of each token is the next token, (B, T) → (B, T).
 
-    In each epoch, the text is split into windows without gaps, from a random start near the text's start.
+    Windows follow each other without gaps. In each epoch, the first window starts at a random token below T.
     """
 
     def __init__(self, name: str, text: bytes, tokenizer: Tokenizer, *, length: int, seed: int) -> None:

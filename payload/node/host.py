@@ -26,8 +26,8 @@ def host_memory_bytes() -> int:
 def keep_freed_memory() -> None:
     """Make glibc reuse the memory of freed arrays.
 
-    By default, glibc returns large blocks to the kernel, which must clear the pages of new blocks: 1/8 of the
-    time of a ResNet-18 iteration. Other C libraries lack mallopt.
+    By default, glibc returns large blocks to the kernel, and the kernel clears the pages of new blocks. This
+    clearing takes 1/8 of a ResNet-18 iteration. Other C libraries lack mallopt.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt:
@@ -52,7 +52,7 @@ def node_cores() -> list[int]:
 
 
 def cpu_model() -> str | None:
-    """Return the CPU model from /proc/cpuinfo. None: the file has no model, as on most Arm machines."""
+    """Return the CPU model from /proc/cpuinfo. On most Arm machines, this file does not name a model."""
     for line in (read("/proc/cpuinfo") or "").splitlines():
         key, _, value = line.partition(":")
         if key.strip() == "model name":

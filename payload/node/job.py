@@ -199,7 +199,7 @@ def set_rendezvous(nodes: Sequence[str]) -> None:
 
 
 def requeue(is_array: bool, events: Events) -> None:
-    """Have Slurm requeue this job, unless it was cancelled."""
+    """Have Slurm requeue this job or, if ``is_array``, this array task, unless the user cancelled it."""
     job = os.environ["SLURM_JOB_ID"]
     if is_array:
         job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"

@@ -116,7 +116,7 @@ class Network:
 
 
 class Gpus:
-    """All GPUs of the node, if pynvml is installed. Values that a GPU does not report are None."""
+    """All GPUs of the node, if pynvml is installed. A value that a GPU does not report is null."""
 
     def __init__(self) -> None:
         self._nvml, self._handles = _open_nvml()
@@ -137,7 +137,7 @@ class Gpus:
         return {"gpus": [self._state(index, handle) for index, handle in self._handles]}
 
     def energy_j(self, uuid: str | None) -> float | None:
-        """Return the joules that a GPU used since its driver was loaded. None: the GPU reports no energy."""
+        """Return the joules that a GPU used since its driver was loaded, if the GPU reports its energy."""
         for _, handle in self._handles:
             if self._ask("nvmlDeviceGetUUID", handle) == uuid:
                 millijoules: int | None = self._ask("nvmlDeviceGetTotalEnergyConsumption", handle)
@@ -183,7 +183,7 @@ def _open_nvml() -> tuple[ModuleType | None, list[tuple[int, Any]]]:
 
 
 def _job_memory(membership: Path, cgroups: Path) -> Path | None:
-    """Return the control group's file (version 2 or 1) with this Slurm job's memory use. None: no file."""
+    """Return the control group's file (version 2 or 1) with this Slurm job's memory use, if it exists."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:

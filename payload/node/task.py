@@ -55,7 +55,7 @@ def start(
     stderr: int = 2,
     environment: Mapping[str, str] = os.environ,
 ) -> int:
-    """Start a program with default signals, as a shell would, and return its process id, or raise OSError."""
+    """Start a program with default signal handling, and return its process id. Raises OSError on failure."""
     return os.posix_spawnp(
         program[0],
         program,

@@ -38,7 +38,7 @@ Weights = Mapping[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class WeightsFile:
-    """A file with the weights at an iteration of a run."""
+    """The description of a file with the weights at an iteration of a run."""
 
     file: str
     iteration: int
@@ -69,7 +69,7 @@ class ModelRecord:
 
 
 def read_record(folder: Path) -> ModelRecord:
-    """Read the record of a model folder. Raises UsageError if it is missing or damaged."""
+    """Read the record of a model folder. Raises UsageError if the record is missing or damaged."""
     path = folder / RECORD
     try:
         return parse_record(json.loads(path.read_bytes()), path)
@@ -107,9 +107,9 @@ def parse_record(fields: Any, path: Path) -> ModelRecord:
 
 
 def read_weights(folder: Path, which: str = BEST, record: ModelRecord | None = None) -> dict[str, Array]:
-    """Read the ``final`` or the ``best`` weights of a model folder. record: the folder's, if already read.
+    """Read the ``final`` or the ``best`` weights of a model folder. record: the folder's record, if known.
 
-    Raises UsageError if the folder does not have these weights, or they are damaged.
+    Raises UsageError if the folder does not have these weights, or the weights are damaged.
     """
     files = (record or read_record(folder)).files
     if which not in files:
@@ -128,7 +128,7 @@ def read_weights(folder: Path, which: str = BEST, record: ModelRecord | None = N
 
 
 def read_file(path: Path) -> dict[str, Array]:
-    """Read the tensors of a safetensors file. Raises UsageError if it cannot be read."""
+    """Read the tensors of a safetensors file. Raises UsageError if the file cannot be read."""
     try:
         return safetensors.read(path)[0]
     except OSError as exc:
@@ -197,9 +197,9 @@ def load(folder: Path, weights: str, device: Device, *, takes: str = "") -> Trai
 
     Args:
         weights: ``final`` or ``best``.
-        takes: the required kind of input. Empty: any kind.
+        takes: the kind of input that the model must take, such as ``text``. Empty: any kind.
 
-    Raises UsageError if the folder does not have such weights, or the model takes another kind of input.
+    Raises UsageError if the folder does not have these weights, or the model takes another kind of input.
     """
     record = read_record(folder)
     if not isinstance(record.input, Mapping):
@@ -217,7 +217,7 @@ def load(folder: Path, weights: str, device: Device, *, takes: str = "") -> Trai
 
 
 def fitted(units: Sequence[Unit], weights: Weights) -> Iterator[tuple[Parameter, Array]]:
-    """Yield each parameter with its whole tensor, converted to the payload's layout.
+    """Yield each parameter with its whole tensor from ``weights``, converted to the payload's layout.
 
     Raises UsageError if weights are missing, unknown, or of another shape.
     """
@@ -227,7 +227,7 @@ def fitted(units: Sequence[Unit], weights: Weights) -> Iterator[tuple[Parameter,
 
 
 def refuse_unfit(shapes: Mapping[str, tuple[int, ...]], weights: Weights) -> None:
-    """Raise UsageError if weights are missing, unknown, or not of the ``shapes`` of the model's tensors."""
+    """Raise UsageError unless the weights have the names and shapes of the model's tensors, ``shapes``."""
     problems = [f"{name} is missing" for name in shapes if name not in weights]
     problems += [f"{name} is not in the model" for name in weights if name not in shapes]
     problems += [
@@ -243,13 +243,13 @@ def refuse_unfit(shapes: Mapping[str, tuple[int, ...]], weights: Weights) -> Non
 
 
 def set_state(units: Sequence[Unit], weights: Weights, device: Device) -> None:
-    """Set the state that layers have besides parameters, such as running means."""
+    """Set, from ``weights``, the state that layers have besides parameters, such as running means."""
     for name, array in state_of([unit.layer for unit in units]).items():
         array[...] = device.asarray(np.asarray(weights[name], "float64"))
 
 
 def set_weights(engine: Engine, units: Sequence[Unit], weights: Weights) -> None:
-    """Set the weights with which training starts, on any layout of ranks. units: of the whole model.
+    """Set the weights with which training starts, on any layout of ranks. units: all units of the model.
 
     Raises UsageError if the weights do not fit the model.
     """

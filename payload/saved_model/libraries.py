@@ -2,7 +2,7 @@
 
 Exported models load in these libraries with ``strict=True``, and training can start from the libraries'
 weights. Tensors differ in their names, and transformers stores the linear layers of GPT-2 as (inputs,
-outputs). ``ours`` are names and tensors of the payload (see ``folder``), ``theirs`` those of a library.
+outputs). In this module, ``ours`` means names or tensors of the payload, ``theirs`` those of a library.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class Naming:
         return [f"{module_name}.{end}" if end else module_name for module_name in library_modules]
 
     def to_library(self, weights: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Return all tensors of a model by the library's names, sorted, as views of ``weights``."""
+        """Return all tensors of a model, as views of ``weights``, sorted by the library's names."""
         theirs = {name: part for ours in weights for name, part in self._parts(ours, weights[ours])}
         tied = {name: weights[ours] for name, ours in self.tied.items()}
         return dict(sorted({**theirs, **tied}.items()))
 
     def _parts(self, ours: str, array: Array) -> Iterator[tuple[str, Array]]:
-        """Yield the library's names and tensors for a tensor of the payload, as views of ``array``."""
+        """Yield the library's (name, tensor) for each part of the payload's tensor ``array``, as views."""
         names = self.library_names(ours)
         for name, part in zip(names, np.split(array, len(names)), strict=True):
             if self._turned(ours, array.ndim):
@@ -78,7 +78,7 @@ class Naming:
 
         Args:
             shapes: shapes of all tensors of the payload's model.
-            without: tensors of the payload that are not converted.
+            without: names of the payload's tensors to leave out.
 
         Raises UsageError if tensors are missing, unknown, or of another shape.
         """
@@ -115,7 +115,7 @@ class Naming:
         return weights
 
     def count_known(self, shapes: Shapes, names: Sequence[str]) -> int:
-        """Return how many of these names the library uses for a model with tensors of ``shapes``."""
+        """Return how many of ``names`` the library uses for a model with tensors of ``shapes``."""
         known_names = {name for ours in shapes for name in self.library_names(ours)}
         return len({*names} & {*known_names, *(name.removeprefix(self.prefix) for name in known_names)})
 
@@ -125,7 +125,7 @@ def _single(array: Array) -> Array:
 
 
 def _modern(name: str) -> str:
-    """Replace the names of norms in old files that were converted from TensorFlow."""
+    """Convert the name of a norm's tensor in an old file, LayerNorm.gamma, to LayerNorm.weight."""
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
@@ -216,10 +216,10 @@ def naming(library: str, model: str) -> Naming:
 def from_any(
     model: str, shapes: Shapes, weights: Mapping[str, Array], without: Collection[str] = ()
 ) -> tuple[dict[str, Array], bool]:
-    """Convert the weights in a file of the payload or of a library. without: see ``from_library``.
+    """Convert the weights of a file, by this payload or a library, to the payload's names and layouts.
 
     Return the weights, and whether the file has transformers' names. Raises UsageError if the weights do not
-    fit the model.
+    fit the model. without: names of the payload's tensors to leave out.
     """
     module = MODELS[model].module
     namings = [by_module[module] for by_module in LIBRARIES.values() if module in by_module]
@@ -262,7 +262,7 @@ def _gpt2_config(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _encoder_config(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that BERT and the Vision Transformer share."""
+    """Return the settings in config.json that BERT and the Vision Transformer share."""
     return {
         "num_hidden_layers": settings["layers"],
         "num_attention_heads": settings["heads"],
@@ -311,7 +311,7 @@ _FLAGS |= dict.fromkeys(("layer_norm_epsilon", "layer_norm_eps"), "--norm-eps")
 
 
 def refuse_other(model: str, settings: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
-    """Raise UsageError if a setting in a library's config.json, ``theirs``, changes the computation."""
+    """Raise UsageError if a library's config.json, ``theirs``, describes another computation than ours."""
     for key, ours in config(model, settings, ()).items():
         if key in theirs and theirs[key] != ours and not _FREE.fullmatch(key):
             flag = f": pass {_FLAGS[key]} {theirs[key]}" if key in _FLAGS else ""

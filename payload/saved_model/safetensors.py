@@ -1,8 +1,8 @@
 """Reading and writing files in the safetensors format (https://huggingface.co/docs/safetensors).
 
 A file has 8 bytes of header length, little-endian; a JSON header with each tensor's dtype, shape and offsets;
-and the numbers. The safetensors package is not used, because it cannot write a file tensor by tensor, or from
-the memory into which the training copies checkpoints.
+and the numbers. This module does not use the safetensors package, which cannot write a file tensor by tensor,
+or from the memory into which the training copies checkpoints.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class FilePlan:
 
 
 def plan(tensors: Mapping[str, tuple[Sequence[int], np.dtype[Any]]], **metadata: str) -> FilePlan:
-    """Plan a file of tensors, given by name. Wide dtypes come first, so that all numbers are aligned."""
+    """Plan a file. tensors: (shape, dtype) by name. Wide dtypes come first, so that numbers are aligned."""
     entries: dict[str, Any] = {"__metadata__": metadata}
     starts, end = {}, 0
     for name, (shape, dtype) in sorted(tensors.items(), key=lambda item: -item[1][1].itemsize):
@@ -90,11 +90,11 @@ INCOMPLETE = ".incomplete"
 class Stream:
     """Writes float32 tensors to a file with a temporary name, and renames the file at the end.
 
-    Errors are raised only by ``close``, because until then other ranks send their parts of the tensors.
+    Only ``close`` raises errors, because before ``close`` other ranks still send their parts of the tensors.
     """
 
     def __init__(self, path: Path, shapes: Mapping[str, Sequence[int]]) -> None:
-        """shapes: by tensor name, in the order of the calls of ``write``."""
+        """shapes: the shape of each tensor by name, in the order in which ``write`` gets the tensors."""
         self._path, self._temporary = path, path.with_name(f"{path.name}{INCOMPLETE}")
         self._digest = hashlib.sha256()
         self._file: BinaryIO | None = None

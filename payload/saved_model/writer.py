@@ -47,8 +47,8 @@ class ModelWriter:
         Args:
             record: the model's record without files.
             units: the units of the whole model.
-            resumed: folder of the resumed checkpoint, and the model's record in it. The better of the best
-                weights in the checkpoint and in ``folder`` are kept.
+            resumed: folder of the resumed checkpoint, and the model's record there. Of the two best
+                weights, in the checkpoint and in ``folder``, those with the lower loss are kept.
 
         Raises PayloadError on every rank if the folder cannot be written.
         """
@@ -62,7 +62,7 @@ class ModelWriter:
             self._files = self._world.allgather(files)[0]
 
     def _existing_files(self, checkpoint: Path, record: Mapping[str, Any]) -> dict[str, WeightsFile]:
-        """Return the folder's files, after copying the checkpoint's best weights if they are better."""
+        """Copy the checkpoint's best weights if their loss is lower. Return the folder's ``self._files``."""
         # A missing or unreadable record is replaced.
         with suppress(UsageError):
             self._files = dict(read_record(self._folder).files)
@@ -76,7 +76,7 @@ class ModelWriter:
         return self._files
 
     def save_best(self, folder: Path) -> dict[str, Any]:
-        """On rank 0 only: copy the best weights so far into another folder, and return a record of the copy.
+        """Copy the best weights so far to another folder, and return a record of the copy. On rank 0 only.
 
         Raises PayloadError if the folder cannot be written.
         """
@@ -94,7 +94,7 @@ class ModelWriter:
             self._write(BEST, iteration, _metrics(evaluation))
 
     def conclude(self, iteration: int, evaluation: Evaluation | None) -> None:
-        """Write the final weights, with their evaluation if they were evaluated.
+        """Write the final weights. evaluation: the evaluation of these weights, if there was any.
 
         Raises PayloadError on every rank if the weights cannot be written.
         """
@@ -131,7 +131,7 @@ class ModelWriter:
         self._files[which] = replace(facts, sha256=digest)
 
     def _publish(self, facts: WeightsFile, which: str) -> None:
-        """Add a new file to model.json, and remove weights of an earlier run."""
+        """Add the file of the ``which`` weights to model.json, and delete weights of an earlier run."""
         files = {**self._files, which: facts}
         path = self._folder / RECORD
         try:
@@ -147,7 +147,7 @@ class ModelWriter:
             ) from exc
 
     def _link(self) -> None:
-        """Create the final weights as a link to the best weights, which are the same."""
+        """Make the final weights a link to the best weights, because both are of the same iteration."""
         facts = replace(self._files[BEST], file=f"{FINAL}.safetensors")
 
         def link() -> None:
@@ -179,7 +179,7 @@ def place(source: Path, target: Path) -> None:
 
 
 def _loss(facts: WeightsFile | None) -> float:
-    """Return the held-out loss of weights, infinite without weights or evaluation."""
+    """Return the held-out loss of weights. Infinite: there are no weights, or no evaluation of them."""
     return facts.metrics["loss"] if facts and facts.metrics else math.inf
 
 

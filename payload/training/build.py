@@ -36,7 +36,7 @@ _EVAL_BATCH = 32
 
 
 def build_units(model: Model, dataset: Dataset, context: Context) -> list[Unit]:
-    """Build all units of the model, sized for the data. Raises UsageError if a size does not fit."""
+    """Build all units (groups of layers) of the model. Raises UsageError if a size does not fit the data."""
     return make_units(model.model, model_sizes(model, dataset), context)
 
 

@@ -41,7 +41,7 @@ from payload.training.trace import Timeline
 def train(config: TrainConfig, device: Device, world: Transport, signals: StopSignals | None = None) -> int:
     """Train on all ranks of ``world``, record the metrics, and return the exit code.
 
-    signals: tells the run that a signal came. The run then saves its work and ends. None: catch no signals.
+    signals: tells the run that a signal came. The run then saves its work and ends. Default: catch none.
     """
     trace, times = _timeline(config, device), CommTimes(device)
     mesh, compressor = build_mesh(config.layout, world)
@@ -109,7 +109,7 @@ class Trainer:
     def loop(self, done: int, saver: Saver | None) -> Evaluation | None:
         """Run the iterations from ``done`` + 1 to the end of the schedule, or until any rank gets a signal.
 
-        Save the best model and the final model, and checkpoints unless ``saver`` is None.
+        Save the best model and the final model, and if there is a saver, checkpoints.
 
         Returns:
             The last evaluation. None: a signal ended the run.

@@ -46,7 +46,7 @@ _SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """A rank's peak speed, and where it comes from. If the speed is None: the reason why it is unknown."""
+    """A rank's peak speed with its source, or if the speed is unknown, the reason why it is unknown."""
 
     tflops: float | None
     source: str

@@ -24,7 +24,7 @@ from payload.training.trace import Timeline
 
 @dataclass(frozen=True, slots=True)
 class CommTime:
-    """The communication of a rank during a period."""
+    """How long a rank communicated, and how many bytes it sent, in a period."""
 
     total_s: float
     exposed_s: float
@@ -50,7 +50,7 @@ class CommTimes:
         self._exposed.append(interval)
 
     def add_exposed(self, start: Mark) -> Mark:
-        """Count a call that began at ``start`` and ends now. Return now. The call's operation may go on."""
+        """Count a call that began at ``start`` and ends now, and return its end. The operation may go on."""
         end = self.device.mark()
         self._exposed.append((start, end))
         return end
@@ -88,7 +88,7 @@ class CommTimes:
 def _blocking(method: str, shown: str, array: int | None = None) -> Callable[..., Any]:
     """Return a method that calls and times ``method``, a blocking method of the inner communicator.
 
-    shown: name on the timeline. array: index of the array argument, for the recorded size. None: no array.
+    shown: name on the timeline. array: index of the array argument, if any, for the recorded size.
     """
 
     def call(timed: TimedCommunicator, *arguments: Any) -> Any:
@@ -118,7 +118,7 @@ def _nonblocking(method: str, shown: str, array: int) -> Callable[..., Pending]:
 
 
 class TimedCommunicator(CommunicatorWrapper[Communicator]):
-    """A communicator that times its calls and shows them on the timeline under ``group``: dp, tp or pp."""
+    """A communicator that times its calls and shows them on the timeline. group: dp, tp or pp."""
 
     def __init__(self, inner: Communicator, times: CommTimes, trace: Timeline, group: str) -> None:
         super().__init__(inner)
