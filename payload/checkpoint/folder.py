@@ -27,7 +27,7 @@ def checkpoint_name(iteration: int) -> str:
 
 
 def complete(folder: Path) -> dict[int, Path]:
-    """Return the paths of all complete checkpoints by iteration, in ascending order. Verify no files."""
+    """Return the paths of all complete checkpoints by iteration, in ascending order, without verification."""
     checkpoints = {int(match[1]): path for path in folder.glob("*") if (match := _NAME.fullmatch(path.name))}
     return dict(sorted(checkpoints.items()))
 

@@ -147,7 +147,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def link_given_files() -> None:
-    """Create links in this folder, which is an array task's, to the files beside the job's script."""
+    """In the current folder, which is an array task's, create links to the job's files in the parent."""
     for name in os.listdir(".."):
         if name not in OURS and not is_numbered(name):
             with suppress(FileExistsError):
@@ -230,7 +230,7 @@ def torchrun(python: str, *words: str) -> int:
 def container(words: Sequence[str]) -> int:
     """Replace this process by a program in an Apptainer image. The program inherits the environment.
 
-    Each variable NAME in ``--env`` overrides the image's, because it is passed as APPTAINERENV_NAME.
+    Each variable NAME in ``--env`` overrides the image's: this function passes NAME as APPTAINERENV_NAME.
     """
     options, program = task.split(words)
     folders = os.get_exec_path()

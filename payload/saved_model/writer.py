@@ -76,9 +76,9 @@ class ModelWriter:
         return self._files
 
     def save_best(self, folder: Path) -> dict[str, Any]:
-        """Copy the best weights so far to another folder, and return a record of the copy. On rank 0 only.
+        """Copy the best weights so far to another folder, and return a record of the copy.
 
-        Raises PayloadError if the folder cannot be written.
+        Only rank 0 calls this method. Raises PayloadError if the folder cannot be written.
         """
         best = self._files.get(BEST)
         if best:

@@ -170,7 +170,7 @@ def build_loader(
 ) -> Loader:
     """Build the loader of this rank's samples. Raises UsageError if the global batch exceeds the data.
 
-    eval_only: load only held-out samples, in smaller batches than in training.
+    eval_only: load only held-out samples, in small batches, because training may have had more ranks.
     """
     global_batch, micro_batch = config.batch.global_batch_size, config.batch.micro_batch_size
     if eval_only:

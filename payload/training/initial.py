@@ -85,7 +85,7 @@ class Initial:
         set_weights(engine, units, weights)
 
     def _refuse_other(self, model: str, settings: Mapping[str, Any], *, foreign: bool) -> None:
-        """Raise UsageError if the weights were trained with another number of heads or another norm_eps."""
+        """Raise UsageError if the weights were trained with other settings, such as the number of heads."""
         if self.record:
             for name in _NOT_IN_SHAPES:
                 size = self.record.settings.get(name, settings.get(name))
