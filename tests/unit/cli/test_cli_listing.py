@@ -68,7 +68,7 @@ def test_storage_of_unknown_name_is_usage_error_with_names(cli: Clusterctl) -> N
     ran = cli("-o", "json", "storage", "remove", "dd", "--yes", rc=2)
     assert codes(ran) == ["unknown-cluster"]
     (cause,) = (failure["cause"] for failure in ran.json["failures"])
-    assert all(part in cause for part in ("'dd'", "storage of d"))
+    assert all(part in cause for part in ("'dd'", "only for d"))
     # It was removed by hand: then only its record goes.
     assert cli("-o", "json", "storage", "remove", "d").json["storage"] == []
     assert not (cli.home / "d.storage.json").exists()
