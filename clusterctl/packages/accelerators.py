@@ -37,7 +37,7 @@ class CudaBuildError(Exception):
 
 
 def has_gpus(cluster: ClusterSpec | ClusterFacts, partition: str | None = None) -> bool | None:
-    """Return whether the cluster (or a partition) has GPUs. None: no GPUs are declared, and no Slurm runs."""
+    """Return whether the cluster (or partition) has GPUs. None: unknown (no GPUs declared, no Slurm)."""
     chosen = [p for p in cluster.partitions if partition in (None, p.name)]
     if any(p.gpus is not None for p in chosen):
         return True
@@ -62,7 +62,7 @@ class Builds:
     _decided: bool = False
 
     def files(self, files: Sequence[Path]) -> list[Path]:
-        """Return the files; if nodes have no GPUs, copies without the CUDA extras of JAX and TensorFlow."""
+        """Return the files; for nodes without GPUs, replace each file with CUDA extras by a copy without."""
         result = []
         for number, file in enumerate(files):
             text = file.read_text(errors="surrogateescape")
@@ -78,7 +78,7 @@ class Builds:
         return result
 
     def request_cuda(self, text: str) -> None:
-        """For nodes with GPUs, make pip choose JAX and TensorFlow with CUDA, which is torch's default."""
+        """For nodes with GPUs, add the CUDA extras of JAX and TensorFlow if ``text`` requires them."""
         for name, extra in _CUDA_EXTRAS.items() if self.gpus and "--hash" not in text else ():
             for match in re.finditer(
                 rf"^[ \t]*{name}[ \t]*(?:[=<>~!][^;#\n]*)?(;[^#\n]*)?(?:#.*)?$", text, re.M | re.I
@@ -86,7 +86,7 @@ class Builds:
                 self.arguments.append(f"{name}[{extra}]{match[1] or ''}")
 
     def read_line(self, line: str) -> None:
-        """Report large downloads in pip's output. CudaBuildError: torch has CUDA, but the nodes no GPUs."""
+        """Report a large download in pip's output. CudaBuildError: CUDA torch for nodes without GPUs."""
         if not self._decided and (torch := _CUDA_TORCH.search(line)):
             self._decided = True
             if self.gpus is False:

@@ -74,9 +74,9 @@ class _Stored(BaseModel):
 class System(_Stored):
     """The content of a bundle for a distribution.
 
-    asked: the packages that the roles install. packages: number of packages with all dependencies.
-    base, wheels: hash of the job environment's lock file, and its wheels. gpu_base, gpu: the same for the
-    packages of nodes with GPUs. requirements, more: the same for the spec's requirements files.
+    asked: OS packages that the roles install. packages: number of OS packages with all dependencies.
+    base, gpu_base, requirements: hash of the job environment's lock file, of the lock file for nodes with
+    GPUs, and of the spec's requirements files. wheels, gpu, more: the wheels for each of these files.
     """
 
     asked: tuple[str, ...]
@@ -118,7 +118,7 @@ class Bundle:
     digest: str
 
     def stream(self, folder: str, *, as_folder: str, after: Mapping[str, bytes]) -> Iterator[bytes]:
-        """Yield a tar: files ``after`` (path -> content), a folder of the bundle renamed to ``as_folder``."""
+        """Yield a tar of the files ``after`` (path -> content), then of ``folder``, named ``as_folder``."""
         with _open_tar(self.file) as archive:
             members = (
                 (
@@ -132,7 +132,7 @@ class Bundle:
             yield from _tar(chain(starmap(_source, after.items()), members))
 
     def copy(self, paths: Iterable[str], folder: Path) -> None:
-        """Copy files of the bundle directly into a folder. Raise a BundleError if a file is damaged."""
+        """Copy files of the bundle into a folder, without subfolders. BundleError: a file is damaged."""
         with _open_tar(self.file) as archive:
             for path in paths:
                 target = folder / PurePosixPath(path).name
@@ -212,7 +212,7 @@ def reject_defects(file: Path, defects: Sequence[Failure]) -> None:
 
 
 def named(paths: Sequence[str], most: int = 5) -> str:
-    """Return the first paths as a list for a message, and how many more there are."""
+    """Return the first ``most`` paths as text for a message: ``a, b and 3 more``."""
     more = f" and {len(paths) - most} more" if len(paths) > most else ""
     return ", ".join(paths[:most]) + more
 
@@ -337,7 +337,7 @@ def _system_mismatches(release: str, system: System, spec: ClusterSpec | None) -
 
 
 def _needed_packages(release: str, spec: ClusterSpec | None) -> set[str]:
-    """Return the packages that a bundle needs for a release. Without a spec: those that all specs need."""
+    """Return the packages that a bundle needs for a release; without a spec, packages that all specs need."""
     try:
         distribution = distribution_of(release)
     except ProvisionError:

@@ -64,7 +64,7 @@ def packages_of(roles: Iterable[str], distribution: Distribution, software: Soft
 
 
 def nvidia_stream(distribution: Distribution, software: Software) -> str | None:
-    """Return the dnf module stream of NVIDIA's driver. None without streams, or if no driver is installed."""
+    """Return the dnf module stream of NVIDIA's driver. None: no driver, or a distribution without streams."""
     nvidia = software.nvidia
     values = _variables(_CUDA_ROLE, distribution)
     kinds = [kind for kind in values.get("cuda_streams", ()) if kind in nvidia.parts]
@@ -76,7 +76,7 @@ def nvidia_stream(distribution: Distribution, software: Software) -> str | None:
 
 
 def nvidia_preference(distribution: Distribution, software: Software) -> str:
-    """Return the apt preferences that pin the driver's branch. "" without a branch, or without apt."""
+    """Return the apt preferences that pin NVIDIA's driver to a branch. "": no branch is set, or no apt."""
     branch = software.nvidia.of_branch or ""
     text: str = _variables(_CUDA_ROLE, distribution).get("cuda_preference", "") if branch else ""
     return text.replace("%s", branch)

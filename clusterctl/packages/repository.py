@@ -3,7 +3,7 @@
 For Debian and Ubuntu, apt resolves and downloads the packages, and checks signatures and hashes;
 apt-ftparchive writes the index. For Red Hat's family, dnf and createrepo_c do this, and rpmkeys checks each
 signature with the keys of the repository, which go into the bundle, because hosts check the signatures, too.
-apt and dnf use an empty root, so no package counts as installed.
+apt and dnf use an empty root, so that they treat no package as installed, and download all dependencies.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _pack_apt(request: RepositoryRequest, names: Sequence[str]) -> Path:
 
 
 def _repository(folder: Path, inner: str, paths: Mapping[str, Path]) -> Path:
-    """Create a folder with links to only these packages. (The cache also holds packages of other bundles.)"""
+    """Create folder/repository anew, with links inner/NAME to packages. paths: NAME -> cached package."""
     root = folder / "repository"
     shutil.rmtree(root, ignore_errors=True)
     (root / inner).mkdir(parents=True)

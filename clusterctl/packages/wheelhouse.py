@@ -135,7 +135,7 @@ def pins(lock: Path) -> dict[str, str]:
 
 @contextmanager
 def cache_of_downloads(name: str = "") -> Iterator[Path]:
-    """Yield clusterctl's cache folder or a folder in it. An OSError in the `with` block: MachineError."""
+    """Yield clusterctl's cache folder, or folder ``name`` in it. Turn the body's OSError to MachineError."""
     folder = cache_home() / name
     try:
         yield folder
@@ -159,7 +159,7 @@ def wheelhouse(lock: Path, node: NodePlatform = DEFAULT_PLATFORM) -> Path:
 
 @contextmanager
 def new_wheelhouse(lock: Path, node: NodePlatform) -> Iterator[Path]:
-    """Yield a folder for a lock's wheels. If the `with` block succeeds, it becomes the wheelhouse."""
+    """Yield a folder for a lock's wheels. If the `with` block succeeds, the folder becomes the wheelhouse."""
     with cache_of_downloads() as home:
         home.mkdir(parents=True, exist_ok=True)
         with temporary_folder(home) as unfinished:
@@ -390,7 +390,7 @@ def _load_lock(answer: Path, requirements: Requirements) -> Lock | None:
 
 
 def _download(requirements: Requirements, folder: Path, pip: Pip) -> list[Path]:
-    """Download wheels as pip chooses them, in the versions of ``requirements.kept`` unless these conflict."""
+    """Download wheels and return their paths. Keep versions of ``requirements.kept`` unless they conflict."""
     files, kept = requirements.files, requirements.kept
     limits = folder / "constraints.txt"
     builds = Builds(requirements.gpus, pip.report, folder)
@@ -424,7 +424,7 @@ def _constraints(kept: Mapping[str, str]) -> str:
 
 
 def _without_conflict(kept: Mapping[str, str], result: Result) -> dict[str, str]:
-    """Return the versions that pip does not list as part of a conflict. Empty if pip lists no version."""
+    """Return ``kept`` without packages that pip lists in a conflict; {} if that removes no package."""
     text = result.stdout.partition(_CONFLICT)[2]
     parties = {canonicalize_name(name or other) for name, other in _PARTY.findall(text)}
     return {name: kept[name] for name in kept if name not in parties} if parties & kept.keys() else {}

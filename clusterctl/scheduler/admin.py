@@ -43,8 +43,8 @@ exit 1"""
 class SlurmNodes(SlurmClient, Nodes):
     """Client for administrators of Slurm. The user of ``transport`` must be an administrator.
 
-    has_pmix: whether Slurm has the PMIx plugin; otherwise mpirun starts ranks. root: clusterctl's folder on
-        each node, with the jobs' Python.
+    has_pmix: whether Slurm has the PMIx plugin, so that srun can start MPI ranks; otherwise mpirun does.
+    root: clusterctl's folder on each node, with the jobs' Python.
     """
 
     has_pmix: bool = True

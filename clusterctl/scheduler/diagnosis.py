@@ -294,7 +294,7 @@ class _Error:
     is_traceback: bool
 
     def lines_of(self, cause: Cause) -> tuple[str, ...]:
-        """Return lines to show: the traceback, else the log from the cause's match, else the log's end."""
+        """Return the traceback, if any; else log lines from the cause's match; else the log's last lines."""
         if self.is_traceback or not cause.log:
             return self.shown
         if (match := _search(cause.log, self.text)) is None:

@@ -98,7 +98,7 @@ def _read(raw: bytes) -> _Json:
 def _read_logs(session: Session, job: JobInfo) -> _Json:
     """Return the ends of the job's logs, merged from its hosts; raise TransportError if no host answers.
 
-    ``unread`` in the result: error of the first host, which has the job's own log, or "".
+    ``unread`` in the result: why the first host, which has the job's own log, can't be read, or "".
     """
     entry = session.ledger.find(job.id)
     folder = entry.remote_dir if entry is not None and entry.remote_dir else job.work_dir if job.token else ""

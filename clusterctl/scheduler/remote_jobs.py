@@ -147,7 +147,7 @@ def unit_exists(name: str) -> bool:
 
 
 def submit(user: User, request: Record) -> Record:
-    """Start a job. Return {"id": ID}, also for a known token; {"busy": OTHER_JOB}; or {"failed": ERROR}."""
+    """Start a job unless a job has its token. Return {"id": ID}, {"busy": JOB} or {"failed": ERROR}."""
     with user.locked():
         for job in user.jobs():
             if job.get("token") == request["job"]["token"]:
@@ -189,7 +189,7 @@ def systemd_run(user: User, name: str, request: Record) -> list[str]:
 
 
 def record_lost_jobs(user: User, request: Record) -> Record:
-    """Return {"jobs": RECORDS} for the requested ids. Record a job as lost if it has neither unit nor end."""
+    """Return {"jobs": RECORDS} of requested jobs. Mark jobs without systemd unit and end.json as lost."""
     with user.locked():
         for job in user.jobs():
             # Check the unit after the record: a unit writes its end before it disappears.

@@ -43,14 +43,14 @@ _SIGNAL = "USR1@60"
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Python environment of a job's program: installed below ``root`` on nodes, or built from ``lock``."""
+    """A job's Python environment: built from ``lock`` or, without a lock, found below a node's ``root``."""
 
     lock: Lock | None = None
     root: str = ROOT
 
     @property
     def base(self) -> str:
-        """Folder of the node's Python environment."""
+        """Folder of the Python environment that `up` installs on each node."""
         return f"{self.root}/env"
 
     @property
@@ -70,7 +70,7 @@ class Environment:
 
     @property
     def path(self) -> str:
-        """Folders at the start of a job's PATH."""
+        """Folders, joined by colons, that are put at the start of a job's PATH."""
         return self.bin if self.lock is None else f"{self.bin}:{self.base}/bin"
 
 
@@ -313,7 +313,7 @@ def with_gpus(facts: ClusterFacts, job: JobSpec) -> JobSpec:
 
 
 def with_launcher(job: JobSpec, *, has_pmix: bool) -> JobSpec:
-    """Return the job, with launcher mpirun instead of srun if Slurm lacks the PMIx plugin."""
+    """Return the job; if Slurm lacks the PMIx plugin, replace the launcher srun by mpirun."""
     by_srun = job.launcher is Launcher.SRUN and not has_pmix
     return job.model_copy(update={"launcher": Launcher.MPIRUN}) if by_srun else job
 
@@ -322,7 +322,7 @@ _BY_PMIX: Final = re.compile(r"^[^#\n]*(?:--mpi[= ]pmix|SLURM_MPI_TYPE=pmix)", r
 
 
 def reject_pmix(job: JobSpec) -> None:
-    """Raise UsageError if a shell script uses PMIx, for clusters on which Slurm lacks the PMIx plugin."""
+    """Raise UsageError if the job's shell script uses PMIx. Call this only if Slurm has no PMIx plugin."""
     if job.script is None or is_python(job.script):
         return
     if _BY_PMIX.search(job.script.read_text(errors="replace")):
@@ -373,7 +373,7 @@ def common_words(
 ) -> dict[str, str]:
     """Return the values for the templates of all schedulers.
 
-    ``needs`` in the result: files that a user needs in the current folder to start the script by hand.
+    The value ``needs`` lists the files that must be in the current folder to start the script by hand.
     """
     files = [*([script.name] if script else []), *([SWEEP_FILE] if job.sweep is not None else [])]
     return {
@@ -391,7 +391,7 @@ def _is_array(job: JobSpec, script: UserScript | None) -> bool:
 
 
 def _options(job: JobSpec, script: UserScript | None) -> list[str]:
-    """Return the #SBATCH options that follow the script's own #SBATCH lines, and so override them.
+    """Return clusterctl's sbatch options for a job. They follow, and override, the script's #SBATCH lines.
 
     If the script has #SBATCH lines, only flags given on the command line are returned, not the defaults.
     """
@@ -415,7 +415,7 @@ def _signal_options(job: JobSpec, script: UserScript | None) -> list[str]:
 
 
 def resource_options(job: JobOptions | JobSpec, given: Collection[str]) -> list[str]:
-    """Return a job's resources as options of sbatch and salloc; nodes and tasks only if in ``given``."""
+    """Return a job's resources as options of sbatch and salloc: nodes and tasks only if in ``given``."""
     values: list[tuple[str, object]] = [
         ("nodes", job.nodes if "nodes" in given else None),
         ("ntasks-per-node", job.tasks_per_node if "tasks_per_node" in given else None),

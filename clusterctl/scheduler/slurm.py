@@ -285,7 +285,7 @@ class SlurmClient(Jobs):
         return retry(self.clock, self.patience_s, ask)
 
     def _run(self, argv: Sequence[str], env: Mapping[str, str], name: str) -> Result:
-        """Run a command. After a timeout, first ping slurmctld: a ping to a stopped daemon fails at once."""
+        """Run a command. After a timeout, ping slurmctld; repeat the command only if slurmctld answers."""
         if not self._in_doubt:
             with suppress(NoAnswerError):
                 return self.transport.run(argv, check=False, env=env, timeout_s=_SOON_S)

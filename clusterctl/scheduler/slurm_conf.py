@@ -188,7 +188,7 @@ def _slurm_conf(spec: ClusterSpec, inventory: Inventory, nodes: tuple[Node, ...]
 
 
 def _with_extra(text: str, extra: tuple[str, ...]) -> str:
-    """Add the user's lines, in place of generated lines with the same key: Slurm rejects repeated keys."""
+    """Append the user's lines ``extra``, and remove generated lines of ``text`` that set the same keys."""
     if not extra:
         return text
     user_keys = {match.group(1).lower() for line in extra if (match := re.match(r"\s*(\w+)", line))}
@@ -268,7 +268,7 @@ _GRAVE_XIDS: Final = (
 
 
 def render_health_file(spec: ClusterSpec, inventory: Inventory, drivers: Mapping[str, Driver]) -> str:
-    """Return the health check's settings as JSON, by host. Hosts not in ``drivers`` have no GPUs."""
+    """Return JSON: host -> settings of its health check. A host that is not in ``drivers`` has no GPUs."""
     limits, settings = spec.monitoring.health, {}
     for name in (host.name for host in inventory.compute):
         driver = drivers.get(name, Driver())
@@ -294,8 +294,8 @@ _PARTITION_SIZE: Final = re.compile(r"(?<= )DefMemPerCPU=\d+ ")
 def render_slurmd_digests(files: Mapping[str, str], inventory: Inventory) -> str:
     """Return JSON: host -> digest of the settings that require a restart of slurmd when they change.
 
-    files: of ``render_files``. If `scontrol reconfigure` announces nodes, lines of other nodes do not count.
-    A node's own line counts unless the node is a part of a machine: slurmd measures hardware when it starts.
+    files: Slurm's files, from ``render_files``. If `scontrol reconfigure` can add nodes, a host's digest does
+    not depend on other nodes' lines, nor on its own line if the host shares a machine with other nodes.
     """
     reconfigures = takes_nodes_by_reconfigure(inventory)
     reloaded_keys = (

@@ -87,7 +87,7 @@ def _text(record: _Record, name: str) -> str:
 
 
 def _time(text: str) -> int | None:
-    """Return a number, or None for a text such as N/A or Unknown."""
+    """Return the number in a field's text, such as a Unix time; None for a text such as N/A or Unknown."""
     return int(text) if _is_number(text) else None
 
 
@@ -152,7 +152,7 @@ def _accounted_id(record: _Record) -> tuple[int, Sequence[int | None]]:
 
 
 def _job(record: _Record, columns: str, **fields: Any) -> JobInfo:
-    """Return the job in a record. columns: names of the fields that differ between squeue and sacct."""
+    """Return the job in a record. columns: names of the fields that squeue and sacct name differently."""
     name, user, submit, start, end, exit_code, limit = columns.split()
     state, (code, signal) = _state(record), _exit(record, exit_code)
     started = _time(record[start])

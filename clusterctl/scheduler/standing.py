@@ -69,7 +69,7 @@ def slurm_state_text(node: NodeInfo) -> str:
 
 
 def drain_reason(node: NodeInfo) -> str:
-    """Return a text with the user that drained a node and the user's reason, or "reserved"."""
+    """Return a text: the user that drained a node, and the reason; for a reserved node, "reserved"."""
     if _is_reserved(node):
         return "reserved"
     return f"drained by {node.reason_by or 'an unknown user'}: {node.reason or 'no reason given'}"

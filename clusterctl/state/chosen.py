@@ -74,7 +74,7 @@ class ChosenCluster:
         return Workspace.of(self.name or "")
 
     def only_cluster(self, *, named: bool = False) -> str | None:
-        """Return the name of the only cluster that is up, unless a cluster is chosen or the built-in is up.
+        """Return the only cluster that is up. None: no cluster or the built-in is up, or a cluster is chosen.
 
         Raise UsageError if several clusters are up; with ``named``, also if only a single cluster is up.
         """

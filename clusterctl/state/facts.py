@@ -131,7 +131,7 @@ def facts_of_spec(spec: ClusterSpec) -> ClusterFacts:
 
 
 def job_settings(spec: ClusterSpec) -> dict[str, Any]:
-    """Return the settings of a spec that job commands need, as fields of ``Inventory`` -> value."""
+    """Return a spec's settings that job commands need: name of a field of ``Inventory`` -> value."""
     requirements = spec.software.python.requirements
     return {
         "scheduler": spec.scheduler,

@@ -92,7 +92,7 @@ class SharedFolder(BaseModel):
     """The source of the shared folder.
 
     `existing`: hosts have the folder mounted already. `nfs`: the controller exports the folder. `filestore`:
-    a Filestore instance does. `server`: an NFS server of the user does. `none`: there is no shared folder.
+    a Filestore instance exports it. `server`: the user's NFS server exports it. `none`: no shared folder.
     """
 
     model_config = ConfigDict(frozen=True, defer_build=True)
@@ -223,7 +223,7 @@ def applied_if_known(workspace: Workspace) -> ClusterSpec | None:
 
 
 def keeps_storage(workspace: Workspace, *, if_damaged: bool = False) -> bool:
-    """Return whether the spec of the last `up` keeps the shared folder. Without a spec: ``if_damaged``."""
+    """Return whether the spec of the last `up` keeps the shared folder; if unreadable, ``if_damaged``."""
     try:
         return applied_spec(workspace).storage.keep
     except UsageError:
@@ -241,7 +241,7 @@ def may_keep_storage(workspace: Workspace) -> bool:
 
 
 def planned_distribution(spec: ClusterSpec, workspace: Workspace) -> Distribution | None:
-    """Return the distribution of the hosts, unless it is unknown until the hosts are probed."""
+    """Return the Linux distribution of the hosts; None if it is unknown before `up` probes the hosts."""
     try:
         return inventory_of(workspace).distribution
     except UsageError:

@@ -99,7 +99,7 @@ class TaskRecord(_Stored):
 
 
 def node_hours(tasks: Iterable[TaskRecord]) -> float:
-    """Return the sum of nodes times hours. A part of a node counts as a node, a task without start as 0."""
+    """Return the sum over tasks of nodes times hours. A shared node is added fully, an unended task as 0."""
     times = ((task.start_time, task.end_time, len(task.nodes)) for task in tasks)
     return sum(count * (end - start) for start, end, count in times if start and end) / 3600
 
@@ -107,7 +107,7 @@ def node_hours(tasks: Iterable[TaskRecord]) -> float:
 class Skipped(_Stored):
     """A file or folder of a job that `collect` did not copy, and why.
 
-    path: printable path in the job's folder. bytes: total size. files: number of files, 0 without data.
+    path: path in the job's folder, made printable. bytes: total size. files: number of files; 0: no data.
     """
 
     path: str

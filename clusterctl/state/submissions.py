@@ -109,7 +109,7 @@ class Ledger:
         return entry
 
     def update(self, entry: JobEntry, **changes: str | bool) -> JobEntry:
-        """Record changes of a submission. If the disk is full, keep them in memory, and set ``refusal``."""
+        """Record changes of an entry. If the disk is full, keep changes and error (``refusal``) in memory."""
         row = {"token": entry.token, **changes}
         try:
             append_line(self._path, json.dumps(row, separators=(",", ":")))
@@ -133,7 +133,7 @@ class Ledger:
             raise
 
     def kept(self, token: str) -> Mapping[str, bytes]:
-        """Return name -> content of the files that ``keep`` stored. Empty: another machine sent the job."""
+        """Return name -> content of the files that ``keep`` stored; {} for a job sent by another machine."""
         folder = self._folder(token)
         return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.is_dir() else {}
 

@@ -48,12 +48,12 @@ def state_home() -> Path:
 
 
 def clusters_up() -> list[str]:
-    """Return the sorted names of the clusters that this account has created."""
+    """Return the sorted names of this account's clusters that are up (have a hosts.json)."""
     return sorted(path.parent.name for path in state_home().glob("*/hosts.json"))
 
 
 def cache_home() -> Path:
-    """Return the folder for downloads."""
+    """Return clusterctl's cache folder, for downloads (wheels, terraform) and hashes of local files."""
     return _xdg_folder("XDG_CACHE_HOME", ".cache")
 
 
@@ -177,7 +177,7 @@ class Workspace:
         return self._id.read_text().strip() if self._id.exists() else None
 
     def cluster_id(self) -> str:
-        """Return the cluster's id, chosen once: six hex digits, first a letter, as Google's filters need."""
+        """Return the cluster's id, drawn once: a letter, which Google's filters need, and five hex digits."""
         if not self._id.exists():
             write_atomic(self._id, secrets.choice("abcdef") + secrets.token_hex(3)[1:] + "\n")
         return self._id.read_text().strip()
@@ -221,12 +221,12 @@ class Workspace:
 
     @property
     def copies(self) -> Path:
-        """The list of cluster files with a copy here. It lies outside the workspace, which `down` removes."""
+        """Path of the list of cluster files with a local copy, outside the workspace, to outlive `down`."""
         return self.root.parent / f"{self.root.name}.copies.jsonl"
 
     @property
     def lock_file(self) -> Path:
-        """The lock file. It lies outside the workspace, which `down` removes while it holds the lock."""
+        """Path of the lock file, outside the workspace, because `down` removes the workspace while locked."""
         return self.root.parent / f".{self.root.name}.lock"
 
     def lock(

@@ -79,7 +79,7 @@ class Conversation(Protocol):
         """Return the next piece of stdout as soon as it arrives; b"" at the end of stdout."""
 
     def finish(self) -> None:
-        """Close stdin, read stdout to the end, and wait until the command has exited."""
+        """Close stdin, discard the rest of stdout, and wait until the command has exited."""
 
 
 class Transport(Protocol):
@@ -128,7 +128,7 @@ class Transport(Protocol):
         """
 
     def begin(self, argv: Sequence[str]) -> None:
-        """Start a command for a later ``converse`` if a connection is already open. Raises no exceptions."""
+        """Start the command of a later ``converse`` early, if a connection is open. Raises no exception."""
 
     def close(self) -> None:
         """Close the connection. May be called twice."""
@@ -245,7 +245,7 @@ def module_texts(module: str, root: Path = _ROOT) -> str:
 
 
 def _add(module: str, root: Path, texts: dict[str, str]) -> None:
-    """Add a module to ``texts``, after the modules that it imports."""
+    """Add a module's text to ``texts`` (name -> text), after the texts of the modules that it imports."""
     if module not in texts:
         text = (root / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
         for name in _IMPORT.findall(text):

@@ -64,7 +64,7 @@ class Copies:
 
 
 def _is_same_file(remote: bytes, status: os.stat_result) -> bool:
-    """Return whether the remote path is the local file: this machine may be the host, or mount its disk."""
+    """Return whether ``remote`` is the local file itself: the host is this machine, or both share a disk."""
     try:
         return os.path.samestat(os.stat(remote), status)  # noqa: PTH116  # names are bytes
     except OSError:
@@ -74,7 +74,7 @@ def _is_same_file(remote: bytes, status: os.stat_result) -> bool:
 def record_copies(workspace: Workspace, copies: Iterable[Copies]) -> None:
     """Append these copies to the cluster's record of copies.
 
-    After a MachineError, `down` will treat the cluster's files as the only copies.
+    If this raises MachineError, `down` will treat these files on the cluster as files without a copy.
     """
     rows = [{key: value for key, value in asdict(copy).items() if value not in (None, "")} for copy in copies]
     if rows:
@@ -93,7 +93,7 @@ def read_copies(workspace: Workspace) -> Iterator[Copies]:
 
 
 def encode_digests(digests: Iterable[int]) -> bytes:
-    """Return the number of digests and the digests, as remote_copies.py reads them from stdin."""
+    """Return the bytes that the program remote_copies.py reads from stdin: a count, and sorted digests."""
     numbers = array("Q", sorted(digests))
     count = HEADER.pack(len(numbers))
     # Hosts are little-endian.

@@ -152,7 +152,7 @@ class Sender:
 
 
 class Download:
-    """A host's list of files. ``entries`` can be downloaded, ``left`` can't. ``sent``: bytes received."""
+    """A host's list: files in ``entries`` can be downloaded, in ``left`` not. ``sent``: bytes received."""
 
     def __init__(self, talk: Conversation, most: int, *, more_follows: bool) -> None:
         self._talk, self._more_follows, self._stream = talk, more_follows, Stream(talk)
@@ -268,7 +268,7 @@ def parse_listing(
 
 
 def _sensible(entry: Entry, previous: Mapping[bytes, Entry]) -> Entry:
-    """Check and return an entry. previous: path -> earlier entry. Raises ValueError or LookupError."""
+    """Return the entry if valid; else raise ValueError or LookupError. previous: path -> earlier entry."""
     parent, slash, name = entry.path.rpartition(b"/")
     _parts(name)
     Kind(entry.kind)
@@ -285,7 +285,7 @@ def _sensible(entry: Entry, previous: Mapping[bytes, Entry]) -> Entry:
 
 
 def _parts(path: bytes) -> list[bytes]:
-    """Return the parts of a path inside a folder; raise ValueError for any other path."""
+    """Return the names in a relative path without "." and ".."; raise ValueError for any other path."""
     parts = path.split(b"/")
     if b"\0" in path or any(part in {b"", b".", b".."} or len(part) > _MAX_NAME for part in parts):
         raise ValueError("the path is not inside the folder, or a name is too long")

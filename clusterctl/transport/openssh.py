@@ -114,7 +114,7 @@ def process_group_ending_with_us() -> int:
 
 @cache
 def _leader(_owner: int) -> subprocess.Popen[bytes]:
-    """Start the leader of a process group that ends with this process. The argument is this process's pid."""
+    """Start a new process group's leader, which kills the group when this process (pid ``_owner``) ends."""
     # Programs do not inherit the writing end, so the kernel closes it when this process ends.
     reading, _ = os.pipe()
     nothing = subprocess.DEVNULL

@@ -32,7 +32,7 @@ _PIECE = 1 << 18  # bytes
 class Sent:
     """Result of an upload to ``folder`` on the cluster. sent_bytes: bytes sent over the network.
 
-    at: paths of the files in the cluster's file store, if the files were sent only to the store.
+    at: paths of the files in the cluster's file store; () if the files were sent to another folder.
     """
 
     folder: str
@@ -126,7 +126,7 @@ def _converse(
     *,
     ours: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Sent:
-    """Send the list of files, then the requested files. hashes: local path -> sha256; None: not known yet."""
+    """Send the list of items, then the requested files. hashes: path -> sha256, or None: hash on request."""
     try:
         with transport.converse(argv) as talk:
             answers = _answers(talk)
@@ -194,7 +194,7 @@ def _listing(
 
 
 def _send_requested(outgoing: _Outgoing, requests: Sequence[_Request], hashes: Mapping[Path, str]) -> int:
-    """Send the requested files, unless the cluster's file has the same hash. Return the number of bytes."""
+    """Send the requested files, except files that the cluster has complete. Return the bytes to send."""
     changed = [file for file in requests if not file.sha256 or hashes[file.item.origin] != file.sha256]
     total = outgoing.total = sum(file.item.size - file.have for file in changed)
     outgoing.sent = done = 0
@@ -232,7 +232,7 @@ def archive_of(folder: Path) -> bytes:
 
 @dataclass(slots=True)
 class _Outgoing:
-    """Buffered writer to the program on the cluster. Shows the progress once ``total`` is set."""
+    """Buffered writer to the program on the cluster. Once ``total`` is set, it reports the bytes sent."""
 
     talk: Conversation
     progress: Progress

@@ -15,7 +15,7 @@ be read, {} as a keep-alive, and {"end": true}. Paths are base64. If there are v
 are listed, and a line with the path "" sums up the rest.
 
 If the request has ``top``, a folder of an earlier answer, the program lists and sends up to ``most`` files of
-that folder, as transport/remote_content.py describes. Links are never followed; empty files do not count.
+that folder, as transport/remote_content.py describes. Links are never followed; empty files are left out.
 """
 
 from __future__ import annotations

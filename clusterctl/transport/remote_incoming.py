@@ -32,7 +32,7 @@ DIGEST = 32  # bytes
 
 
 class HashLater:
-    """Replacement for the sha256 object of an arriving file. ``digest`` hashes the complete file."""
+    """Object like a sha256 that ignores arriving data: ``digest`` reads and hashes the complete file."""
 
     def __init__(self, fd: int, size: int, beat: Beat) -> None:
         self.fd, self.size, self.beat = fd, size, beat
@@ -143,7 +143,7 @@ class Incoming:
         return sha
 
     def is_complete(self, sha: Any) -> bool:
-        """Return whether the sender's file did not change, or still has the received data's hash, ``sha``."""
+        """Return whether the sender confirms that the received data, with hash ``sha``, are its file."""
         while (length := self.number()) == ALIVE:
             pass
         if length not in {0, DIGEST}:
@@ -151,7 +151,7 @@ class Incoming:
         return not length or bool(self.exactly(length) == sha.digest())
 
     def end(self, *, more_follows: bool = False) -> None:
-        """Raise UnexpectedError if data remain. more_follows: do not require the end of the stream."""
+        """Raise UnexpectedError if unread data remain. more_follows: look only at data already received."""
         if self.at < len(self.buffer) or (not more_follows and next(self.stream, b"")):
             raise UnexpectedError
 
@@ -401,7 +401,7 @@ def make_link(target: bytes, path: bytes) -> None:
 
 
 def finish_places(entries: Iterable[Entry]) -> None:
-    """Set the mode and time of each existing file and folder; of a folder only after its content."""
+    """Set the listed mode and time of each existing file and folder: of a folder after its content."""
     for entry in reversed([*entries]):
         if entry.kind != "link" and os.path.exists(entry.final):
             finish(entry.final, entry)

@@ -205,7 +205,7 @@ def sweep(store: bytes, jobs: bytes, beat: Beat) -> None:
 
 
 def place_in_store(store: bytes, entries: list[Entry]) -> list[Entry]:
-    """Set the entries' paths in the store. Return copies of the entries with the store's mode and time."""
+    """Set ``final`` and ``partial`` of files and archives. Return copies with the store's mode and time."""
     stored = []
     for entry in entries:
         if entry.kind not in {"file", "archive"}:
@@ -251,7 +251,7 @@ def make_new_folder(into: bytes, entries: list[Entry]) -> None:
 
 
 def copy_stored(entry: Entry, fd: int) -> bool:
-    """Copy a stored file to ``fd``. Return False for a wrong size or, if the file is small, a wrong hash."""
+    """Copy a stored file to ``fd``. Return False if its size or, if the file is small, its hash is wrong."""
     with open(entry.final, "rb", buffering=0) as file:
         if os.fstat(file.fileno()).st_size != entry.size:
             return False

@@ -56,7 +56,7 @@ _NO_SOCKET = re.compile("unix_listener|mux listener|ControlSocket")
 class Master:
     """A connection that commands share, held by an ssh process. folder, name: of the control socket.
 
-    watch: connection to the control socket. It keeps an idle ssh from exiting; if ssh exits, it is closed.
+    watch: a connection to the control socket. An idle ssh does not exit while ``watch`` is open.
     stays: whether ``close`` leaves the connection open for the next clusterctl command.
     """
 
@@ -66,7 +66,7 @@ class Master:
     stays: bool
 
     def has_ended(self, within_s: float = 0.0) -> bool:
-        """Return whether the connection ended or ``close`` was called, now or in the next ``within_s``."""
+        """Wait up to ``within_s`` seconds for the end of the connection. Return whether it has ended."""
         if self.watch.fileno() < 0:
             return True
         poll = select.poll()
@@ -365,7 +365,7 @@ class _Command(Talk):
 
 
 def _may_stay(config: Path) -> bool:
-    """Return False if the cluster removes itself when idle, because an open connection would prevent that."""
+    """Return False for a cluster that removes itself when idle: it is not idle while a connection is open."""
     workspace = Workspace(config.parent)
     try:
         return not workspace.removing.exists() and b"auto_down" not in workspace.spec.read_bytes()

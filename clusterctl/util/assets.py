@@ -64,7 +64,7 @@ def tree_hash(root: Path) -> str:
 
 
 def digest(*parts: str | bytes) -> str:
-    """Return a short stable hash of these parts, such as a phase's inputs."""
+    """Return a hash of these parts, in this order, as 16 hex digits that are the same in every process."""
     sha = hashlib.sha256()
     for part in parts:
         raw = part.encode() if isinstance(part, str) else part
@@ -100,7 +100,7 @@ def install_inputs() -> tuple[bytes, ...]:
     """Return the name and content of each file that determines the software that `up` installs on a host.
 
     Files that only `configure.yml` reads (tasks, handlers, templates) are left out, so that changing them
-    installs nothing. Roles without install.yml are left out; all files of roles with only install.yml count.
+    installs nothing. Roles without install.yml are left out; no file of a role with only install.yml is.
     """
     ansible = data_folder("ansible")
     files = [ansible / "install.yml", job_lock()]
@@ -196,7 +196,7 @@ def fill_in(text: str, words: Mapping[str, str]) -> str:
 
 
 def first_rule(rules: Iterable[R], text: str) -> tuple[R, dict[str, str]] | None:
-    """Return the first rule that matches a text, and its patterns' named groups, if any rule matches."""
+    """Return (first rule that matches a text, its groups: name -> matched text). None: no rule matches."""
     for rule in rules:
         if matches := [match for pattern in rule.match if (match := re.search(pattern, text))]:
             groups = (group for match in reversed(matches) for group in match.groupdict().items())

@@ -45,7 +45,7 @@ def translating_write_errors(path: Path) -> Iterator[None]:
 
 
 def disk_error(exc: OSError, path: Path | None = None, *, what: str = "") -> DiskError:
-    """Return the DiskError for an error of ``REFUSALS``. path: the written file, if not ``exc.filename``."""
+    """Return the DiskError for a full or unwritable disk. path: the file; default: ``exc.filename``."""
     if path is None and isinstance(exc.filename, str):
         path = Path(exc.filename)
     unknown = "the full or unwritable disk (`df -h` and `df -i` show it)"
@@ -59,7 +59,7 @@ def disk_error(exc: OSError, path: Path | None = None, *, what: str = "") -> Dis
 
 
 def write_error_reason(exc: OSError, path: Path) -> str:
-    """Return the reason why a file could not be written, with the mount point for errors of ``REFUSALS``."""
+    """Return the reason why a file could not be written; for a full or unwritable disk, with mount point."""
     cause = exc.strerror or str(exc)
     if exc.errno not in REFUSALS:
         return cause

@@ -61,7 +61,7 @@ class Result:
 
     @property
     def reason(self) -> str:
-        """Last part of the stderr of a failed program or, if stderr is empty, of its stdout."""
+        """The end of a failed program's stderr; if stderr is empty, of its stdout; else its exit status."""
         return (self.stderr.strip() or self.stdout.strip())[-1500:] or f"exit {self.rc}"
 
 

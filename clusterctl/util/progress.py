@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class HostStep:
-    """A ``task`` that a host has finished with result ``how``. ``of``: number of all hosts; 0: unknown."""
+    """A task that a host has finished. how: the result. of: number of all hosts in this phase, or 0."""
 
     host: str
     task: str
@@ -27,7 +27,7 @@ class HostStep:
 
 
 class Waiting(str):
-    """A message that another command holds a lock. The user sees it immediately, even without a terminal."""
+    """Message that another command holds a lock. It is shown at once, even if output is not a terminal."""
 
     __slots__ = ()
 

@@ -41,7 +41,7 @@ _LEAST_LINE: Final = 16  # letters
 
 @cache
 def patterns() -> Mapping[str, re.Pattern[str]]:
-    """Return the patterns of secrets in data/secrets.toml by name, in the order of their application."""
+    """Return name -> pattern of a kind of secret, from data/secrets.toml, in the order to apply them."""
     return {name: re.compile(_filled(text)) for name, text in _data()["patterns"].items()}
 
 
@@ -86,7 +86,7 @@ def redactor(
 
 
 def _hidden(match: re.Match[str]) -> str:
-    """Return the replacement for a match. If a group holds the secret, only that group is replaced."""
+    """Return the match's text with the secret hidden: the group that holds the secret, or the whole text."""
     group = next((name for name in _SECRET if match.groupdict().get(name) is not None), 0)
     (start, end), (first, last) = match.span(), match.span(group)
     return match.string[start:first] + HIDDEN + match.string[last:end]
