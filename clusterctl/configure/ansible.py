@@ -274,7 +274,7 @@ def run(verb: Verb, inventory: Inventory, workspace: Workspace, *, hosts: Collec
     - introduce: update the list of the cluster's hosts: names, addresses, the firewall. Restart nothing.
     - restore: give hosts back the state that they had before the first `up`. The notes list everything that
       could not be restored, and why. Hosts that are already restored, or were never configured, stay as is.
-    - seal: after a failure, record clusterctl's changes to the user's machines. The user may change more.
+    - seal: after a failure, record clusterctl's changes so far, to tell them from later changes by the user.
 
     Raise ConfigureError, with a failure for each host, if tasks fail. The output is in ``workspace.logs``.
     """
@@ -342,7 +342,7 @@ def _play(
 def install_image(
     spec: ClusterSpec, image: Host, *, wheels: Path, lock: Path, workspace: Workspace
 ) -> Results:
-    """Run the install part of every role on an image, which must reach its package mirror. Start no service.
+    """Run the install part of every role on ``image``, a host that becomes a disk image. Start no service.
 
     spec: sets Slurm's release. wheels: folder with all wheels of ``lock``, a requirements file with hashes.
     Raise ConfigureError if a task fails. Ansible's output goes to ``workspace.logs``.

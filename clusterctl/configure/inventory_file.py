@@ -67,7 +67,7 @@ def inventory_text(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
 def image_inventory_text(
     spec: ClusterSpec, inventory: Inventory, ssh_config: Path, wheels: Path, lock: Path
 ) -> str:
-    """Return the Ansible inventory for running the playbook `install.yml` on an image."""
+    """Return the Ansible inventory for running `install.yml` on a host that becomes a disk image."""
     variables = {
         "clusterctl_install_mark": install_mark(),
         "clusterctl_image": True,
@@ -93,7 +93,7 @@ def class_variables(
     """Return the variables for the configuration that hosts of a group share, even across clusters.
 
     Addresses, secrets and names of nodes are not included, because they are in host-specific files. A
-    variable of both groups has the same value in both.
+    variable that compute hosts and controllers both have gets the same value in both groups.
     """
     group_variables = {
         COMPUTE: {"slurmd_conf_server": "", "slurmd_config_digest": ""},
@@ -216,7 +216,7 @@ def _groups(
 
 
 def install_mark(inventory: Inventory | None = None, software: Software = PLAIN) -> str:
-    """Return the name of the file that marks a finished installation. Without inventory: in an image."""
+    """Return the digest in the name of a finished installation's mark file. No ``inventory``: of an image."""
     inputs: dict[str, bool] = {}
     if inventory is not None:
         kind, scheduler = inventory.shared_folder.kind, inventory.scheduler
@@ -464,7 +464,7 @@ def _send(bundle: Bundle, host: Host, transport: Transport) -> bool:
 
 
 def _marks(host: Host, mark: str, *, with_cards: bool) -> tuple[str, ...]:
-    """Return paths. If any of these files exists on the host, its installation is finished (install.yml)."""
+    """Return paths of mark files. If any exists on the host, `install.yml` has finished the installation."""
     mark_file = f"/opt/clusterctl/installed-{mark}"
     roles = [role for role in (CONTROLLER, COMPUTE) if role in host.roles] or [LOGIN]
     role_mark = f"{mark_file}-{roles[0]}" if len(roles) == 1 else mark_file

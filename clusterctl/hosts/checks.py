@@ -207,7 +207,7 @@ def _gpu_list(cards: Sequence[int]) -> str:
 
 
 def _unsuitable_driver(host: str, gpus: GpuFacts, expected: HostRequirements) -> list[Finding]:
-    """Return a finding if the driver that `up` installs does not support a GPU older than Turing."""
+    """Return a finding if the host has a GPU older than Turing that the driver from `up` does not support."""
     kind, branch = expected.driver, int(expected.branch or LAST_FOR_VOLTA)
     fits = kind != "open" and branch <= LAST_FOR_VOLTA
     if not kind or gpus.installed or gpus.oldest is None or gpus.oldest >= _TURING or fits:

@@ -83,7 +83,7 @@ class Driver:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """An error of nvidia-smi with ``says`` in its message: a code, a title, a meaning and a remedy."""
+    """A known error of nvidia-smi, recognized by the text ``says`` in its message. ``what``: the title."""
 
     says: str
     code: str
@@ -94,7 +94,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A field of nvidia-smi that is Yes for a faulty card. If ``fix`` is empty, the remedy is a reboot."""
+    """A field of nvidia-smi that is Yes or 1 for a faulty card. ``fix``: the remedy; "": a reboot."""
 
     field: str
     means: str
@@ -187,7 +187,7 @@ def _profiles(text: str) -> dict[tuple[int, int | None], tuple[str, str]]:
 
 
 def _near(sections: Sections, count: int) -> tuple[list[str], list[str]]:
-    """Return two lists by card: nearest cores (empty if equal for all cards), and NVLinks to each card."""
+    """Return (each card's nearest cores, all "" if equal for all cards; each card's NVLinks to each card)."""
     cpus, links = _matrix(sections.get("links", ""), count)
     core_of = _core_numbers(sections.get("cores", ""))
     cores = [sorted({core_of[cpu] for cpu in cpus_of_card if cpu in core_of}) for cpus_of_card in cpus]
@@ -199,7 +199,7 @@ def _near(sections: Sections, count: int) -> tuple[list[str], list[str]]:
 
 
 def _matrix(text: str, count: int) -> tuple[list[list[int]], list[list[int]]]:
-    """Return two lists by card: nearest processors, and numbers of NVLinks to each card (-1: itself)."""
+    """Return (each card's nearest processors, each card's number of NVLinks to each card, -1 to itself)."""
     rows = [[cell.strip() for cell in _ANSI.sub("", line).split("\t")] for line in text.splitlines()]
     heads = next((row for row in rows if _AFFINITY in row), [])
     titles = [cell for cell in heads if cell]

@@ -146,7 +146,7 @@ def unreached_ports(
 
 
 def _tried(peer: Peer, listener: _Listening) -> dict[int, bool]:
-    """Return port -> whether the test program listens on it. On other ports, a daemon may listen."""
+    """Return port to try -> whether the test program listens on it. If not, a daemon may listen on it."""
     return {port: port in listener.ports for port in (listener.ports[0], *peer.ports)}
 
 
@@ -194,7 +194,7 @@ def examine_ports(
 
 
 def _closed(members: Mapping[str, str], firewalls: Mapping[str, Firewall], ports: str, text: str) -> Finding:
-    """Return the finding that the first host in ``firewalls`` can't be reached by the hosts after it."""
+    """Return the finding that the later hosts in ``firewalls`` can't reach ``ports`` of its first host."""
     host, *names = firewalls
     firewall = firewalls[host]
     also = "".join(f", on {name} {firewalls[name]}" for name in names if firewalls[name].name != NO_FIREWALL)

@@ -40,7 +40,7 @@ Checksums = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ProbeRequest:
-    """The items that a probe reports on a host. An item's key in the checksums is its kind and name.
+    """The items that a probe reports about a host. The key of an item's checksum is its kind and name.
 
     blocks: file -> first and last line of a block. alone: files that must be the only *.conf in their folder.
     rivals: file -> pattern that no line of a later file in the folder may match. numbers: account -> uid.
@@ -159,7 +159,7 @@ class HostFacts(_Answer):
 
     time: the host's clock (Unix time). mtus: address/prefix length -> MTU. cgroups: root can create control
     groups. cgroup_plugin: Slurm, if installed, has the plugin for them. databases: MariaDB's, except system
-    databases. files, packages: those requested that exist. texts: requested file -> start of its text.
+    databases. files, packages: requested items that exist. texts: requested file -> start of its text.
     """
 
     time: float
@@ -208,7 +208,7 @@ class _ProbeAnswer(_Answer):
 class HostReport:
     """The answer of a host to a probe.
 
-    facts: missing without slurmd, or if not requested. full: file systems without free space.
+    facts: None without slurmd, or if not requested. full: file systems without free space.
     cards: number of NVIDIA GPUs on the PCI bus.
     """
 
@@ -412,7 +412,7 @@ def _ask(transport: Transport, request: ProbeRequest) -> HostReport | Clusterctl
 
 
 def _pause_s(answer: HostReport | ClusterctlError, *, new: bool) -> float | None:
-    """Return the seconds to wait before another probe of the host, if another probe may help."""
+    """Return the seconds to wait before the host is probed again; None if that would not help."""
     # The host may be booting or about to boot.
     if isinstance(answer, UnreachableError | StoppingError):
         return _PAUSE_S

@@ -24,7 +24,7 @@ def place(path: str, text: str, mode: int) -> None:
 
 
 def with_block(content: str, text: str, begin: str, end: str) -> str:
-    """Put a text between the lines ``begin`` and ``end`` of the content or, without these, at its end."""
+    """Replace the text between the lines ``begin`` and ``end`` in ``content``, or append all three."""
     before, _, rest = content.partition(f"{begin}\n")
     return before + f"{begin}\n{text}{end}\n" + rest.partition(f"{end}\n")[2]
 

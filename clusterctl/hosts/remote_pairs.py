@@ -1,7 +1,7 @@
 """Tests which ports of other hosts can be reached over TCP. Runs on all hosts at once (Python 3.9).
 
-The program listens on a port that the kernel chooses and on the free ports of its second argument, and prints
-these ports in this order. When all hosts listen, it reads the other hosts' ports in a line of stdin such as
+The program listens on a port that the kernel chooses, and on ports in its second argument that are free. It
+prints these ports in this order. When all hosts listen, it reads the other hosts' ports from stdin as in
 '{"d-train-2": ["10.0.0.4", {"41234": true, "6818": false}]}'. True: this program listens on that port of the
 other host. It tries each port for some seconds, prints the causes of failures by host and port, and listens
 until stdin ends.

@@ -228,7 +228,7 @@ def packages(names: Sequence[str]) -> List[str]:
 
 
 def lacking(names: Sequence[str]) -> Optional[List[str]]:
-    """Return the packages that are not installed, if a package manager answers. Avoid slow dpkg-query."""
+    """Return the packages that are not installed; None if unknown. Read dpkg's file: dpkg-query is slow."""
     if not names:
         return []
     try:
@@ -294,13 +294,13 @@ def block_mark(path: str, begin: str, end: str) -> str:
 
 
 def alone_mark(path: str) -> str:
-    """Return the other *.conf files in the folder of this file, or `none`."""
+    """Return the paths of the other *.conf files in the folder of ``path``, or `none`."""
     others = sorted(str(file) for file in Path(path).parent.glob("*.conf") if file.name != Path(path).name)
     return ", ".join(others) or "none"
 
 
 def rivals_mark(path: str, pattern: str) -> str:
-    """Return the *.conf files after this file in its folder that have a line that matches the pattern."""
+    """Return the *.conf files after ``path`` in its folder with a line matching ``pattern``, or `none`."""
     files = (
         file for file in sorted(Path(path).parent.glob("*.conf")) if file.is_file() and not file.is_symlink()
     )

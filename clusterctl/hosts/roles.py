@@ -236,7 +236,7 @@ def _plain_items(touches: Touches, key: str) -> Iterator[str]:
 
 
 def _fill_placeholders(entry: Any, values: Mapping[str, str]) -> Any:
-    """Return the entry with all `{placeholders}` replaced."""
+    """Return ``entry`` (a text, list or mapping) with all `{placeholders}` in its texts replaced."""
     match entry:
         case str():
             return entry.format_map(values)

@@ -108,7 +108,7 @@ def _local_variables() -> dict[str, str]:
 
 
 def _payload(program: Sequence[str], stdin: str = "", **variables: str) -> Result:
-    """Run a module of the bundled programs that needs only the standard library. ``-S`` saves time."""
+    """Run a module of the bundled programs with `python -S`: fast, but with the standard library only."""
     env = {**_local_variables(), **variables}
     result = run([sys.executable, "-P", "-S", "-m", *program], stdin=stdin, env=env)
     if result.rc:
@@ -201,9 +201,9 @@ def with_model(
     entries: Sequence[JobEntry],
     session: Session | None = None,
 ) -> tuple[Sequence[JobSpec], Source | None]:
-    """Return the job with arguments for its chosen model, and the model's files if they must be sent.
+    """Return (the job with arguments for its model, the model's files or None if they need not be sent).
 
-    A model in the shared folder of the cluster is not sent. Without a chosen model, ``jobs`` are unchanged.
+    A model in the cluster's shared folder is not sent. Without a chosen model, ``jobs`` are returned as is.
 
     session: used to check that the cluster has the model. None: ``entries`` are trusted without a check.
 

@@ -162,7 +162,7 @@ class Environments:
         return built
 
     def build_for(self, session: Session, environment: Environment, partition: str | None) -> None:
-        """Build on the controller, and on nodes of ``partition`` (None: any) without the shared folder."""
+        """Build ``environment`` on the controller and, without a shared folder, on nodes of ``partition``."""
         rented = environment.lock is not None and session.spec.provider.is_cloud
         for transport in (session.transport, *session.transports_of_partition(partition)):
             self.build(transport, environment, rented=rented)
@@ -179,7 +179,7 @@ class Environments:
         )
 
     def _fetch(self, transport: Transport, lock: Lock, base: str) -> frozenset[str]:
-        """Make the host download large wheels from a package index. Return the hashes of stored wheels."""
+        """Make a host download the lock's large wheels from an index. Return hashes of wheels it now has."""
         sizes = {wheel: size for wheel in lock.wheels if (size := _size(wheel)) >= _LARGE}
         if not sizes:
             return frozenset()

@@ -50,7 +50,7 @@ def labelled(show: OnOutput) -> Iterator[OnOutput]:
 
 @dataclass(frozen=True, slots=True)
 class LogText:
-    """A job's or task's output to a stream, or a rank's to both. ``truncated``: the beginning is missing."""
+    """Output of a job or task to ``stream``, or of a rank to both streams. ``truncated``: start is cut."""
 
     stream: Literal["stdout", "stderr"]
     task: int | None
@@ -60,7 +60,7 @@ class LogText:
 
 
 class KeptLogs:
-    """Keeps at most ``most`` bytes of a job's output. To stay below, drop the start of the longest log."""
+    """Keeps at most ``most`` bytes of a job's logs in all, by dropping the start of the longest log."""
 
     def __init__(self, most: int = _MOST_KEPT) -> None:
         self._most = most

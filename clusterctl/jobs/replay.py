@@ -116,7 +116,7 @@ def _source(run: Path, client: Mapping[str, Any], options: Mapping[str, Any]) ->
 
 
 def _image(image: Any, remote_path: Any) -> str | None:
-    """Return ``image`` if it is a local file and ``remote_path`` contains its sha256; otherwise None."""
+    """Return a job's container image if it is a local file and ``remote_path`` has its sha256; else None."""
     if isinstance(image, str) and isinstance(remote_path, str) and os.path.isfile(image):  # noqa: PTH113 - any name
         return image if file_sha256(Path(image)) in remote_path else None
     return None
@@ -163,7 +163,7 @@ def _given_options(run: Path, client: Mapping[str, Any], recorded: Mapping[str, 
 def _start_options(
     run: Path, recorded: Mapping[str, Any], again: ReplayRequest
 ) -> tuple[dict[str, Any], Any]:
-    """Return the arguments, variables, sweep and image of the program, and the indices of its array."""
+    """Return (options args, env, sweep and container of the job with its changes, indices of its array)."""
     args, env, array = recorded.get("args"), _mapping(recorded.get("env")), recorded.get("array")
     args = [arg for arg in args if isinstance(arg, str)] if isinstance(args, list) else []
     sweep = {name: value for name, value in _mapping(recorded.get("sweep")).items() if value}
@@ -309,7 +309,7 @@ def _checked_path(name: object) -> str:
 
 
 def _matching_files(files: Sequence[_File], folder: Path, *, own: bool) -> dict[str, Item]:
-    """Return path -> file for ``files`` with the recorded sha256. ``own``: follow links in the folder."""
+    """Return path -> file in ``folder``, for ``files`` with the recorded sha256. ``own``: follow links."""
     items: list[Item] = []
     real = os.path.realpath(folder)
     for file in files:

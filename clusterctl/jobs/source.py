@@ -188,7 +188,7 @@ class FolderWalk:
     def _entry(
         self, entry: os.DirEntry[str], rules: tuple[Ignore, ...], *, out: bool
     ) -> tuple[Path, tuple[Ignore, ...], bool] | None:
-        """Add an entry unless it is excluded. Return (path, rules, is excluded) of a folder to search."""
+        """Add an entry if it is to be sent. For a folder to search, return (path, ``rules``, is not sent)."""
         path = Path(entry.path)
         is_folder = entry.is_dir(follow_symlinks=False)
         is_sent = self._is_included(path, rules, is_folder=is_folder, out=out)

@@ -122,7 +122,7 @@ class Preparer:
         session: Session | None = None,
         spec: ClusterSpec | None = None,
     ) -> tuple[PreparedJob, ...]:
-        """Prepare jobs. Without a session, trust this machine's ledger and do not contact the cluster."""
+        """Prepare jobs. Without a session, look up models in the local ledger, not on the cluster."""
         replay = submission.replay
         jobs, model = with_model(submission.jobs, submission.model, ledger.entries(), session)
         for job in jobs if not facts.pmix else ():
@@ -152,7 +152,7 @@ class Preparer:
         spec: ClusterSpec | None = None,
         lock: str | None = None,
     ) -> Environment:
-        """Resolve requirements. ``lock``: a text of exact versions to use instead; "": no packages."""
+        """Return the environment for a job's requirements or, if given, ``lock`` ("": without packages)."""
         environment = Environment(root=facts.root)
         if isinstance(job, JobSpec) and (job.bundled or job.container):
             if job.requirements is not None:
@@ -191,7 +191,7 @@ def submit_prepared(submitter: Submitter, jobs: Sequence[PreparedJob]) -> Iterat
 
 @contextmanager
 def marking_side_effects(some: bool = True) -> Iterator[None]:
-    """If ``some`` jobs were submitted, mark errors of the body, so that callers don't submit jobs twice."""
+    """If ``some`` jobs are submitted, mark errors in the ``with`` block, as callers must not resubmit."""
     try:
         yield
     except ClusterctlError as exc:

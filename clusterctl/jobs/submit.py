@@ -228,7 +228,7 @@ class Submitter:
         return replace(prepared, job=job, script=script, extra_facts=extra_facts)
 
     def _files(self, prepared: PreparedJob) -> dict[str, bytes]:
-        """Return the content of clusterctl's own files in a job's folder, by name."""
+        """Return name -> content of the files that clusterctl adds to a job's folder."""
         job, source = prepared.job, prepared.source
         folder = job.script.parent if job.script is not None else Path.cwd()
         extra_facts = {"folder": str(source.folder) if source is not None else None, **prepared.extra_facts}
@@ -300,7 +300,7 @@ def remove_folder(transports: Sequence[Transport], folder: str) -> None:
 
 
 def _copies(host: str, remote_dir: str, source: Source) -> Iterator[Copies]:
-    """Yield the local folders of a job's sent files. A model's local folder may have another name."""
+    """Yield records of a job's sent files: local and remote folder. A model's folders may differ in name."""
     names: dict[tuple[str, str], list[str]] = {}
     for item in source.files:
         local_path, path, top = str(item.origin.absolute()), item.path, remote_dir

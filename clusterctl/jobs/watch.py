@@ -101,7 +101,7 @@ class _Watched:
 
 
 def reported_state(job: JobInfo) -> tuple[JobState, tuple[str, ...], bool, bool]:
-    """Return the parts of a job's state of which changes are reported. The pending reason is left out."""
+    """Return a job's (state, nodes, lacks nodes, failed to launch), of which changes are reported."""
     return job.state, job.nodes, job.lacks_nodes, job.failed_to_launch
 
 

@@ -333,7 +333,7 @@ def _recorder(session: Session, entry: JobEntry, jobs: Sequence[JobInfo]) -> Rec
 
 
 def _outputs(kept: Mapping[str, bytes]) -> Outputs | None:
-    """Return the outputs that a job declared; None if this machine has no declaration of the job."""
+    """Return a job's output patterns and submitted files; None if ``kept`` has no outputs.json."""
     if OUTPUTS_FILE not in kept:
         return None
     source = json.loads(kept[SOURCE_FILE]) if SOURCE_FILE in kept else {"files": [], "links": []}

@@ -90,7 +90,7 @@ def compare_losses(a: Row, b: Row) -> Losses | None:
 
 
 def _losses(row: Row) -> dict[tuple[str, str, int], float]:
-    """Return (task, metric, step) -> loss. If a metric has no steps, its values are numbered instead."""
+    """Return (task, metric, step) -> loss. Losses without steps are numbered from 1 instead."""
     losses: dict[tuple[str, str, int], float] = {}
     counts: Counter[tuple[str, str]] = Counter()
     tasks = row.tasks or [row]
@@ -148,7 +148,7 @@ def _read(path: Path) -> Any:
 
 
 def mapping(value: Any, *keys: str) -> Mapping[str, Any]:
-    """Return the mapping at these nested keys; empty if a key is missing or its value is not a mapping."""
+    """Return the mapping to which ``keys`` lead, level by level; {} if there is no mapping."""
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value if isinstance(value, Mapping) else {}

@@ -88,7 +88,7 @@ class Selection:
         return larger or self.checkpoints in {"all", EVERYTHING}
 
     def explain(self, reason: str, size: int, job_id: str) -> str:
-        """Return why a file stays on the cluster, and how to copy it. ``reason``: from remote_files.py."""
+        """Add the `collect` command that copies a skipped file, if any, to the ``reason`` for skipping it."""
         if reason == TOO_LARGE:
             reason = f"a checkpoint of {format_size(size)}, more than {format_size(self.max_checkpoint)}"
             flags = ["--max-checkpoint", f"{(size >> 30) + 1}GiB"]
@@ -354,7 +354,7 @@ def _merge(manifests: Mapping[str, Manifest], nodes: Path, tree: Path) -> Manife
 
 
 def _free_place(tree: Path, local: bytes, host: str) -> bytes:
-    """Return a free path for a file: ``local`` or a path below nodes/HOST/. Create its parent folder."""
+    """Return a free path in ``tree``: ``local`` or else a path below nodes/HOST/. Create its parent."""
     for number in count():
         candidate = local if number == 0 else b"/".join([NODES, host.encode() + b"_" * (number - 1), local])
         full_path = tree / os.fsdecode(candidate)
@@ -414,7 +414,7 @@ def choose_entries(
 
 
 def _by_folder(unwanted: Iterable[Entry], coming: Collection[bytes]) -> dict[bytes, tuple[int, int]]:
-    """Return path -> (bytes, number) of unwanted files. A folder without a wanted file is a single path."""
+    """Return path -> (bytes, number) of unwanted files. A folder with no path in ``coming`` is a unit."""
     totals: dict[bytes, tuple[int, int]] = {}
     for entry in unwanted:
         path, parent = entry.path, entry.path.rpartition(b"/")[0]
@@ -426,7 +426,7 @@ def _by_folder(unwanted: Iterable[Entry], coming: Collection[bytes]) -> dict[byt
 
 
 def _skip_reason(entry: Entry, max_holes: int, max_file: int, job_id: str) -> str:
-    """Return why an entry is not copied; "" if it is. ``max_holes``: most bytes of holes in a sparse file."""
+    """Return why a file is not copied; "" if it is. ``max_holes``: limit for its bytes in holes."""
     if entry.kind == Kind.LINK:
         return "a symbolic link"
     if _PARTIAL.fullmatch(entry.path.rpartition(b"/")[2]):
@@ -451,7 +451,7 @@ def shown_path(path: bytes) -> str:
 
 
 def _local(path: bytes, tops: set[bytes]) -> bytes:
-    """Return the path in the run's folder: a reserved first part gets suffixes until ``tops`` lacks it."""
+    """Return a path. If its first part is reserved, add a suffix to that part, so that ``tops`` lacks it."""
     top, slash, rest = path.partition(b"/")
     if top in RESERVED:
         top += FROM_JOB

@@ -65,7 +65,7 @@ class Row:
     def value(self, key: str) -> Value:
         """Return the value of a field, an option of the configuration or a metric; None if there is no value.
 
-        ``KEY`` is the last value of a metric, ``KEY.min`` the lowest and ``KEY.max`` the highest.
+        For a metric, ``KEY`` is the last value, ``KEY.min`` the lowest and ``KEY.max`` the highest.
         ``config.KEY`` and ``metric.KEY`` distinguish an option and a metric of the same name.
         """
         if key in FIELDS:
@@ -94,7 +94,7 @@ def _metric_value(metrics: Mapping[str, Metric], key: str) -> float | None:
 
 
 def _exit(row: Row) -> Value:
-    """Return the exit code or the signal's name. For an array, the first failed task counts."""
+    """Return the exit code or the signal's name; for an array, that of its first failed task."""
     tasks = (row.task,) if row.task else row.run.tasks
     failed = (task for task in tasks if task.exit_code or task.signal)
     task = next(failed, tasks[0] if tasks else None)
@@ -223,7 +223,7 @@ def ranked(run: Row, metric: str | None = None) -> tuple[list[Row], str]:
 
 
 def latest_tasks(run: Row) -> list[Row]:
-    """Return each task of an array from its newest run (original or `replay --failed`); else no tasks."""
+    """Return each task of an array from its newest run (original or `replay --failed`); [] for other runs."""
     token = run.run.replay_of if run.run.of_failed else run.run.token
     records = {run.run.directory: run.run} | {
         run_again.directory: run_again for run_again in _array_runs(run, str(token))
@@ -235,7 +235,7 @@ def latest_tasks(run: Row) -> list[Row]:
 
 
 def _array_runs(run: Row, token: str) -> Iterator[RunRecord]:
-    """Yield the collected runs of an array: the original with this token, and replays of failed tasks."""
+    """Yield an array's collected runs: the original, identified by ``token``, and replays of failed tasks."""
     folders = dict.fromkeys((run.run.directory.parent, *runs_folders()))
     for path in dict.fromkeys(path for folder in folders for path in _run_folders(folder)):
         with suppress(OSError, CollectError):

@@ -138,7 +138,7 @@ def escaped(name: bytes) -> bytes:
 
 
 def write_kept(tree: Path, kept: Mapping[str, bytes]) -> None:
-    """Write clusterctl's files as submitted. The job's files of the same names stay as *.from-job."""
+    """Write clusterctl's files into ``tree`` as submitted. A job's changed versions stay as *.from-job."""
     for name, content in kept.items():
         theirs = tree / f"{name}{os.fsdecode(FROM_JOB)}"
         if theirs.is_file() and theirs.stat().st_size == len(content) and theirs.read_bytes() == content:

@@ -236,7 +236,7 @@ class Search:
         return tuple(folders)
 
     def _folder_of(self, host: str, top: str, out: Path, entries: Sequence[Entry]) -> Path:
-        """Return the local folder for files below ``top``: that of an earlier copy if no file is lost."""
+        """Return the folder for files of ``top``: an earlier copy's if no file is lost, or a new folder."""
         for copies in read_copies(self.workspace):
             folder = Path(copies.directory)
             is_of_top = (copies.host, copies.top, copies.sent, copies.renamed) == (host, top, False, "")
@@ -255,7 +255,7 @@ class Search:
 
 
 def _is_taken(folder: Path, entry: Entry) -> bool:
-    """Return whether ``folder`` has the entry's path already. Two folders of the same path don't count."""
+    """Return whether ``folder`` already has the entry's path, unless both are folders."""
     path = os.path.join(os.fsencode(folder), entry.path)  # noqa: PTH118 - names are bytes
     is_folder = os.path.isdir(path) and not os.path.islink(path)  # noqa: PTH112, PTH114
     return os.path.lexists(path) and not (entry.kind == Kind.FOLDER and is_folder)

@@ -138,7 +138,7 @@ def _template() -> jinja2.Template:
 
 
 def thinned(points: Iterable[tuple[float, float]], most: int = _POINTS) -> list[tuple[float, float | None]]:
-    """Split points into ``most`` / 2 stretches of equal length; keep the lowest and highest of each."""
+    """Return about ``most`` points: the lowest and highest point of each of ``most`` / 2 equal stretches."""
     finite_points = [(x, y if math.isfinite(y) else None) for x, y in points]
     if len(finite_points) <= most:
         return finite_points

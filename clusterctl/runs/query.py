@@ -209,7 +209,7 @@ _TYPES: Final = {"nodes": "Int64", "elapsed": "Int64", "cost": "Float64", "final
 def frame(rows: Iterable[Row]) -> polars.DataFrame:
     """Return runs as a data frame. The columns are those of `runs list`, program options, and metrics.
 
-    ``KEY`` is the last value of a metric, ``KEY.min`` the lowest and ``KEY.max`` the highest. An option with
+    For a metric, ``KEY`` is the last value, ``KEY.min`` the lowest, ``KEY.max`` the highest. An option with
     the name of a column is ``config.KEY``; a metric with the name of a column or option is ``metric.KEY``.
     Times are in UTC. Raises MachineError if Polars is not installed.
     """

@@ -150,7 +150,7 @@ def measure(opener: Opener, path: bytes, beat: Beat) -> Size:
 class Checkpoints:
     """Chooses the checkpoints of a job's folder that stay on the cluster.
 
-    choice: "all", "latest" or "none" of the checkpoints are sent.
+    choice: the checkpoints to send: "all", "latest" (of each family) or "none".
     most: the limit for the latest checkpoint in bytes.
     """
 
@@ -161,9 +161,9 @@ class Checkpoints:
         self.chosen: set[bytes] = set()
 
     def staying(self, folder: bytes, names: Iterable[tuple[bytes, bool]]) -> dict[bytes, tuple[str, Size]]:
-        """Return path -> (reason, size) of entries that stay on the cluster. Visit parent folders first.
+        """Return path -> (reason, size) of entries that stay on the cluster. Call for parent folders first.
 
-        names: the paths of the entries, and whether each is a folder.
+        names: (path, whether it is a folder) of each entry of ``folder``.
         """
         if self.choice == "all":
             return {}
@@ -237,7 +237,7 @@ def read_submitted(folder: bytes) -> SubmittedFiles:
 
 
 class Listing:
-    """Lists the entries of a job's folder to send or to leave. ``ours``: names that are always listed."""
+    """Lists a job's folder: entries to send, and to leave. ``ours``: clusterctl's files, always listed."""
 
     def __init__(
         self,
@@ -293,9 +293,9 @@ class Listing:
                 self.file(path)
 
     def names(self, below: bytes) -> tuple[os.stat_result, list[bytes], list[bytes]]:
-        """Return a folder's status, the paths of its files, and the paths of its subfolders. Raises OSError.
+        """Return (a folder's status, the paths of its files, the paths of its subfolders). Raises OSError.
 
-        Too many entries are an OSError; in the top folder, only clusterctl's own files are returned instead.
+        Too many entries are an OSError too, but for the top folder, clusterctl's own files are returned.
         """
         children: list[tuple[bool, bytes, bool]] = []
         size, full = 0, False

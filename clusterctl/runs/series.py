@@ -100,7 +100,7 @@ def finite(value: Any) -> float | None:
 def _printable_values(
     values: Mapping[str, float], names: set[str], *, without: frozenset[str] = frozenset()
 ) -> dict[str, float]:
-    """Return the values, with printable names, but without the names in ``without``.
+    """Return the values, with their names made printable. Leave out the names in ``without``.
 
     New names are added to ``names``. Once ``names`` has _MAX_NAMES names, values with new names are dropped.
     """
@@ -119,7 +119,7 @@ def _open(folder: Path, path: str) -> BufferedReader:
 
 
 def _lines(folder: Path, name: str) -> Iterator[bytes]:
-    """Yield a file's lines, but no very long line. Of a very large file, yield the first and last lines."""
+    """Yield a file's lines except very long lines. Of a very large file, yield the first line and the end."""
     with suppress(OSError), _open(folder, name) as file:
         skips = False
         for number in range(_MAX_LINES):
@@ -192,7 +192,7 @@ def _submitted_files(folder: Path) -> Mapping[str, str]:
 
 
 def _is_as_submitted(folder: Path, path: str, sent: Mapping[str, str]) -> bool:
-    """Return whether the job left a submitted file unchanged, so its metrics are of an earlier run."""
+    """Return whether a file is as submitted. If so, its metrics are from an earlier run, not this job."""
     if path not in sent:
         return False
     with suppress(OSError), _open(folder, path) as file:
@@ -201,9 +201,9 @@ def _is_as_submitted(folder: Path, path: str, sent: Mapping[str, str]) -> bool:
 
 
 def _prefixes(paths: Sequence[str]) -> list[str]:
-    """Return for each file a prefix of its metrics' names, such as ``train/``, that shows the folder.
+    """Return a prefix such as ``train/`` for the metric names of each file, made from the file's folder.
 
-    Folders of several starts of one program get the same prefix, because each start continued the run.
+    If a program starts several times, all its folders get the same prefix: each start continues the run.
     """
     folders = [[part for part in path.split("/")[:-1] if not _OF_A_START.fullmatch(part)] for path in paths]
     common_levels = sum(1 for _ in takewhile(lambda level: len({*level}) == 1, zip(*folders, strict=False)))
