@@ -85,7 +85,7 @@ def _path(path: str | Path | None) -> Path | None:
 
 
 def _confirm(prompt: str, *, yes: bool) -> None:
-    """Raise UsageError unless ``yes``, because the command line would ask ``prompt``. Ignore a prompt ""."""
+    """Raise UsageError with the question ``prompt``, unless ``yes`` is set or there is no question ("")."""
     if prompt and not yes:
         reason = "Python programs are not prompted"
         raise UsageError(prompt, code="needs-confirmation", why=reason, fix="pass yes=True")
@@ -327,7 +327,7 @@ class Cluster:
         return Path(to).absolute()
 
     def ssh(self, command: _Names, host: str | None = None, *, admin: bool = False) -> CompletedProcess[str]:
-        """Run a command on a host, by default the controller. A shell on the host parses a single string."""
+        """Run a command on a host, by default the controller. The host's shell parses a single string."""
         workspace, words = self._chosen.workspace(), _as_list(command)
         with naming_lock_holder(workspace):
             inventory = inventory_of(workspace)
@@ -384,7 +384,7 @@ class Job:
             return ended
 
     def logs(self, *, stream: Literal["stdout", "stderr"] | None = None, rank: int | None = None) -> str:
-        """Return the last 8 MiB of the job's output so far; only of this stream and rank, if given."""
+        """Return the last 8 MiB of the job's output so far. ``stream``, ``rank``: only output from these."""
         kept = KeptLogs()
         with self.cluster._session() as session:
             watch.logs(session, self.id, on_output=kept.keep, rank="" if rank is None else str(rank))
@@ -421,7 +421,7 @@ def list_runs(
     cluster: str | None = None,
     report: LineReporter = SILENT.note,
 ) -> list[Row]:
-    """Return collected runs, newest first, like `runs list`. ``sweep``: only its tasks, the best first."""
+    """Return collected runs, newest first, like `runs list`; or the tasks of ``sweep``, best first."""
     if sweep is not None:
         if where or since or tags or tasks or folders or everywhere or cluster or reverse:
             raise excluded("sweep=", "reverse= or a condition on runs")

@@ -100,7 +100,7 @@ class ClusterctlError(Exception):
 
         what: the message, in which ``{hosts}`` is replaced by the names of the hosts.
         fix: used instead of the fixes of the failures. Empty: the fixes of the failures.
-        then: a further fix, after the others.
+        then: a further fix, which is shown last.
         """
         failures = tuple(failures)
         hosts = ", ".join(dict.fromkeys(str(failure.host) for failure in failures))
@@ -124,7 +124,7 @@ class ClusterctlError(Exception):
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """The failures that this error was created with. Without such failures, this error as a failure."""
+        """The failures given at creation. If no failures were given, this error as a single failure."""
         single = Failure(self.code, self.cause, self.host, None, self.fix, self.retryable)
         failures = self._failures or (single,)
         return tuple(replace(f, retryable=False) for f in failures) if self.had_side_effects else failures
@@ -270,7 +270,7 @@ class StalePlanError(ProvisionError):
 
 
 class OnlyCopyError(ClusterctlError):
-    """A removal would destroy the only copy of data or jobs; ``failures`` has an entry for each."""
+    """A removal would destroy the only copy of data or jobs; ``failures`` has an entry for each loss."""
 
     code = "only-copy"
 
@@ -340,7 +340,7 @@ class CommandError(TransportError):
 
 
 class ConfigureError(ClusterctlError):
-    """Playbook tasks failed; ``failures`` has an entry for each host, with role and task in ``phase``."""
+    """Tasks of Ansible failed; ``failures`` has an entry for each host, with role and task in ``phase``."""
 
     code = "configure"
 
@@ -364,7 +364,7 @@ class VerifyError(ClusterctlError):
 
 
 class LockedError(ClusterctlError):
-    """Another clusterctl holds the lock of this cluster."""
+    """Another clusterctl process holds the lock of this cluster."""
 
     code = "locked"
     retryable = True

@@ -110,6 +110,6 @@ def not_brought_home(run: RunRecord) -> str:
 
 
 def _nearby(path: Path) -> Path:
-    """Return a path in the current folder as a relative path, and any other path unchanged."""
+    """Return the path, relative if it is in the current folder, otherwise unchanged."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path

@@ -126,7 +126,7 @@ def _list_or_find(session: Session, ids: Words, *, everything: bool) -> tuple[tu
 
 
 def _rounds(session: Session, ids: Words, *, everything: bool) -> Iterator[tuple[JobInfo, ...]]:
-    """Yield the jobs every few seconds, with ``ids`` until these jobs have ended, otherwise forever."""
+    """Yield the jobs every few seconds. With ``ids``: only these, until all have ended. Else forever."""
     while True:
         yield (infos := _list_or_find(session, ids, everything=everything)[0])
         if ids and all(job.ended for job in infos):
@@ -245,7 +245,7 @@ def job_table(
 
 
 def _job_row(jobs: Sequence[JobInfo]) -> list[str]:
-    """Return the row of a job or an array. An array's row counts states and describes the worst task."""
+    """Return the row of a job or an array. For an array: number of tasks per state, and the worst task."""
     head, array = worst_job(jobs), len(jobs) > 1
     return [
         f"{head.whole_id} ({len(jobs)} tasks)" if array else head.id,

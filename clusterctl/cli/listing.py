@@ -114,7 +114,7 @@ def _recorded_clusters() -> Iterator[_Listed]:
 
 
 def _unrecorded_clusters(recorded_ids: set[str | None]) -> Iterator[_Listed]:
-    """Yield local clusters that are not in ``recorded_ids``. State: unfinished, elsewhere or orphaned."""
+    """Yield local clusters with an ID not in ``recorded_ids``: unfinished, created elsewhere or orphaned."""
     try:
         clusters = clusters_on_this_machine()
     except ClusterctlError:
@@ -167,7 +167,7 @@ def cache_list(screen: Screen) -> None:
 
 
 def _show_cache(screen: Screen, kept: Sequence[KeptImage], *, prune: bool) -> None:
-    """Show or, with ``prune``, clean this machine's image cache. Also show ``kept``, a project's images."""
+    """Show this machine's image cache, or with ``prune`` clean it. Also show the cloud images ``kept``."""
     images = cached_images(prune=prune, report=lambda line: screen.note(str(line)))
     rows = [[i.key, i.size_mib, ", ".join(i.used_by) or "-"] for i in images]
     empty = ["nothing to remove" if prune else Notice("cache-empty", "the image cache is empty")]

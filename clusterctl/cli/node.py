@@ -165,7 +165,7 @@ def reboot(
 
 
 def _refuse_reboot(inventory: Inventory, names: Sequence[str]) -> None:
-    """Reject local nodes and the machine that runs clusterctl, which can't be rebooted."""
+    """Raise UsageError if nodes can't be rebooted: local nodes, and the machine that runs clusterctl."""
     if inventory.traits.shares_kernel:
         raise UsageError(
             "local nodes can't be rebooted, because they share this machine's kernel",

@@ -174,7 +174,7 @@ _SYNONYM: Final = "_synonym"
 
 
 def takes(flags: Mapping[str, Any], **synonyms: Any) -> Callable[[Verb], Verb]:
-    """Return a decorator that adds options to a command. The command gets the set options as ``**given``.
+    """Return a decorator that adds options to a command. Options that the user sets go to ``**given``.
 
     flags: name of the option -> annotation for Typer.
     synonyms: name in ``flags`` -> annotation of another option that sets the same value.

@@ -276,7 +276,7 @@ def _provider(spec: ClusterSpec, *, ask_become_pass: bool) -> Provider:
 def _report_or_preflight(
     screen: Screen, spec: ClusterSpec, provider: Provider, hosts: Sequence[str]
 ) -> DoctorReport:
-    """Check the hosts. Before the first `up`, report everything that would stop `up`."""
+    """Check the hosts, or before the first `up`, find everything that would stop `up`. Return the report."""
     try:
         return _examine_hosts(screen, spec, provider, hosts)
     except NotUpError:

@@ -204,11 +204,11 @@ class _Plain:
 
 
 class _Verb(_Plain, TyperCommand):
-    """A command with its parameters."""
+    """A command that converts its parameters without pydantic."""
 
 
 class _Root(_Plain, TyperGroup):
-    """The root group of all commands and groups."""
+    """The root group, which contains all commands and groups of commands."""
 
 
 class LazyVerb(TyperCommand):
@@ -326,7 +326,7 @@ def end_by_signals() -> None:
 
 
 def _signal_again(lost: sys.UnraisableHookArgs) -> None:
-    """Send a signal again if Python dropped the signal's exception, as Python does in finalizers."""
+    """Send clusterctl a signal again if Python dropped the signal's exception, as it does in finalizers."""
     match lost.exc_value:
         case KeyboardInterrupt():
             number = int(signal.SIGINT)

@@ -93,7 +93,7 @@ SLURM_FLAGS: Final[Mapping[str, Any]] = {
 
 
 def some_flags(names: str) -> Mapping[str, Any]:
-    """Return name -> annotation of these job options. ``names``: the names, separated by spaces."""
+    """Return option name -> its Typer annotation. ``names``: names of job options, separated by spaces."""
     return {name: JOB_FLAGS[name] for name in names.split()}
 
 
@@ -176,7 +176,7 @@ class Watching:
 
     @classmethod
     def of(cls, jobs: Sequence[JobSpec], *, wait: bool, follow: bool, timeout: str | None) -> Watching | None:
-        """Check these options of a command. Return ``None`` if the command must not wait for the jobs.
+        """Check the options of a command. Return ``None`` if they don't ask to wait for the jobs.
 
         Raises:
             UsageError: the options contradict each other, or the timeout is wrong.
@@ -194,7 +194,7 @@ class Watching:
 
 
 def preparer(screen: Screen) -> Preparer:
-    """Return the Preparer of jobs. It shows notes on the screen and, with -v, the output of pip."""
+    """Return a Preparer, which prepares jobs and shows notes on the screen and, with -v, pip's output."""
     return Preparer(screen.note, screen.note if screen.verbose else SILENT.note)
 
 
@@ -230,7 +230,7 @@ def show_scripts(screen: Screen, jobs: Sequence[PreparedJob], more: Mapping[str,
 def submit_and_note(
     screen: Screen, session: Session, jobs: Sequence[PreparedJob], more: Mapping[str, Any] = NOTHING
 ) -> list[JobRow]:
-    """Submit jobs. If a submission fails, the JSON answer still contains the jobs submitted before.
+    """Submit jobs. Return a row per job. After a failure, the JSON answer has the rows submitted before.
 
     more: more fields of the JSON answer for each job.
     """

@@ -119,7 +119,7 @@ class SharedConfiguration:
 def prepare_class(
     cluster: ClusterContext, distribution: Distribution, groups: Collection[str]
 ) -> Outcome[SharedConfiguration]:
-    """Build the configuration that hosts of each group share, unless it is in the provider's cache."""
+    """Build the configuration that the hosts of a group share, for each group that the cache lacks."""
     spec, workspace = cluster.spec, cluster.workspace
     shared = str(cluster.provider.known_shared)
     variables = {group: inventory_file.class_variables(spec, distribution, shared, group) for group in groups}
@@ -143,7 +143,7 @@ def prepare_class(
 
 
 def _free_port() -> int:
-    """Return a free TCP port of this machine. A server in an image uses the port during the build."""
+    """Return a free TCP port of this machine, for a server that runs in an image during its build."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
@@ -152,7 +152,7 @@ def _free_port() -> int:
 def _bake_machine(
     cluster: ClusterContext, image: Inventory, distribution: Distribution, variables: inventory_file.Variables
 ) -> None:
-    """Install and configure a machine that is made into an image. Use a temporary copy of the workspace."""
+    """Install and configure the machine that becomes an image, using a temporary copy of the workspace."""
     spec, workspace, report_progress = cluster.spec, cluster.workspace, cluster.reporter.progress
     expected = image.controller.model_copy(update={"distribution": distribution.release})
     image = image.model_copy(update={"hosts": (expected, *image.compute)})

@@ -75,7 +75,7 @@ class ClusterContext(PhaseRunner):
     def probe(
         self, inventory: Inventory, hosts: Collection[str], *, timeout_s: float = TIMEOUT_S
     ) -> dict[str, HostReport]:
-        """Examine these hosts. Return host -> its facts and checksums. TransportError: no answer."""
+        """Examine these hosts. Return host -> its facts and checksums. TransportError: hosts don't answer."""
         requests = probe_requests(self.spec, inventory, self.workspace)
         chosen = {host: request for host, request in requests.items() if host in hosts}
         return dict(probe_hosts(chosen, self.connections.to, timeout_s=timeout_s))

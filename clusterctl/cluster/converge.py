@@ -165,7 +165,7 @@ class HostsToConfigure:
     """The choice of hosts to configure. It compares the record of the last `up` with new probe results.
 
     groups: group of hosts -> hash of the inputs that are the same for all hosts of the group.
-    files: host -> its host-specific files. Empty if rewriting only these files can't suffice.
+    files: host -> its host-specific files. Empty if no host can be configured by rewriting only these files.
     """
 
     inventory: Inventory
@@ -176,7 +176,7 @@ class HostsToConfigure:
     files: NodeFiles
 
     def choose_limited(self, limit: Collection[str]) -> Work:
-        """Return the work of `up --limit`. Hosts that are not in ``limit`` only get the new list of hosts."""
+        """Return the work of `up --limit`: configure these hosts; elsewhere only update the list of hosts."""
         ansible = tuple(
             host.name for host in self.inventory.hosts if host.name in limit or host.is_controller
         )
@@ -184,7 +184,7 @@ class HostsToConfigure:
         return Work(ansible, tuple(introduced), reconfigures=True, replaces_record=True)
 
     def choose(self, classed: Collection[str], *, again: bool) -> Work:
-        """Return the work on all hosts if the inputs changed (or ``again``), else on hosts that drifted."""
+        """Return the work: on all hosts if inputs changed or ``again`` is set, else on hosts that drifted."""
         marks = _marks(self.reports)
         configures_all = again or self.recorded.inputs != self.rendered.inputs
         host_names = self.inventory.names if configures_all else hosts_with_drift(self.recorded.marks, marks)
@@ -323,7 +323,7 @@ def _install_slurmd(
 def why_outdated(
     cluster: ClusterContext, inventory: Inventory, reports: Mapping[str, HostReport]
 ) -> Notice | None:
-    """Return why `up` would configure all hosts, if it would: changed inputs, or an unfinished last `up`."""
+    """Return the reason if `up` would configure all hosts: changed inputs, or an unfinished last `up`."""
     recorded = _read(cluster.workspace)
     if not recorded.inputs:
         return UNFINISHED
@@ -337,7 +337,7 @@ def why_outdated(
 def pending_changes(
     cluster: ClusterContext, inventory: Inventory, reports: Mapping[str, HostReport]
 ) -> NodeConfig:
-    """Return the changes of the nodes' hardware that `up` would apply, and those that `up` would postpone."""
+    """Return the nodes' changes of hardware, marked as changes that `up` would apply or would postpone."""
     at_work = partial(nodes_with_jobs, cluster.scheduler(inventory, patience_s=SHORT_PATIENCE_S), drain=False)
     recorded = _read(cluster.workspace).hardware
     return node_config(cluster.spec, inventory, reports, recorded, at_work, concerned=inventory.names)

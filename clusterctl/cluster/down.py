@@ -94,7 +94,7 @@ class DownResult:
     runs: the runs that were collected before the cluster was removed.
     on_this_machine: whether the nodes ran on this machine.
     verified: whether the provider was searched for leftovers. False if nothing had been created.
-    discarded: submissions without a collected run, by the user's choice. kept: storage that remains.
+    discarded: submissions with runs that the user chose not to collect. kept: storage that remains.
     lost: jobs and files that existed only on the cluster and were deleted.
     images: node images that remain and are billed.
     """
@@ -125,7 +125,7 @@ def down(runner: PhaseRunner, options: DownOptions) -> DownResult:
 
 
 def down_locked(runner: PhaseRunner, options: DownOptions) -> DownResult:
-    """Run `down` if the caller holds the cluster's lock already."""
+    """Do the same as ``down``, for a caller that already holds the cluster's lock."""
     workspace = runner.workspace
     remove_stale_folders()
     if not workspace.root.is_dir():
@@ -177,7 +177,7 @@ def run_phases(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEn
 
 
 def _has_begun(workspace: Workspace) -> bool:
-    """Return whether `up` may have created or changed a host, or a former host must still be restored."""
+    """Return whether `up` may have created or changed a host, or a removed machine must still be restored."""
     if workspace.joining.exists() or workspace.inventory.exists() or pending_releases(workspace):
         return True
     has_files = workspace.spec.exists() or workspace.terraform.exists() or workspace.known_id() is not None

@@ -43,13 +43,13 @@ def matches(expected: Checksums, now: Checksums) -> bool:
 
 
 def drift_of_host(host: str, recorded: Checksums, now: Checksums) -> Iterator[Drift]:
-    """Yield the drift of a host, except drift that other drift on the host causes."""
+    """Yield the drift of a host, except mere consequences of other drift on the same host."""
     for key in _without_consequences(_recorded_drift(recorded, now), now):
         yield Drift(host, _describe(key, now[key])[0])
 
 
 def repairs_of(host: str, recorded: Checksums, before: Checksums, after: Checksums) -> list[Drift]:
-    """Return the drift that `up` has repaired on a host; ``before`` and ``after`` are probe results."""
+    """Return the drift that `up` repaired on a host. ``before``, ``after``: results of probing the host."""
     changed = [key for key in _recorded_drift(recorded, before) if after.get(key) != before[key]]
     return [Drift(host, *_describe(key, before[key])) for key in _without_consequences(changed, before)]
 
@@ -66,7 +66,7 @@ def lost_packages(recorded: Checksums, now: Checksums) -> str:
 
 
 def _without_consequences(keys: Sequence[str], marks: Checksums) -> Iterator[str]:
-    """Yield the keys, except drift that other drift causes, such as the home folder of a missing account."""
+    """Yield the keys, without mere consequences of other drift, such as the home of a missing account."""
     for key in keys:
         kind, _, name = key.partition(" ")
         if kind == "home":
@@ -85,7 +85,7 @@ def hosts_with_drift(recorded: Mapping[str, Checksums], now: Mapping[str, Checks
 
 
 def touches_slurm(keys: Iterable[str]) -> bool:
-    """Return whether files in /etc/slurm drifted. Nodes may have fetched the changed files meanwhile."""
+    """Return whether a file in /etc/slurm drifted, so that nodes may have fetched a wrong configuration."""
     return any(key.startswith("file /etc/slurm/") for key in keys)
 
 
@@ -103,7 +103,7 @@ _NAMES = {
 
 
 def _describe(key: str, mark: str) -> tuple[str, str]:
-    """Return the drift of an item in words, and how `up` repairs the item."""
+    """Return, in words, (the drift of the item ``key`` in the state ``mark``, its repair by `up`)."""
     kind, _, name = key.partition(" ")
     if kind in ("alone", "rivals"):
         return f"{mark} contradicted {name}", "moved away"

@@ -77,7 +77,7 @@ class NodeConfig:
 
     @property
     def unchanged(self) -> Reports:
-        """The reports as if no host had changed hardware."""
+        """The probe results, but with the recorded hardware for each host that changed hardware."""
         return as_recorded(self.reports, self.recorded, self.changes)
 
     @property
@@ -106,14 +106,14 @@ def hardware(spec: ClusterSpec, inventory: Inventory, reports: Reports) -> dict[
 
 
 def cgroup_notes(inventory: Inventory, reports: Reports) -> tuple[str, ...]:
-    """Return a note on nodes without Slurm's plugin for control groups, if there are such nodes."""
+    """Return a note that names the nodes that lack Slurm's cgroup plugin. Empty without such nodes."""
     names = (host.name for host in inventory.compute if needs_facts(inventory, host))
     lacking = _without_plugin(reports).intersection(names)
     return (str(cgroup_finding(str(NodeSet.fromlist(sorted(lacking))))),) if lacking else ()
 
 
 def without_missing_cgroups(inventory: Inventory, reports: Reports) -> Inventory:
-    """Return the inventory, with control groups off for nodes without Slurm's plugin for them."""
+    """Return the inventory, with control groups turned off on each node that lacks Slurm's cgroup plugin."""
     lacking = _without_plugin(reports)
     hosts = (
         host.model_copy(update={"cgroups": False}) if host.name in lacking else host
@@ -167,7 +167,7 @@ def node_config(
 
 
 def with_recorded_memory(reports: Reports, recorded: Mapping[str, Hardware]) -> Reports:
-    """Return the reports, with the recorded memory where the memory now differs from it by at most 1 %."""
+    """Return the reports. If a host's memory is within 1 % of its recorded memory, use the recorded value."""
     result = dict(reports)
     for host, report in reports.items():
         before, facts = recorded.get(host, Hardware()).facts, report.facts
@@ -190,7 +190,7 @@ def as_recorded(reports: Reports, recorded: Mapping[str, Hardware], hosts: Colle
 
 
 def _ends_jobs(old: Hardware, new: Hardware) -> bool:
-    """Return whether Slurm would cancel a node's jobs at this change, or the node would have less memory."""
+    """Return whether this change of a node would make Slurm cancel its jobs, or reduces its memory."""
     if format_gres(old.driver.gpus) != format_gres(new.driver.gpus):
         return True
     if old.facts is None or new.facts is None:
@@ -215,7 +215,7 @@ def _cores(facts: NodeFacts) -> tuple[int, ...]:
 
 
 def gpus_file(spec: ClusterSpec, inventory: Inventory, workspace: Workspace, reports: Reports) -> str:
-    """Return JSON: node -> whether to install CuPy, and GPUs' UUIDs if Slurm orders GPUs unlike CUDA."""
+    """Return JSON: node -> whether to install CuPy; UUIDs in Slurm's order if CUDA orders GPUs otherwise."""
     cupy = spec.software.cupy and _can_provide_cupy(inventory, workspace)
     drivers = {host.name: reports[host.name].driver for host in inventory.compute if host.name in reports}
     nodes = {name: {"cupy": cupy and gpus.cards > 0, "uuids": gpus.uuids} for name, gpus in drivers.items()}
@@ -257,7 +257,7 @@ def fetch_gpu_wheels(cluster: ClusterContext, inventory: Inventory, reports: Rep
 
 
 def mark_of_wheels(lock: Path) -> str:
-    """Return the name of the file that marks an environment with all wheels of this lock file."""
+    """Return the name of the file that shows that an environment has all wheels of this lock file."""
     return f"installed-{sha1(lock.read_bytes().rstrip(), usedforsecurity=False).hexdigest()}"
 
 
@@ -272,7 +272,7 @@ def link_wheels(lock: Path, link: Path, distribution: Distribution) -> None:
 
 
 def _can_provide_cupy(inventory: Inventory, workspace: Workspace) -> bool:
-    """Return whether the bundle has CuPy. True without a bundle, as the package index has CuPy."""
+    """Return whether CuPy is in the bundle. Without a bundle: True, because the package index has CuPy."""
     return not workspace.bundle.exists() or has_wheelhouse(
         gpu_lock(), NodePlatform.of(inventory.distribution)
     )
@@ -318,7 +318,7 @@ def reject_missing_gpus(
 
 
 def nodes_with_jobs(scheduler: Jobs, hosts: Collection[str], *, drain: bool) -> dict[str, str]:
-    """Return host -> why its change must wait, for hosts that run jobs, or may run unknown jobs.
+    """Return host -> why its change must wait: it runs jobs, or Slurm did not say whether it runs jobs.
 
     drain: drain the hosts without jobs, so that they start no job. The verification of `up` resumes them.
     """

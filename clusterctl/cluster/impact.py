@@ -152,7 +152,7 @@ def impact_of(
 
 
 def _why_stopped(before: Inventory, planned: HostPlan, partitions: Mapping[str, Partition]) -> dict[str, str]:
-    """Return host -> why its jobs are cancelled. A restart of only the controller cancels no job."""
+    """Return host -> why the plan would cancel its jobs. A restart of only the controller cancels no job."""
     reasons = {}
     for host in planned.changes:
         cause = f": {host.why}" if host.why else ""

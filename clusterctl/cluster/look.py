@@ -112,7 +112,7 @@ class LeavingHosts:
         return {change.name for change in self.planned.changes if change.action in {"remove", "replace"}}
 
     def places_lost(self, *, keep: bool) -> tuple[list[str], bool]:
-        """Return the hosts that lose local files, and whether the shared folder is lost (not if ``keep``)."""
+        """Return (hosts that lose local files, whether the shared folder is lost). ``keep``: it stays."""
         restarted = {change.name for change in self.planned.changes if change.restarts}
         emptied = {host.name for host in self.before.hosts if host.name in restarted and host.local_ssds}
         hosts = [host.name for host in self.before.hosts if host.name in self.names | emptied]
@@ -212,7 +212,7 @@ def _summary(copies: OnlyCopies) -> str:
 
 
 def _how_to_keep(workspace: Workspace) -> str:
-    """Return advice on keeping the shared folder. "" if it is kept already or can no longer be kept."""
+    """Return advice on how to keep the shared folder. "" if it is kept already, or can't be kept any more."""
     with suppress(UsageError):
         spec = applied_spec(workspace)
         if spec.storage.keep or spec.provider.keeps_from_start:

@@ -36,12 +36,12 @@ def has_classes(cluster: ClusterContext) -> bool:
 
 
 def class_inputs(variables: Mapping[str, Any]) -> str:
-    """Return a hash of everything that determines a shared configuration, except the image under it."""
+    """Return a hash of all inputs of a shared configuration, except the image that it is built on."""
     return digest(ansible_hash(), json.dumps(variables, sort_keys=True, default=str))
 
 
 def inputs_of_new_nodes(cluster: ClusterContext) -> str:
-    """Return the hash of the configuration that new nodes would share. "" if new nodes can't share any."""
+    """Return the hash of the configuration that new nodes would share. "" without a shared configuration."""
     distribution = planned_distribution(cluster.spec, cluster.workspace)
     if distribution is None or not has_classes(cluster):
         return ""
@@ -105,7 +105,7 @@ def _files_of_task(
 
 
 class _Context(jinja2.runtime.Context):
-    """Variables as Ansible resolves them: the default of a variable may itself be a template."""
+    """Looks up template variables as Ansible does: a value that is itself a template is evaluated first."""
 
     def resolve_or_missing(self, key: str) -> Any:
         value = super().resolve_or_missing(key)
@@ -129,7 +129,7 @@ _template = cache(_ANSIBLE.from_string)
 
 
 def _value(text: str, variables: Mapping[str, Any]) -> Any:
-    """Evaluate a template. If it is a single expression, its value keeps its type."""
+    """Evaluate a template. Return text, but for a single ``{{ expression }}`` the expression's value."""
     match = re.fullmatch(r"{{((?:(?!}}).)*)}}", text)
     return _expression(match[1].strip())(**variables) if match else _template(text).render(**variables)
 
@@ -144,7 +144,7 @@ def _key(path: str, file: NodeFile) -> str:
 
 
 def can_renew(files: Mapping[str, NodeFile], checksums: Checksums) -> bool:
-    """Return whether a host has current secrets and needs only its host-specific files rewritten.
+    """Return whether ``renew`` can update a host: the probe examined all ``files``; secrets are current.
 
     checksums: the checksums and states that a probe of the host found.
     """

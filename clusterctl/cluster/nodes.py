@@ -59,7 +59,7 @@ def states(scheduler: Jobs, names: Collection[str]) -> tuple[NodeState, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All nodes and active jobs, read after the nodes in ``drained`` had stopped accepting jobs."""
+    """All nodes and active jobs. The jobs were read after the nodes in ``drained`` had been drained."""
 
     nodes: Mapping[str, NodeInfo]
     jobs: tuple[JobInfo, ...]
@@ -67,9 +67,9 @@ class Snapshot:
 
 
 def drain_usable(scheduler: Jobs, names: Collection[str], reason: str) -> Snapshot:
-    """Drain those nodes that are in service, then return all nodes and active jobs.
+    """Drain those nodes in ``names`` that are in service. Return all nodes and active jobs of the cluster.
 
-    Without Slurm no node is drained. If the scheduler does not answer, the nodes are resumed.
+    Without Slurm no node is drained. If the scheduler fails, resume the nodes and raise its error.
     """
     nodes = {node.name: node for node in scheduler.nodes()}
     if not isinstance(scheduler, Nodes):
@@ -135,7 +135,7 @@ def reboot(hosts: Mapping[str, Transport], *, timeout_s: float = BOOT_S) -> None
 
 
 def _reboot(host: Transport, timeout_s: float) -> str:
-    """Reboot a host, and wait until it is up again. Return "", or the reason of a failure."""
+    """Reboot a host, and wait until it is up again. Return "" after success, else the reason for failure."""
     try:
         boot_id = host.run(_BOOT_ID, timeout_s=_ANSWER_S).stdout
     except TransportError as exc:
@@ -243,9 +243,9 @@ def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[None]:
 
 
 def forget_machines(workspace: Workspace, names: Collection[str]) -> tuple[str, ...]:
-    """Remove lost machines from the records: from the machines still to be restored, or the cluster's hosts.
+    """Remove lost machines from the record of machines to restore, or from the record of cluster hosts.
 
-    If both records have a name, remove it only from the machines to be restored. Return a text per machine.
+    If both records have a name, remove it only from the machines to restore. Return a line per removal.
     """
     if not names:
         return ()

@@ -96,13 +96,13 @@ class PhaseRunner:
         return outcome.value
 
     def _journal(self, **row: str | float) -> None:
-        """Append a row to the journal, unless the workspace is removed. A full disk must not stop `down`."""
+        """Append a row to the journal. Do nothing if the workspace is removed or can't be written."""
         if self.workspace.root.is_dir():
             with suppress(DiskError):
                 append_line(self.workspace.journal, json.dumps({"verb": self.verb, **row}))
 
     def report_repairs(self, repairs: Iterable[Drift]) -> None:
-        """Report repairs at once, because a repair remains even if a later phase fails."""
+        """Show these repairs to the user at once, because they remain even if a later phase fails."""
         for repair in repairs:
             self.repairs.append(repair)
             self.reporter.note(f"repaired: {repair}")

@@ -59,12 +59,12 @@ class Plan:
 
     @property
     def is_empty(self) -> bool:
-        """Whether `up` would change nothing. Drift counts as a change."""
+        """Whether `up` would change nothing. A plan that repairs drift is not empty."""
         return not any((self.hosts.changes, self.hosts.other, self.settings, self.drift))
 
     @property
     def staying(self) -> set[str]:
-        """The running hosts that stay in the cluster."""
+        """The names of running hosts that `up` would keep or change, but not remove or recreate."""
         return {host.name for host in self.hosts.hosts if host.action in {"keep", "change"} and not host.off}
 
     @property

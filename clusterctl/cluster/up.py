@@ -189,7 +189,7 @@ def _open_bundle(cluster: ClusterContext, file: Path) -> Outcome[Bundle]:
 def resolve_environment(
     cluster: ClusterContext, distribution: Distribution, decision: Decision | None = None
 ) -> Environment:
-    """Choose versions for the spec's Python requirements, unless ``decision`` has these versions."""
+    """Return exact versions for the spec's Python requirements, from ``decision`` if it has them already."""
     if decision and decision.environment and decision.distribution == distribution:
         return decision.environment
     if cluster.spec.software.python.requirements is None:
@@ -277,7 +277,7 @@ def probe(
 
 
 def _not_reinstalled(inventory: Inventory, lost: Mapping[str, str]) -> ConfigureError:
-    """Return the error for removed packages on nodes that can't reach a repository and must be recreated."""
+    """Return the error for hosts that lost packages and can't reinstall them: they must be recreated."""
     fixes = {host: f"recreate the node: `clusterctl node replace {host}`" for host in lost}
     fixes[inventory.controller.name] = "recreate the controller: `clusterctl down`, then `clusterctl up`"
     failures = [
@@ -322,7 +322,7 @@ def _with_one_uid(
 def send_packages(
     cluster: ClusterContext, bundle: Bundle | None, inventory: Inventory, reports: Mapping[str, HostReport]
 ) -> Outcome[None]:
-    """Send the bundle's repository to hosts that lack packages. BundleError: the bundle's file is missing."""
+    """Send the bundle's package repository to hosts that lack packages. BundleError: the file is missing."""
     to = cluster.connections.to
     hosts = inventory_file.hosts_to_install(inventory, cluster.spec.software, reports, to)
     if not hosts:

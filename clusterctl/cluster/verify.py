@@ -72,7 +72,7 @@ class Verification:
 
     verified: nodes that ran the MPI job together.
     busy: nodes that were skipped because they run users' jobs.
-    drained: node -> why it is out of service, and was skipped.
+    drained: node -> why it is out of service. These nodes were skipped.
     resumed: node -> the state from which it was resumed before the job.
     """
 
@@ -225,7 +225,7 @@ def _failures_by_job(result: Result) -> tuple[Failure, ...]:
 def _failures_of_parts(
     hosts: tuple[str, ...], inventory: Inventory, to: Connect, scheduler: AdminClient
 ) -> tuple[Failure, ...]:
-    """Return a failure for each host that peers can't reach. If all are reached, test each with a job."""
+    """Return a failure for each unreachable host, or if all are reachable, for each that fails a test job."""
     addresses = {host.name: host.address for host in inventory.hosts if host.name in hosts}
     if (failures := find_unconnected_hosts(addresses, to)) or len(hosts) == 1:
         return failures

@@ -129,7 +129,7 @@ def either(words: Iterable[object]) -> str:
 
 
 class _Unknown:
-    """UNKNOWN, which ``partial_model`` puts in place of wrong values. Its attributes are UNKNOWN, too."""
+    """The type of UNKNOWN, which ``partial_model`` puts in place of wrong values. Its attributes: UNKNOWN."""
 
     def __bool__(self) -> bool:
         return False
@@ -301,7 +301,7 @@ JobTimeS = Annotated[int, BeforeValidator(parse_slurm_time_s), _DURATION_TEXT, _
 
 
 def at_least(text: str) -> AfterValidator:
-    """Return a validator for a minimum. ``text``: a duration such as ``10m``, or a size such as ``64MiB``."""
+    """Return a validator that rejects lower values. ``text``: the minimum, such as ``10m`` or ``64MiB``."""
     least = parse_size_mib(text) if text.endswith("B") else parse_duration_s(text)
 
     def check(value: int) -> int:
@@ -313,5 +313,5 @@ def at_least(text: str) -> AfterValidator:
 
 
 def spelled(text: str, description: str) -> Any:
-    """Return a field with the default ``text``: a duration such as ``10m``, or a size such as ``64MiB``."""
+    """Return a pydantic field. ``text``: its default, a duration or size such as ``10m`` or ``64MiB``."""
     return Field(text, validate_default=True, description=description)

@@ -385,11 +385,11 @@ class ProviderSettings(Model):
         return f"{cluster}-ctl"
 
     def with_images(self, spec: Cluster, raised: Cluster | None) -> Self:  # noqa: ARG002
-        """Return a copy that names the image of each host. ``raised``: the running cluster's spec, if any."""
+        """Return these settings with each host's image. ``raised``: the running cluster's spec, if any."""
         return self
 
     def expected_release(self, spec: Cluster) -> str | None:  # noqa: ARG002
-        """Return the distribution of all hosts, if clusterctl can tell before it connects to the hosts."""
+        """Return the distribution of all hosts, if it is known before clusterctl connects to the hosts."""
         return None
 
 
@@ -459,7 +459,7 @@ class Cluster(Model):
         return tuple(f"{self.name}-{partition.name}-{i}" for i in range(1, partition.nodes + 1))
 
     def refused(self, rows: Iterable[Refusal]) -> Iterator[Fault]:
-        """Yield a fault for each key in ``rows`` that the spec sets. Fields of the spec may be UNKNOWN."""
+        """Yield a fault for each forbidden key, listed in ``rows``, that the spec sets to a known value."""
         for key, message, fix in rows:
             top, _, name = key.partition(".")
             section = getattr(self, top)

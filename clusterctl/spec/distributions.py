@@ -119,7 +119,7 @@ def redhat_release(os_release: Path = _OS_RELEASE) -> str | None:
 
 
 def of_local_nodes() -> str:
-    """Return this machine's distribution for local nodes if it is of the Red Hat family, otherwise Debian."""
+    """Return the distribution for local nodes: this machine's, if of the Red Hat family, otherwise Debian."""
     return redhat_release() or DEFAULT
 
 

@@ -226,7 +226,7 @@ def settings_of(spec: Cluster) -> GcpSettings:
 
 
 def _nodes_by_name(spec: Cluster) -> dict[str, tuple[GcpNodes, bool]]:
-    """Return partition name -> (settings, whether its instances have GPUs). The controller's name is ""."""
+    """Return partition name -> (settings, whether its instances have GPUs). Key "": the controller."""
     if not isinstance(spec.provider, GcpSettings):
         return {}
 
@@ -347,7 +347,7 @@ def _node_faults(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
 
 
 def _uid_faults(spec: Cluster) -> Iterator[Fault]:
-    """Reject uids that Google's software may already have given to its own accounts on a new host."""
+    """Yield a fault for each uid that Google's software may already use for its own accounts on a host."""
     for index, user in enumerate(spec.users):
         if user.uid in _GIVEN_OUT:
             reason = "Google's images assign uids from 1000 on"

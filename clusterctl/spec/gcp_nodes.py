@@ -160,7 +160,7 @@ def gpu_type(name: str) -> str | None:
 
 
 def counts(gpu: str) -> tuple[int, ...]:
-    """Return how many GPUs a node can have, such as 1, 2, 4. ``gpu``: clusterctl's name of the model."""
+    """Return the allowed numbers of GPUs per node, such as 1, 2, 4. ``gpu``: clusterctl's model name."""
     attached = {int(count) for count in data()["attached"].get(gpu, {})}
     with_gpus = (machine.gpu for machine in machines().values() if machine.gpu)
     bundled = {gpus.count for gpus in with_gpus if gpus.type == gpu}
@@ -168,7 +168,7 @@ def counts(gpu: str) -> tuple[int, ...]:
 
 
 def most_vcpus(gpus: Gpus) -> int | None:
-    """Return how many processors an N1 machine with these GPUs can have, if N1 can have these GPUs."""
+    """Return the maximum of vCPUs of an N1 machine with these GPUs. None: N1 can't have these GPUs."""
     limit: int | None = data()["attached"].get(gpus.type, {}).get(str(gpus.count))
     return limit
 
@@ -273,7 +273,7 @@ def check(nodes: Nodes) -> tuple[Machine | None, list[Fault]]:
 
 
 def _machine_or_fault(nodes: Nodes) -> Machine | Fault | None:
-    """Return the nodes' machine type, or a fault, or nothing if a fault has already been reported."""
+    """Return the nodes' machine type, or a fault, or ``None`` if another check reports the fault."""
     gpus, name = nodes.gpus, nodes.settings.machine_type
     if gpus is not None:
         if gpus.type is UNKNOWN or gpus.count is UNKNOWN:
@@ -343,7 +343,7 @@ def _disks(nodes: Nodes) -> Iterator[tuple[Loc, GcpDisk]]:
 
 
 def disk_size(at: Loc, size_mib: int) -> Iterator[Fault]:
-    """Yield a fault if the size of a disk is not allowed."""
+    """Yield a fault, at the location ``at`` in the spec, if the size of a disk is not allowed."""
     if size_mib and size_mib % GIB_MIB:
         message = f"the size of a disk must be in whole GiB, not {format_size(size_mib)}"
         yield Fault("disk-size", at, message, f"write {size_mib // GIB_MIB + 1}GiB")

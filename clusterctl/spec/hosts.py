@@ -103,7 +103,7 @@ def _are_addresses(text: str) -> str:
 
 
 def _is_whole_key(text: str) -> str:
-    """Reject a truncated public key. Keys have fields: a length, then data. The first field is the type."""
+    """Return a public key unchanged. Reject a key that is truncated, as the lengths of its fields show."""
     kind, _, encoded = text.partition(" ")
     with suppress(ValueError):
         rest, fields = b64decode(encoded, validate=True), []

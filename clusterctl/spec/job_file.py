@@ -143,7 +143,7 @@ def _jobs(
 
 
 def _layered(*layers: JobOptions) -> dict[str, Any]:
-    """Merge options. Later layers override earlier layers, but extend `env`, `tag` and lists like `args+`."""
+    """Merge options. Later layers override earlier layers; `env`, `tag` and keys like `args+` extend them."""
     options: dict[str, Any] = {}
     for layer in layers:
         env = {**options.get("env", {}), **layer.env}
@@ -157,7 +157,7 @@ def _layered(*layers: JobOptions) -> dict[str, Any]:
 def _job_of_file(
     path: Path, document: Document[JobFile], where: Loc, target: str | None, options: Mapping[str, Any]
 ) -> JobSpec:
-    """Return a job of the file. ``where``: the location in the file that an error about the program shows."""
+    """Return a job of the file. ``where``: the location that errors about the program point to."""
     try:
         return job_of(target or "", options, folder=path.parent)
     except UsageError as exc:

@@ -35,7 +35,7 @@ REQUEUE_EXIT_CODE: Final = 75
 
 
 def _can_travel(value: str) -> str:
-    """Reject text that can't be written into a script or passed to a process."""
+    """Return the text. Reject null bytes and text that is not UTF-8, which no process can receive."""
     if "\0" in value:
         raise BadValueError("null-byte", f"{shown(value)} contains a null byte, which no process can receive")
     try:
@@ -79,7 +79,7 @@ def _variable(name: str) -> str:
 
 
 def _image(value: str, info: ValidationInfo) -> str:
-    """Return a container image's absolute path if it is on this machine, or else the path on the cluster."""
+    """Return the absolute path of a container image on this machine, or else ``value``, a cluster path."""
     if "://" in value:
         raise BadValueError("not-an-image", f"{shown(value)} is not a file: run `apptainer pull job.sif URL`")
     try:

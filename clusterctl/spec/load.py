@@ -177,7 +177,7 @@ def job_user_notes(spec: ClusterSpec, current_user: CurrentUser) -> tuple[Notice
 
 
 def _as_user(current_user: CurrentUser, spec: ClusterSpec) -> User | None:
-    """Return the caller as an account for the nodes, if this account is allowed. Root is not allowed."""
+    """Return the caller's account as a user of the spec. ``None`` if nodes can't have it, as with root."""
     try:
         return User(name=current_user.name, uid=spec.provider.default_uid or current_user.uid)
     except ValidationError:

@@ -79,7 +79,7 @@ class LocalSettings(ProviderSettings):
 
     @property
     def release(self) -> str:
-        """The distribution of new nodes."""
+        """The distribution of new nodes: from the spec, or else the default for this machine."""
         return self.distribution or distributions.of_local_nodes()
 
     def expected_release(self, spec: Cluster) -> str:  # noqa: ARG002

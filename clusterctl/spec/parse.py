@@ -247,11 +247,11 @@ class _Errors:
                 yield Problem(self._document.file, *place, key, fault.code, fault.message, fault.hint)
 
     def _is_noise(self, error: ErrorDetails) -> bool:
-        """Return whether an error is redundant: pydantic also calls a list of invalid entries too short."""
+        """Return whether to drop an error: pydantic also calls a list with invalid entries too short."""
         return error["type"] == "too_short" and bool(self._document.value(error["loc"]))
 
     def _placed(self, error: ErrorDetails) -> ErrorDetails:
-        """Remove the provider's type, which pydantic inserts, from the location of an error."""
+        """Return the error with its location in the file: pydantic also inserts the provider's type."""
         loc, kind = error["loc"], error["type"]
         if kind == "union_tag_invalid":
             return {**error, "loc": (*loc, "type"), "type": "literal_error"}

@@ -208,7 +208,7 @@ class Sweep(Model):
 
     @property
     def keys(self) -> list[str]:
-        """The keys that have a value in some task."""
+        """The keys of the sweep that have a value in at least one task."""
         return list(dict.fromkeys(key for values in self.tasks for key in values))
 
     @property
