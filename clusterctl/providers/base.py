@@ -51,14 +51,14 @@ class Size:
 
     @classmethod
     def of(cls, host: Host | None) -> Size | None:
-        """Return the size that the provider gave a host, unless the host has the size of its hardware."""
+        """Return the size that the provider set for a host, if the provider set a size."""
         if host is None or host.cpus is None or host.memory_mib is None:
             return None
         return cls(host.cpus, host.memory_mib, host.disk_mib)
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The size as text: `2 CPUs`, `4GiB of memory`, and `50GiB of disk` if the disk is limited."""
+        """The size as texts: `2 CPUs`, `4GiB of memory` and, if the disk is limited, `50GiB of disk`."""
         cpus = f"{self.cpus} CPU{'s' if self.cpus > 1 else ''}"
         disk = () if self.disk_mib is None else (f"{format_size(self.disk_mib)} of disk",)
         return (cpus, f"{shown_memory(self.memory_mib)} of memory", *disk)
@@ -75,7 +75,7 @@ class Provisioned:
     """The hosts of a cluster after ``apply`` (``inventory``), and notes for the user.
 
     made: names of new hosts. started: names of existing hosts that were off.
-    classed: names of those new hosts that started from a node template and already have all their files.
+    classed: names of the new hosts that started from a node template and already have all their files.
     """
 
     inventory: Inventory
@@ -212,19 +212,19 @@ class Provider(Protocol):
         return
 
     def check(self, spec: ClusterSpec) -> None:
-        """Raise a UsageError for an unsupported setting, a MachineError for a missing tool. Use no host."""
+        """Raise a UsageError for unsupported settings, a MachineError for missing tools. Contact no host."""
 
     def examine(
         self, spec: ClusterSpec, workspace: Workspace, *, hosts: Collection[str]
     ) -> DoctorReport | None:
-        """Check existing machines before the first `up`, unless the provider creates its hosts itself.
+        """Check existing machines before the first `up`. A provider that creates its hosts returns None.
 
         hosts: names of the hosts to check. A UsageError rejects unknown names. Empty: all hosts of the spec.
         """
         return None
 
     def preflight(self, spec: ClusterSpec, workspace: Workspace) -> DoctorReport | None:
-        """Report all obstacles to ``apply``, unless ``check`` already finds all of them. Change nothing."""
+        """Report all obstacles to ``apply``, unless ``check`` can find all of them. Change nothing."""
         return None
 
     def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake) -> None:
@@ -242,7 +242,7 @@ class Provider(Protocol):
         return {}
 
     def sizes(self, spec: ClusterSpec) -> Sizes:
-        """Return compute host -> size according to the spec. Empty if this provider sets no sizes."""
+        """Return compute host -> size that the spec gives the host. Empty if this provider sets no sizes."""
         return {}
 
     def plan(
@@ -290,7 +290,7 @@ class Provider(Protocol):
         """Find the existing resources of a cluster by ``cluster_id`` alone, without its workspace."""
 
     def orphans(self, name: str) -> tuple[str, ...]:
-        """Return the ids of the caller's clusters that are called ``name`` and have lost their workspace."""
+        """Return the ids of the caller's clusters that are called ``name`` and have no workspace any more."""
 
     def kept_storage(self, name: str, users: Sequence[str]) -> tuple[KeptStorage, ...]:
         """Return the shared folders that `down` kept for the caller's clusters of this name and users."""
@@ -300,7 +300,7 @@ class Provider(Protocol):
         return
 
     def remove_storage(self, kept: KeptStorage) -> None:
-        """Delete kept storage with its data, if it still exists. Raise a UsageError if it is in use."""
+        """Delete kept storage with its data, if it exists. Raise a UsageError if the storage is in use."""
 
 
 def load_known_inventory(workspace: Workspace) -> Inventory | None:
@@ -354,7 +354,7 @@ Restore = Callable[[Inventory, Collection[str], Workspace, Reporter], Mapping[st
 
 
 def reject_unknown_keys(offered: Sequence[OfferedKey]) -> None:
-    """Raise a ProvisionError with the unknown host keys. Commands that change nothing call this function."""
+    """Raise a ProvisionError that lists the keys, for commands that don't ask the user to confirm keys."""
     then = "`clusterctl up` shows the keys and asks you to confirm them"
     raise ProvisionError.of_hosts(
         "unknown host keys: {hosts}", [key.failure for key in offered], code="host-keys-unknown", then=then
@@ -385,7 +385,7 @@ NO_PROMPTS: Final = Prompts()
 class PendingRelease:
     """An on-prem machine that left the cluster and still has to be restored for its owner.
 
-    machine: its login settings in the spec. since: when it left (Unix time). why: why it was not restored.
+    machine: login settings from the spec. since: when it left (Unix time). why: why it was not restored.
     """
 
     workspace: Workspace
@@ -400,7 +400,7 @@ class PendingRelease:
 
     @property
     def title(self) -> str:
-        """The machine's name and address, because another machine may have the same name now."""
+        """The machine's name and address, because the name may belong to another machine by now."""
         return f"{self.host.name} ({self.address})"
 
     @property

@@ -11,7 +11,7 @@ from clusterctl.state.inventory import Inventory
 
 @dataclass(frozen=True, slots=True)
 class NodeFile:
-    """A node's own file, or its block in a file between the lines ``edges``. ``owner``: uid and gid."""
+    """A node's own file, or a node's block between the lines ``edges`` of a file. ``owner``: uid and gid."""
 
     data: bytes
     mode: int = 0o644
@@ -20,7 +20,7 @@ class NodeFile:
 
     @property
     def mark(self) -> str:
-        """The checksum, and of a whole file also mode and owner, as the probe of a host reports them."""
+        """The content's checksum and, for a whole file, mode and owner, as the host probe prints them."""
         content = hashlib.sha256(self.data).hexdigest()[:16]
         return content if self.edges else f"{content} {self.mode:o} {self.owner}:{self.owner}"
 
@@ -44,7 +44,7 @@ class KeptImage:
 
 @dataclass(frozen=True, slots=True)
 class NodeClass:
-    """The templates of new hosts. ``keys``: group -> template. ``files`` returns each host's own files."""
+    """The templates of new hosts. ``keys``: host group -> template's key. ``files``: returns hosts' files."""
 
     keys: Mapping[str, str]
     files: Callable[[Inventory], NodeFiles]

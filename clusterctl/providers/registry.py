@@ -52,7 +52,7 @@ def node_price(spec: ClusterSpec, partition: str) -> float | None:
 
 
 def recorded_cost(spec: ClusterSpec, workspace: Workspace) -> float | None:
-    """Return the cost in USD an hour of the resources that an unfinished `up` recorded, if known."""
+    """Return the cost in USD an hour of the resources that an unfinished `up` created, if known."""
     if not spec.provider.is_cloud:
         return None
     cost: float | None = _module(spec.provider, "costs").recorded_cost(spec, workspace.terraform)

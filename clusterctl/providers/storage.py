@@ -126,7 +126,7 @@ def reuse_note(kept: KeptStorage) -> str:
 
 
 class StorageRecord(BaseModel):
-    """The storages that were kept for clusters of a name, with the provider and the users of the spec."""
+    """The storages that were kept for clusters with the same name, and the spec's provider and users."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -136,7 +136,7 @@ class StorageRecord(BaseModel):
 
     @property
     def place(self) -> tuple[str | None, ...]:
-        """The provider's type and, on Google Cloud, project and first user: where the provider searches."""
+        """The place that the provider searches: its type and, on Google Cloud, the project and first user."""
         project = getattr(self.provider, "project", None)
         return (self.provider.type, project, *(self.users[:1] if project else ()))
 
@@ -154,7 +154,7 @@ def _file(name: str) -> Path:
 def save_record(name: str, record: StorageRecord | None) -> None:
     """Write the record of a cluster name to its file. If the record lists no storage, delete the file.
 
-    Keep a file with another ``place`` than ``record``. Without a ``record``, delete the file anyway.
+    Keep a file if its ``place`` differs from the record's. Without a ``record``, delete the file anyway.
     """
     saved = load_record(name)
     if record is not None and record.kept:

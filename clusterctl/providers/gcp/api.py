@@ -68,7 +68,7 @@ _PERMISSION = re.compile(r"'([a-z]+\.[A-Za-z.]+)'|\b(serviceusage\.services\.use
 
 @dataclass(frozen=True, kw_only=True)
 class Rule(assets.Rule):
-    """An entry of diagnoses.yaml. A ``transient`` error disappears by itself, so the call is repeated."""
+    """An entry of diagnoses.yaml, about an error. ``transient``: a repeated call may succeed."""
 
     transient: bool = False
 
@@ -79,7 +79,7 @@ def rules() -> tuple[Rule, ...]:
 
 
 class _BusyError(Exception):
-    """Google refused a call that can be repeated. ``error`` is to be raised after the last try."""
+    """Google refused a call that can be repeated. ``error``: the error to raise if the last try fails too."""
 
     def __init__(self, error: CloudError, response: requests.Response | None = None) -> None:
         super().__init__(error)
@@ -102,7 +102,7 @@ class Api:
     session: requests.Session | None = None
 
     def get(self, service: str, path: str, **query: str) -> Json:
-        """Return a resource. Raise a CloudError if it is missing (``status`` 404), or Google refuses."""
+        """Return a resource. Raise a CloudError if it is missing (``status`` 404) or access is refused."""
         return self._call("GET", service, path, query)
 
     def find(self, service: str, path: str, **query: str) -> Json | None:
@@ -140,7 +140,7 @@ class Api:
             raise
 
     def is_off(self, service: str) -> bool:
-        """Return whether an API is disabled in the project, which then has no resources of this API.
+        """Return whether an API is disabled in the project. The project then has no resources of this API.
 
         Ask the Service Usage API, because a refused call may concern the login's quota project instead.
         """
@@ -312,7 +312,7 @@ def org_policy(api: Api, constraint: str) -> Json:
 
 
 def enforces(policy: Mapping[str, Any]) -> bool:
-    """Return whether a policy is enforced. A managed policy's rules that are limited to tags don't count."""
+    """Return whether a policy is enforced. Ignore a managed policy's rules that apply only to some tags."""
     managed = any(
         rule.get("enforce") and not rule.get("condition") for rule in policy.get("spec", {}).get("rules", ())
     )
@@ -383,7 +383,7 @@ _INSTALL: Final = (
 
 
 def iap_tunnel(instance: str, *, project: str, zone: str) -> tuple[str, ...]:
-    """Return ssh's ProxyCommand, as words, for a tunnel to an instance. ssh replaces `%p` by the port."""
+    """Return the words of ssh's ProxyCommand for a tunnel to an instance. ssh replaces `%p` by the port."""
     return (
         *("gcloud", "compute", "start-iap-tunnel", instance, "%p", "--listen-on-stdin"),
         *(f"--project={project}", f"--zone={zone}", "--verbosity=error"),

@@ -39,7 +39,7 @@ _CLOCK: Final = Clock()
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The cluster that owns resources. ``storage``: import id of kept storage that the cluster reuses."""
+    """The cluster that owns resources. ``storage``: import id of the kept storage that the cluster reuses."""
 
     cluster_id: str
     storage: str = ""
@@ -88,7 +88,7 @@ _COSTS: Final = ("google_compute_", "google_filestore_")
 
 
 def reject_foreign_state(plan: Plan, cluster_id: str) -> None:
-    """Reject a Terraform state of another cluster, as when two clusters share a bucket and prefix."""
+    """Raise an error if the state belongs to another cluster that uses the same bucket and prefix."""
     ids = {cluster_id_of(resource) for resource in _existing(plan)} - {None, cluster_id}
     if ids:
         raise ProvisionError(
@@ -183,7 +183,7 @@ _OWN_ACCOUNT: Final = "projects/{project}/serviceAccounts/{account}@{project}.ia
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The location of a cluster. ``controller`` is the name of the controller's host.
+    """The project and zone of a cluster. ``controller``: the name of its controller host.
 
     enables_apis: whether `up` enables APIs. Google may still report an API as disabled shortly afterwards.
     """
@@ -222,7 +222,7 @@ class Place:
         return error
 
     def name(self, resource: Resource) -> str:
-        """Return a host's name, or another resource's common name; "" for resources not worth showing."""
+        """Return the text that names a resource: `demo-1` or `disk (demo-1)`. Empty if it is not shown."""
         host, word = self.host_of(resource.address), label_for(resource.type)
         if resource.type == INSTANCE and host:
             return host
@@ -232,7 +232,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The meaning of a Terraform diagnostic. ``import_id``: of a resource that already exists, or empty."""
+    """The meaning of a Terraform diagnostic. ``import_id``: import id of the resource that already exists."""
 
     failure: Failure
     transient: bool = False
@@ -289,7 +289,7 @@ _UNTOLD: Final = frozenset({"effective_labels", "terraform_labels", "desired_sta
 
 
 def host_changes(plan: Plan, prices: HostPrices | None = None) -> tuple[HostChange, ...]:
-    """Return the change of each host, sorted by name."""
+    """Return the planned change of each host, sorted by name, with costs if ``prices`` is given."""
     shapes = {change.address: change for change in plan.changes}
     instances = [change for change in plan.changes if change.type == INSTANCE]
     changes = (_host(change, shapes, prices) for change in instances)
@@ -315,7 +315,7 @@ def lost_data(plan: Plan) -> tuple[str, ...]:
 
 
 def label_for(kind: str, count: int = 1) -> str:
-    """Return the common name of ``count`` resources of a type; "" for types that are not worth showing."""
+    """Return the name of a Terraform type, such as `disk`; if ``count`` > 1, `2 disks`. "": not shown."""
     plain = kind.removeprefix("google_").replace("_", " ")
     labels = read_table(_DATA / "resources.yaml", dict[str, tuple[str, str]])
     singular, plural = labels.get(kind, (plain, f"{plain}s"))

@@ -23,7 +23,7 @@ LOCAL_SSD_GIB: Final = 375
 
 
 def table() -> dict[str, Any]:
-    """Return the price table: list prices of a region at a date. prices.yaml explains its format."""
+    """Return the table of list prices of a region at a date. prices.yaml explains the table's format."""
     return read_table(Path(__file__).with_name("data") / "prices.yaml", dict[str, Any])
 
 
@@ -46,7 +46,7 @@ def of_nat(hosts: int) -> float:
 
 
 def of_gib(usd_a_month: float | None, gib: float) -> float | None:
-    """Return the hourly price of ``gib`` GiB that cost ``usd_a_month`` each, if that price is known."""
+    """Return the hourly price of ``gib`` GiB of storage. ``usd_a_month``: the price of a GiB, if known."""
     return None if usd_a_month is None else usd_a_month * gib / HOURS_A_MONTH
 
 
@@ -93,7 +93,7 @@ Attributes = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class HostPrices:
-    """The user's prices of partitions and of machine types. Instances without such a price use the table."""
+    """The user's prices for partitions and machine types. All other prices come from the price table."""
 
     cluster: str
     partitions: Mapping[str, float] = field(default_factory=dict)
@@ -130,7 +130,7 @@ def node_price(spec: ClusterSpec, partition: Partition) -> float | None:
 
 
 def other_costs(resources: Iterable[tuple[str, Attributes]]) -> tuple[float, tuple[str, ...]]:
-    """Return the total price of all resources except instances, and the names of unpriced resources."""
+    """Return (hourly price of all resources except instances, names of resources with an unknown price)."""
     total_cost, unpriced = 0.0, []
     resources = tuple(resources)
     hosts = sum(kind == INSTANCE for kind, _ in resources)
@@ -143,7 +143,7 @@ def other_costs(resources: Iterable[tuple[str, Attributes]]) -> tuple[float, tup
 
 
 def recorded_cost(spec: ClusterSpec, folder: Path) -> float | None:
-    """Return the price of all resources in Terraform's state in ``folder``, unless a price is unknown."""
+    """Return the hourly price of all resources in the Terraform state in ``folder``, if it is known."""
     try:
         state = json.loads((folder / STATE_FILE).read_bytes())
     except (OSError, ValueError):
@@ -157,7 +157,7 @@ def recorded_cost(spec: ClusterSpec, folder: Path) -> float | None:
 
 
 def of_row(kind: str, row: Attributes) -> float | None:
-    """Return the hourly price of a resource of the REST API. 0: Google does not charge by the hour."""
+    """Return the hourly price of a resource that the REST API describes. 0: no charge by the hour."""
     match kind:
         case "instance":
             added = row.get("guestAccelerators", ())

@@ -35,7 +35,7 @@ _BYTES_A_GIB: Final = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class HostGroup:
-    """Equal hosts to create: the controller (``name`` empty), or missing nodes of partition ``name``."""
+    """Equal hosts to create: missing nodes of partition ``name``, or, if ``name`` is "", the controller."""
 
     name: str
     nodes: GcpNodes
@@ -63,12 +63,12 @@ class NodeImage:
 
 
 def machine_name(spec: ClusterSpec) -> str:
-    """Return the name of the machine that builds images: without a number at its end, unlike node names."""
+    """Return the name of the machine that builds images. Unlike node names, it does not end in a number."""
     return f"{spec.name}-image"
 
 
 def image_machines(spec: ClusterSpec) -> Iterator[HostGroup]:
-    """Yield the machine that builds each partition's image: a small machine unless a GPU driver is needed."""
+    """For each partition, yield the machine that builds its image: small unless a GPU driver is needed."""
     settings = gcp.settings_of(spec)
     for partition in spec.partitions:
         nodes, machine = settings.nodes_of(partition.name), gcp.machine_of(spec, partition)
@@ -84,7 +84,7 @@ def image_machines(spec: ClusterSpec) -> Iterator[HostGroup]:
 def images_of(api: Api, spec: ClusterSpec, inputs: str) -> dict[str, NodeImage]:
     """Return partition -> image of its nodes. ``inputs``: hash of the nodes' configuration.
 
-    Omit partitions with a base image that Google no longer offers: their existing nodes need no image.
+    Omit partitions if Google no longer offers their base image. Their existing nodes need no new image.
     Raise a CloudError if an image family can't be read.
     """
     disks, settings = _local_disks(spec), gcp.settings_of(spec)
@@ -98,7 +98,7 @@ def images_of(api: Api, spec: ClusterSpec, inputs: str) -> dict[str, NodeImage]:
 
 
 def partitions_without_base(spec: ClusterSpec, chosen: Mapping[str, NodeImage]) -> Iterator[str]:
-    """Yield a message for each partition that ``chosen`` lacks, because its base image no longer exists."""
+    """Yield a message for each partition that ``chosen`` lacks: its base image no longer exists."""
     for group in image_machines(spec):
         if group.name not in chosen:
             name = group.name
@@ -149,7 +149,7 @@ def describe_missing(api: Api, spec: ClusterSpec, chosen: Mapping[str, NodeImage
 def machine_inventory(
     spec: ClusterSpec, cluster_id: str, image: NodeImage, chosen: Mapping[str, NodeImage], key: str
 ) -> Inventory:
-    """Return an inventory with the temporary machine (SSH host ``key``) and the cluster's controller."""
+    """Return an inventory of the machine that builds ``image``, with host key ``key``, and the controller."""
     settings, disks = gcp.settings_of(spec), _local_disks(spec)
 
     def host(name: str, role: str, local_ssds: Iterable[int]) -> Host:
@@ -187,7 +187,7 @@ def path_of(api: Api, name: str) -> str:
 
 
 def wait_until_ready(api: Api, name: str) -> bool:
-    """Wait while an image is being built; delete a failed image. Return whether the image exists."""
+    """Wait until an image is built, and delete the image if its build failed. Return whether it exists."""
     for _ in api.clock.polls(_WAIT_S, first_s=2.0, longest_s=10.0):
         resource = api.find("compute", path_of(api, name))
         match resource and resource.get("status"):

@@ -60,7 +60,7 @@ class CloudResource:
 
     @property
     def what(self) -> str:
-        """The resource in words: `instance demo-train-1 in us-central1-a`."""
+        """The resource's kind, name and location: `instance demo-train-1 in us-central1-a`."""
         return f"{self.kind} {self.name}" + (f" in {self.where}" if self.where else "")
 
     @property
@@ -70,7 +70,7 @@ class CloudResource:
 
 @dataclass(frozen=True, slots=True)
 class _LabelQuery:
-    """A search for a label's value. ``name``: pattern for names of resources that can't carry labels."""
+    """A search for resources by label. ``name``: pattern for names of resources that can't carry labels."""
 
     label: str
     value: str
@@ -82,7 +82,7 @@ class _LabelQuery:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A kind of resource, with the API and path that list it. ``named``: the kind can't carry labels."""
+    """A kind of resource, and the API and path that list it. ``named``: such resources can't carry labels."""
 
     word: str
     service: str
@@ -132,7 +132,7 @@ def has_running_instance(api: Api, cluster_id: str) -> bool:
 
 
 def orphan_ids(api: Api, cluster: str) -> tuple[str, ...]:
-    """Return the ids of all clusters of that name in the project, of all users."""
+    """Return the ids of all clusters called ``cluster`` in the project, including those of other users."""
     resources = _search(api, _LabelQuery(CLUSTER_LABEL, cluster, f"{cluster}-{_ID}(-.*)?"))
     return tuple(sorted({resource.cluster_id for resource in resources if resource.cluster_id}))
 
@@ -203,7 +203,7 @@ def _resources_of_kind(api: Api, kind: _Kind, query: _LabelQuery) -> Iterator[Cl
 
 
 def _rows(api: Api, kind: _Kind, query: _LabelQuery) -> Iterator[tuple[str, Json]]:
-    """Yield (path without name, REST resource) of each resource of a kind. Nothing if its API is disabled."""
+    """Yield (path without name, REST resource) for each resource of a kind. Empty if its API is disabled."""
     project, collection = f"projects/{api.project}", kind.path.rpartition("/")[2]
     try:
         if kind.service == "storage":

@@ -56,7 +56,7 @@ def preflight(
 ) -> tuple[Finding, ...]:
     """Return every obstacle to the creation of the missing hosts, with its fix.
 
-    cluster_id: id of the cluster, if an earlier `up` began it. services: required APIs. If Google does not
+    cluster_id: the cluster's id, if an earlier `up` assigned it. services: required APIs. If Google does not
     answer a check in time, the finding is only a warning, because Terraform would find the obstacle later.
     """
     settings = gcp.settings_of(spec)
@@ -92,7 +92,7 @@ class _Checks:
         return findings + self._run_checks(self.checks(groups, disabled=disabled))
 
     def groups(self) -> tuple[HostGroup, ...]:
-        """Return the hosts that must be created, grouped by kind."""
+        """Return the hosts to create, in a group for the controller and a group for each partition."""
         existing: set[str] = set()
         # Another check reports disabled APIs.
         with suppress(ApiOffError):
@@ -112,7 +112,7 @@ class _Checks:
         )
 
     def checks(self, groups: Collection[HostGroup], *, disabled: Collection[str]) -> Iterator[Check]:
-        """Yield the checks that use none of the ``disabled`` APIs."""
+        """Yield (name, check) for each check that needs no API in ``disabled``."""
         if "cloudresourcemanager.googleapis.com" not in disabled:
             yield "roles", self.permissions
             for name, reason in _data()["constraints"].items():
@@ -127,7 +127,7 @@ class _Checks:
                 yield f"{path.rpartition('/')[2]} of {where}", partial(self.exists, code, where, path)
 
     def _named_resources(self, groups: Collection[HostGroup]) -> Iterator[tuple[str, str, str]]:
-        """Yield (error code if missing, key or hosts, REST path) of each resource that the spec names."""
+        """Yield each resource that the spec names: (error code if it is missing, key or hosts, REST path)."""
         zone, network, region = self._zone, self.settings.network, self.settings.region_name
         yield "bad-zone", "provider.zone", zone
         for group in groups:
@@ -159,7 +159,7 @@ class _Checks:
         return tuple(finding for answer in answers for finding in answer)
 
     def _refusal_finding(self, name: str, exc: CloudError) -> Finding:
-        """Return a finding for a refusal: a lasting refusal is an error, else a warning about ``name``."""
+        """Return a finding about a refused call: an error if the refusal is lasting, else a warning."""
         code, fix = exc.failures[0].code, exc.fix or "run the same command again"
         lasting_codes = {rule.code for rule in rules() if not (rule.transient or rule.retryable)}
         if code in {*lasting_codes, ApiOffError.code}:
@@ -167,7 +167,7 @@ class _Checks:
         return Finding(name, "warning", code, exc.what, exc.why, fix)
 
     def _error(self, code: str, where: str, message: str, reason: str = "", **words: str) -> Finding:
-        """Return an error with the fix and (by default) the reason of rule ``code`` in diagnoses.yaml."""
+        """Return an error with the fix of rule ``code`` in diagnoses.yaml. Default ``reason``: the rule's."""
         rule = next(rule for rule in rules() if rule.code == code)
         location = {**self.settings.location, "region": self.settings.region_name}
         failure = rule.failure({**location, **words}, host=None, phase="plan")
@@ -195,7 +195,7 @@ class _Checks:
             yield self._error("project-missing", self.settings.project, message, exc.why)
 
     def service(self, name: str) -> Iterator[Finding]:
-        """Yield a finding if an API is disabled: a warning if `up` may enable it (`enable_apis`)."""
+        """Yield an error if an API is disabled, or a warning if `up` may enable the API (`enable_apis`)."""
         if self.api.get("serviceusage", f"{self._project}/services/{name}").get("state") != "ENABLED":
             finding = self._error("api-off", name, "the API is not enabled", service=name)
             reason = "`up` enables it; until then, its quotas and resources can't be checked"
@@ -289,7 +289,7 @@ def _data() -> dict[str, Any]:
 
 
 def _demand(groups: Collection[HostGroup]) -> tuple[Counter[str], Counter[str]]:
-    """Return two maps, metric -> quota that the hosts need: in the region, and in the whole project."""
+    """Return (metric -> quota that the hosts need in the region, metric -> quota needed in the project)."""
     regional, everywhere = Counter[str](), Counter[str]()
     for group in groups:
         machine, nodes, count = group.machine, group.nodes, group.count

@@ -174,7 +174,7 @@ class GcpProvider(Provider):
         return Provisioned(inventory, (*notes(spec), *_reuse_notes(plan, kept)), made, started)
 
     def _new_plan(self, terraform: Terraform) -> Plan:
-        """Return a new plan. After an apply, raise a StalePlanError if the plan deletes hosts or files."""
+        """Make a plan. After an apply, raise a StalePlanError if the new plan deletes hosts or files."""
         plan = terraform.plan()
         lost_hosts = [host.name for host in apply.host_changes(plan) if host.destroys]
         if self._is_done and (lost_hosts or apply.lost_data(plan)):
@@ -254,7 +254,7 @@ class GcpProvider(Provider):
         kept: KeptStorage | None,
         more_hosts: Mapping[str, Variables] = MappingProxyType({}),
     ) -> str:
-        """Update Terraform's folder for the spec and ``more_hosts``, and return a digest of the variables."""
+        """Update Terraform's folder with the spec's hosts and ``more_hosts``. Return the variables' hash."""
         module_variables = variables(spec, workspace.cluster_id(), workspace.public_key.read_text(), kept)
         paths = {partition: images.path_of(self._api, i.name) for partition, i in self._images.items()}
         boot = {partition: {"boot_image": path} for partition, path in paths.items()}
@@ -332,7 +332,7 @@ def _names(spec: ClusterSpec) -> tuple[str, ...]:
 
 
 def _new_hosts(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of the hosts that a plan creates, and the names of existing hosts that are off."""
+    """Return (names of hosts that a plan creates, names of existing hosts that are off)."""
     instances = [change for change in plan.changes if change.type == costs.INSTANCE]
     changes = {(change.after or change.before or {})["name"]: change for change in instances}
     made = tuple(name for name, change in changes.items() if change.action in ("create", "replace"))
@@ -416,7 +416,7 @@ _BACKEND: Final = "clusterctl_backend.tf.json"
 
 
 def has_module(folder: Path) -> bool:
-    """Return whether a folder contains clusterctl's Terraform module, and so perhaps a state."""
+    """Return whether a folder contains clusterctl's Terraform module. If so, it may also contain a state."""
     return (folder / "main.tf").is_file()
 
 
@@ -427,7 +427,7 @@ def controller_of(folder: Path) -> str:
 
 
 def _set_project(project: str, folder: Path) -> None:
-    """Write the project to the file with Terraform's variables: a rejected plan may have changed it."""
+    """Write the project to the file of Terraform's variables, where a rejected plan may have changed it."""
     if last_variables := storage.read_variables(folder):
         text = json.dumps(last_variables | {"project": project}, indent=2)
         _write(folder / VARIABLES, f"{text}\n".encode())
@@ -459,7 +459,7 @@ def _backend(state: GcsState | None, cluster: str) -> dict[str, str]:
 
 
 def _refuse_moved_state(folder: Path, backend: Mapping[str, str]) -> None:
-    """Reject a changed location of the state: Terraform would find no state and create everything again."""
+    """Raise a UsageError if the state's location changed: Terraform would create all resources again."""
     if not has_module(folder):
         return
     path = folder / BACKEND_FILE

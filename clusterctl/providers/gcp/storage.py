@@ -55,7 +55,7 @@ def variable(spec: ClusterSpec, cluster_id: str, kept: KeptStorage | None) -> di
 
 
 def find(api: Api, name: str, user: str) -> tuple[KeptStorage, ...]:
-    """Return the kept storage of clusters with this name and the first user ``user``."""
+    """Return the kept storage of clusters that are called ``name`` and list ``user`` as their first user."""
     resources = orphans.find_labelled(api, LABEL, name, _ADDRESSES)
     users = ((orphans.read_labels(resource[2]).get(USER_LABEL), resource) for resource in resources)
     return tuple(_kept(name, *resource) for owner, resource in users if owner == user)
@@ -86,7 +86,7 @@ def as_resource(kept: KeptStorage) -> orphans.CloudResource:
 
 
 def reject_in_use(api: Api, kept: KeptStorage) -> None:
-    """Raise a UsageError if instances may use the storage. Google deletes Filestore even if it is mounted."""
+    """Raise a UsageError if instances may use the storage. Google would delete a Filestore in use."""
     if as_resource(kept).kind == "disk":
         disks = orphans.find_labelled(api, LABEL, kept.cluster, ["disk"])
         users = [url for _, path, row in disks if path == kept.id for url in row.get("users", ())]

@@ -129,7 +129,7 @@ class Terraform(Runner):
             self._run_for_text(message, "state rm", *to_forget)
 
     def outputs(self) -> Mapping[str, Any]:
-        """Return the outputs, name -> value, without sensitive outputs."""
+        """Return output name -> value, for all outputs of the module that are not sensitive."""
         answer = self._run_for_json("Terraform's outputs could not be read", "output")
         return {name: output["value"] for name, output in answer.items() if not output["sensitive"]}
 
@@ -149,7 +149,7 @@ class Terraform(Runner):
     def _run_for_events(
         self, verb: str, *words: str, **options: object
     ) -> tuple[int, tuple[Diagnostic, ...]]:
-        """Run Terraform with -json and report progress. Return the exit code, and the errors of a failure."""
+        """Run Terraform with -json and report progress. Return (exit code, errors if the run failed)."""
         diagnostics: list[Diagnostic] = []
         plain_lines: list[str] = []
         started_at = time.time()
@@ -295,7 +295,7 @@ _ALLOWED_INSTEAD: Final[Mapping[Action, tuple[Action, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class ResourceChange:
-    """The planned change of a resource. ``before``, ``after``: attributes, or None if it is missing then.
+    """The planned change of a resource. ``before``, ``after``: attributes; None: no such resource.
 
     why_replaced: paths of attributes that can't be changed in place, as ``boot_disk.0.initialize_params``, or
     a reason in words. adopts: import id, if the resource exists and is imported into the state.
@@ -387,7 +387,7 @@ def _reasons_of(raw: Mapping[str, Any], change: Mapping[str, Any]) -> tuple[str,
 
 
 def _mark_unknown(value: Any, unknown: Any) -> Any:
-    """Return the value with a placeholder for each part that Terraform knows only after the apply."""
+    """Return ``value`` with a placeholder for each part that ``unknown`` marks as not known before apply."""
     if unknown is True:
         return UNKNOWN
     if isinstance(unknown, dict) and isinstance(value, dict | None):

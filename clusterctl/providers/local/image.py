@@ -34,7 +34,7 @@ DEFAULT_MIRROR = "http://deb.debian.org/debian"
 
 
 class Base(BaseModel):
-    """The contents of an image's base: a table of images.toml."""
+    """The packages and settings of a distribution's base image, as a table of images.toml lists them."""
 
     packages: tuple[str, ...]
     masked: tuple[str, ...]
@@ -87,7 +87,7 @@ def base_inputs(release: str) -> tuple[str, ...]:
 
 
 def boot_words(release: str | None) -> tuple[str, ...]:
-    """Return options for the systemd of a node with this distribution, such as `systemd.mask=UNIT`."""
+    """Return options for systemd in a node with distribution ``release``, such as `systemd.mask=UNIT`."""
     base = DEBIAN if release in DEBIAN.suites else REDHAT
     return tuple(f"systemd.mask={unit}" for unit in base.unused)
 
@@ -117,7 +117,7 @@ def layers(key: str) -> tuple[Path, ...]:
 
 
 def cached(key: str) -> bool:
-    """Return whether the image and its base are cached. Cached images are complete: a rename adds them."""
+    """Return whether an image and its base are cached. A rename puts only complete images into the cache."""
     try:
         return all(layer.is_dir() for layer in layers(key))
     except ProvisionError:
@@ -199,7 +199,7 @@ def debootstrap(root: Path, mirror: str, packages: Sequence[str], suite: str) ->
 
 
 def apt_proxy() -> str:
-    """Return apt's proxy on this machine, as a line of apt configuration. Empty if apt uses no proxy."""
+    """Return the apt configuration line that sets this machine's apt proxy. Empty if apt uses no proxy."""
     if not shutil.which("apt-config", path=TOOL_ENV["PATH"]):
         return ""
     argv = ["apt-config", "dump", "--no-empty", "--format", '%f "%v";%n', "Acquire::http::Proxy"]
@@ -321,7 +321,7 @@ def states() -> tuple[layout.ClusterState, ...]:
 
 
 def classes_of(cluster_id: str) -> frozenset[str]:
-    """Return the node templates that a cluster's nodes use, as names of folders in the image cache."""
+    """Return the cache folder names of the node templates that a cluster's nodes use."""
     notes = map(layout.class_note, (layout.cluster_dir(cluster_id) / "nodes").glob("[!.]*"))
     return frozenset(layout.class_folder(note.read_text()).name for note in notes if note.exists())
 
@@ -340,7 +340,7 @@ def cache_list() -> tuple[layout.CachedImage, ...]:
 
 
 def erase_old_classes() -> None:
-    """Delete unused node templates except the latest few, because each cluster name adds new templates."""
+    """Delete all unused node templates except the latest few. Each new cluster name adds templates."""
     used = {key for state in states() for key in classes_of(state.id)}
     folders = [folder for folder in layout.CACHE.glob("class-*") if folder.name not in used]
     for folder in sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)[_KEPT_CLASSES:]:
@@ -367,7 +367,7 @@ HOST_ROOT: Final = Path("/")
 
 
 def dnf_install(root: Path, name: str, *, through: tuple[str, ...] = ()) -> None:
-    """Install this machine's distribution into ``root``. ``through``: prefix of the dnf command, as words."""
+    """Install this machine's distribution ``name`` into ``root``. ``through``: prefix of the command dnf."""
     root.mkdir(parents=True)
     # The package that identifies the distribution has different names: rocky-release, redhat-release...
     query = ["rpm", "--query", "--whatprovides", "--queryformat=%{NAME}\n", "system-release"]

@@ -56,7 +56,7 @@ def class_folder(key: str) -> Path:
 
 
 def class_note(node: Path) -> Path:
-    """Return the file with the key of a node's template. Nodes without a template have no such file."""
+    """Return the path of the file with the key of a node's template. No template: the file does not exist."""
     return node / "class"
 
 
@@ -118,7 +118,7 @@ class _Installed(_OfCluster):
 
 
 class ClusterRequest(_Installed):
-    """A request for a whole cluster. The helper creates missing parts, and removes nodes not listed here."""
+    """A request for a whole cluster. The helper creates missing parts, and removes nodes not in ``nodes``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -133,7 +133,7 @@ class ClusterRequest(_Installed):
     anew: tuple[HostName, ...] = Field((), description="nodes to recreate: existing ones are removed first")
 
     def class_of(self, node: Node) -> str | None:
-        """Return the key of a new node's template. Without a template, the node starts from the image."""
+        """Return the key of a new node's template. Without a key, the node starts from the image."""
         return self.node_class if node.cores else self.controller_class
 
 
@@ -196,7 +196,7 @@ class KeptFolder(_OfCluster):
 
 
 class StorageQuery(_Message):
-    """A request to delete the kept folders of the clusters in ``remove``, and to list the other folders."""
+    """A request to delete the kept folders of the clusters ``remove``, and to list the remaining folders."""
 
     remove: tuple[ClusterId, ...] = ()
 
@@ -254,7 +254,7 @@ class CachedImage(_Message):
 
 
 def numbered(names: Iterable[str], kept: Mapping[str, int]) -> dict[str, int]:
-    """Return a number (1, 2, ...) for each node: its number in ``kept``, or else the lowest unused number."""
+    """Return node -> number (1, 2, ...): the node's number in ``kept``, or else the lowest unused number."""
     names = tuple(names)
     taken = {number for name, number in kept.items() if name in names}
     free = (number for number in count(1) if number not in taken)
@@ -262,5 +262,5 @@ def numbered(names: Iterable[str], kept: Mapping[str, int]) -> dict[str, int]:
 
 
 def address(subnet: IPv4Network, number: int) -> str:
-    """Return a node's address: .2 for number 1 (the controller), and so on. This machine has .1."""
+    """Return the address of node ``number``: .2 for number 1, the controller. This machine has .1."""
     return str(subnet[number + 1])

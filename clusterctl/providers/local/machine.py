@@ -81,7 +81,7 @@ def running() -> Mapping[str, int]:
 
 
 def alive() -> Mapping[str, tuple[int, ...]]:
-    """Return machine name -> pids, nspawn's pid first. Machines that have outlived nspawn are included."""
+    """Return machine name -> pids, nspawn's first. Include machines that still run after nspawn's end."""
     pids_by_name: dict[str, list[int]] = {name: [pid] for name, pid in running().items()}
     for pid, name in cgroup_members():
         if pid not in pids_by_name.setdefault(name, []):
@@ -175,7 +175,7 @@ def _place(root: Path, name: str, text: str | bytes, *, mode: int = 0o644) -> Pa
 
 
 def pin(machine: Machine, pids: Collection[int]) -> None:
-    """Move all threads of a running node to the node's cores, which depend on the number of nodes."""
+    """Move all threads of a running node to its cores, which change with the number of nodes."""
     for pid in pids:
         # The process may have ended.
         with suppress(OSError):
@@ -260,7 +260,7 @@ def stop(names: Collection[str]) -> None:
 
 
 def end_rooted(folder: Path) -> None:
-    """Kill all processes with a root directory in a node's folder below ``folder``."""
+    """Kill all processes that have the root folder of a node below ``folder`` as their root directory."""
 
     until = time.monotonic() + STOP_TIMEOUT_S
     while remaining := rooted_under(folder):
@@ -286,7 +286,7 @@ _IN_CGROUP = re.compile(rf"/{_CGROUP_PREFIX}(c[0-9a-f]{{6}}-\d{{3}})\b")
 
 
 def enter_cgroup(machine: str) -> list[str]:
-    """Create the machine's control groups. Return the command prefix that runs a command in them."""
+    """Create the control groups of a machine. Return the prefix that makes a command run in the groups."""
     cgroups = [root / f"{_CGROUP_PREFIX}{machine}" for root in _hierarchies()]
     try:
         for group in cgroups:
@@ -323,7 +323,7 @@ def cgroups(machines: str) -> tuple[Path, ...]:
 
 
 def cgroup_members() -> Iterator[tuple[int, str]]:
-    """Yield (pid, machine name) of all machines' processes, found by their control group or systemd unit."""
+    """Yield (pid, machine name) of each process in the control group or systemd unit of a machine."""
 
     for process, groups in system.read_processes("cgroup"):
         # A zombie has no command line and counts as ended.

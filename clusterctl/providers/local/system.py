@@ -36,7 +36,7 @@ _running: set[subprocess.Popen[str]] = set()
 
 
 def run(argv: Sequence[str], *, action: str, stdin: str | None = None, where: str = "", fix: str = "") -> str:
-    """Run a tool and return its stdout, or raise a ProvisionError that names ``action``: "reading routes"."""
+    """Run a tool and return its stdout. If the tool fails, raise a ProvisionError: "ACTION failed: ..."."""
     process = subprocess.Popen(
         argv,
         stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
@@ -67,7 +67,7 @@ def run(argv: Sequence[str], *, action: str, stdin: str | None = None, where: st
 
 
 def end_children() -> None:
-    """Kill the tools that still run, with their child processes, because the caller has ended."""
+    """Kill all running tools and their child processes, after the helper's caller has ended."""
     for process in list(_running):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -110,7 +110,7 @@ def mounted_under(folder: Path) -> tuple[Path, ...]:
 
 
 def mount_disk(folder: Path, size_mib: int) -> Path:
-    """Mount a file system of this size at ``folder/disk``. Create its sparse file if the file is missing."""
+    """Mount a file system of this size at ``folder/disk``. If its sparse file is missing, create the file."""
     image, point = folder / "disk.img", folder / "disk"
     point.mkdir(parents=True, exist_ok=True)
     if not image.exists():
@@ -131,7 +131,7 @@ def disk_mib(folder: Path) -> int | None:
 
 
 def loops_under(folder: Path) -> tuple[str, ...]:
-    """Return the loop devices with a file below this folder, even if the file has been deleted."""
+    """Return the loop devices of files below ``folder``, including deleted files."""
     devices = []
     for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
         # The device may have just been detached.
@@ -189,7 +189,7 @@ def erase(folder: Path) -> None:
 
 
 def doomed(folder: Path) -> Path:
-    """Return the hidden name that a folder has during its deletion. Such folders are never used."""
+    """Return the path to which ``erase`` renames a folder before deleting it: the same name, but hidden."""
     return folder if folder.name.startswith(".") else folder.with_name(f"{_DOOMED}{folder.name}")
 
 
@@ -205,7 +205,7 @@ def delete(folder: Path) -> None:
 
 
 def rooted_under(folder: Path) -> tuple[int, ...]:
-    """Return the pids of processes with an overlay below ``folder`` as root directory, even if unmounted."""
+    """Return pids of processes with a root directory on an overlay below ``folder``, even if unmounted."""
     option = f"upperdir={folder}/"
     return tuple(
         int(process.name)
@@ -309,7 +309,7 @@ def used_networks() -> tuple[IPv4Network, ...]:
 def choose_subnet(
     cluster_id: str, used: Iterable[IPv4Network], requested: IPv4Network | None = None
 ) -> IPv4Network:
-    """Return ``requested`` (a MachineError if in use), or else a free /24 that depends on the cluster id."""
+    """Return ``requested``, or by default a free /24 network. A MachineError rejects a network in use."""
     taken = tuple(used)
     if requested is not None:
         if clash := next((network for network in taken if network.overlaps(requested)), None):
@@ -349,7 +349,7 @@ def create_network(cluster_id: str, subnet: IPv4Network) -> None:
 
 
 def close_network(cluster_id: str, subnet: IPv4Network) -> tuple[str, ...]:
-    """Drop packets from nodes to this machine, except answers. Return a note if that is not possible."""
+    """Drop packets from nodes to this machine, except answers. Return a note if the filters can't be set."""
     if shutil.which("tc", path=TOOL_ENV["PATH"]) is None:
         return (f"{_OPEN}: `tc` is missing; install {'iproute-tc' if has_dnf() else 'iproute2'}",)
     tc, lines = ["tc", "-n", netns_name(cluster_id)], sorting(subnet)
@@ -407,7 +407,7 @@ def remove_network(cluster_id: str) -> None:
 
 
 def remove_netns_folder() -> None:
-    """Unmount and remove /run/netns, which `ip netns` has created, if the folder is empty."""
+    """Unmount and remove the folder /run/netns, which `ip netns` has created, if the folder is empty."""
     if not NETNS_DIR.is_dir() or any(NETNS_DIR.iterdir()):
         return
     # If another process is just creating a namespace, the folder stays.

@@ -74,7 +74,7 @@ class SshHost:
 
 
 def ssh_host(name: str, machine: OnpremHost) -> SshHost:
-    """Return a machine of the spec, with its jump hosts. Jump hosts on the same route have the same alias."""
+    """Return a machine of the spec, with its jump hosts. Equal routes have jump hosts with equal aliases."""
     jump: SshHost | None = None
     for text in machine.jump or ():
         match = _JUMP.fullmatch(text)
@@ -136,7 +136,7 @@ class AccessError(ProvisionError):
 
 
 def explain(stderr: str, *, host: str, user: str, address: str) -> AccessError | None:
-    """Return the error that explains a message of ssh or sudo, if a rule in refusals.yaml matches."""
+    """Return an error that explains a message of ssh or sudo, if a rule in refusals.yaml matches it."""
     if (match := first_rule(read_table(_RULES, tuple[Rule, ...]), stderr)) is None:
         return None
     rule, groups = match
@@ -161,7 +161,7 @@ ANSWER_S: Final = 20.0
 
 
 def raise_failures(failed: Mapping[str, ClusterctlError], *, summary: str, then: str) -> None:
-    """Raise a single error with the failures of all these hosts. Do nothing if ``failed`` is empty."""
+    """Raise a single error with the failures of all hosts in ``failed``, if any. ``then``: the next step."""
     if failed:
         failures = [
             replace(failure, host=failure.host or host, phase=failure.phase or "access")

@@ -67,7 +67,7 @@ _PACKAGE: Final = Path(__file__).resolve().parents[2]
 
 
 def check_this_machine(host: str) -> AccessError | None:
-    """Return an error if the machine that runs clusterctl can't be a host. ``host``: this machine's name."""
+    """Return an error if the machine that runs clusterctl can't be the host ``host`` of the cluster."""
     if _JOBS in (environment := Path(sys.prefix).resolve(), *environment.parents):
         cause = f"clusterctl is installed in {environment}, but nodes keep the environment of jobs in {_JOBS}"
         fix = "install clusterctl elsewhere: with pipx, or a virtual environment in your home"
@@ -80,7 +80,7 @@ def check_this_machine(host: str) -> AccessError | None:
 
 
 def connect(host: str, config: Path) -> SSHTransport:
-    """Connect to a host, which may be this machine, as the admin account."""
+    """Connect to a host as the admin account. The host may be the machine that runs clusterctl."""
     if is_this_machine(address_of(host, config)) and not GATE.exists():
         summary, reason = f"{host} has no clusterctl account", f"{GATE} does not exist"
         fix = "run `clusterctl up`, which creates the account"
@@ -160,7 +160,7 @@ def check_sudo(transport: Transport) -> None:
 
 
 def remove_account(host: str, claim: Claim, login: Connect) -> None:
-    """As the admin account, delete this account on a host. Return when the account can no longer log in."""
+    """Log in as the admin account and delete the account. Return when the account can no longer log in."""
     with closing(login(host)) as transport:
         unit = ("systemd-run", "--quiet", "--collect", f"--unit={_UNIT}")
         transport.run(("sudo", "-n", *unit, *_PYTHON, "-c", _PROGRAM, claim.request("leave", host)))

@@ -43,7 +43,7 @@ _JOB_NETWORK: Final = {"NCCL_SOCKET_IFNAME": "={interface}", "GLOO_SOCKET_IFNAME
 def members(spec: ClusterSpec, settings: OnpremSettings) -> tuple[Host, ...]:
     """Return the cluster's machines as the spec describes them, the controller first.
 
-    ``address``: the IPv4 address, or the name if the lookup fails. ``host_key``: "" if not in the spec.
+    Each ``address`` is IPv4, or a name if its lookup fails. ``host_key`` is "" if the spec has no key.
     """
     partitions = {name: p.name for p in spec.partitions for name in spec.node_names(p)}
     hosts = []
@@ -149,7 +149,7 @@ def network_of(facts: HostFacts, address: str) -> IPv4Network | None:
 
 
 def address_in(network: IPv4Network | None, facts: HostFacts, address: str) -> str:
-    """Return the host's address on the network, preferably ``address``, or "" if the host is not on it."""
+    """Return a host's address in ``network``, preferably ``address``, or "" if it has no such address."""
     addresses = [str(interface.ip) for interface in _interfaces(facts) if network and interface.ip in network]
     return address if address in addresses else next(iter(addresses), "")
 
@@ -260,7 +260,7 @@ def examine(
 
 @dataclass(frozen=True, slots=True)
 class _NetworkCheck:
-    """Hosts to test. ``new``: hosts not in the cluster yet. ``offline``: whether to skip repositories."""
+    """The hosts to test. ``new``: hosts not in the cluster yet. ``offline``: don't test repositories."""
 
     spec: ClusterSpec
     shared: OnpremShared
@@ -335,7 +335,7 @@ def _request(check: _NetworkCheck, host: Host, facts: HostFacts) -> dict[str, ob
 
 
 def _peer(check: _NetworkCheck, host: Host, address: str, facts: HostFacts) -> Peer:
-    """Return a host as a target of connection tests. firewalld: no tests, because `up` opens the ports."""
+    """Return a target of connection tests. Hosts with firewalld are not tried: `up` opens their ports."""
     exports = check.shared.kind == "nfs" and check.shared.server is None
     ports = needed_ports(check.spec, host, exports=exports and host.name == check.hosts[0].name)
     is_new, tried = host.name in check.new, facts.firewall.name != "firewalld"
@@ -373,7 +373,7 @@ def _findings(check: _NetworkCheck, name: str, answer: Mapping[str, Any]) -> Ite
 
 
 def cluster_findings(spec: ClusterSpec, hosts: Sequence[Host], report: DoctorReport) -> Iterator[Finding]:
-    """Compare the hosts that answer. Yield the problems, such as different distributions."""
+    """Compare the hosts that answer. Yield a finding for each problem, such as different distributions."""
     facts, leader = report.facts, hosts[0]
     supported = facts.keys() - {finding.host for finding in report.findings if finding.code == "distribution"}
     candidates = [host for host in hosts if host.name in supported]
@@ -417,7 +417,7 @@ def parse_claim(text: str) -> Mapping[str, str]:
 
 
 def notes(spec: ClusterSpec, findings: Sequence[Finding], *, cluster_exists: bool) -> tuple[str, ...]:
-    """Return findings as lines for a plan. Leave out problems that `up` solves or other checks report."""
+    """Return findings as lines for a plan, without problems that `up` solves or other checks report."""
     later = {"no-driver"} if spec.software.nvidia.has_driver else set()
     later |= {checks.NO_CGROUPS} if cluster_exists else set()
     return tuple(str(finding) for finding in findings if finding.code not in later)
@@ -426,7 +426,7 @@ def notes(spec: ClusterSpec, findings: Sequence[Finding], *, cluster_exists: boo
 def preview(
     spec: ClusterSpec, hosts: Sequence[Host], facts: Mapping[str, HostFacts], new: Collection[str]
 ) -> tuple[str, ...]:
-    """Return lines for a plan: the changes on ``new`` hosts. Hosts with the same change share a line."""
+    """Return lines that describe `up`'s changes on ``new`` hosts. Hosts with the same change share a line."""
     lines: dict[str, list[str]] = {}
     for host in hosts:
         if host.name in new:

@@ -219,7 +219,7 @@ class OnpremProvider(Provider):
 
     @contextmanager
     def _login(self, workspace: Workspace | None, answer_s: float = OWNER_ANSWER_S) -> Iterator[Login]:
-        """Yield the owner's login. Before the first `up`, it uses a temporary folder as the workspace."""
+        """Yield the owner's login. Before the first `up` (no ``workspace``), use a temporary folder."""
         if workspace is not None and workspace.root.is_dir():
             yield Login(self._settings.machines, workspace, self._prompts, answer_s=answer_s)
             return
@@ -337,7 +337,7 @@ def blocking_findings(
     workspace: Workspace,
     silent: Mapping[str, Host],
 ) -> tuple[Finding, ...]:
-    """Return errors that stop `up`: of new or unexamined hosts, between hosts, or of a silent controller."""
+    """Return errors that stop `up`: of new, unexamined or unsuitable hosts, or of a silent controller."""
     leader = hosts[0].name
     relevant = [
         finding

@@ -106,7 +106,7 @@ def release_removed(inventory: Inventory, login: Login) -> Mapping[str, str]:
 
 
 def find_leftovers(login: Login, cluster_id: str) -> tuple[Leftover, ...]:
-    """Return clusterctl's files and accounts that the machines' owners can still see after a login."""
+    """Return clusterctl's remaining files and accounts on the machines, as far as the owners can see them."""
     hosts = list(load_known_hosts(login.workspace)) or list(login.hosts)
     hosts = [host for host in hosts if host in login.hosts]
     lost = login.trust(hosts)
@@ -237,7 +237,7 @@ def record_pending(
 
 
 def _machine(host: Host, settings: OnpremSettings) -> OnpremHost:
-    """Return the owner's login to a host: from the host's entry in the spec, or else from `access`."""
+    """Return the owner's login settings for a host: the host's entry in the spec, or else `access`."""
     address = host.ssh_address or host.address
     machine = settings.machines.get(host.name)
     if machine is not None and ssh_host(host.name, machine).host == address:

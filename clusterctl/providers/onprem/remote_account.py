@@ -116,7 +116,7 @@ def write(path: Path, text: str, mode: int, uid: int = 0, gid: int = 0) -> bool:
 
 
 def home_folder() -> Path:
-    """Return the path for the account's home: in /home, or in /var/lib if /home is a network file system."""
+    """Return the account's home folder: in /home, or in /var/lib if /home is a network file system."""
     deepest = ("", "")
     for line in Path("/proc/self/mounts").read_text(errors="replace").splitlines():
         _, mount_point, kind = line.split()[:3]
@@ -164,7 +164,7 @@ def make_account(user: str, number: int) -> None:
 
 
 def let_in(user: str, key: str) -> bool:
-    """Add the key to the account's authorized_keys. Return whether the key was missing."""
+    """Add ``key`` to the account's authorized_keys, if it is missing. Return whether it was missing."""
     entry = pwd.getpwnam(user)
     folder = Path(entry.pw_dir) / ".ssh"
     file = folder / "authorized_keys"
@@ -273,7 +273,7 @@ def end_processes(uid: int) -> None:
 
 @contextmanager
 def alone(path: str = LOCK) -> Iterator[None]:
-    """Make other runs of this program wait. Only root may read the lock's file: a reader could lock it."""
+    """Make other runs of this program wait. Only root may read the file ``path``: a reader could lock it."""
 
     def late(*_: Any) -> None:
         cause = "another clusterctl is changing this account on the host"
