@@ -27,13 +27,13 @@ def checkpoint_name(iteration: int) -> str:
 
 
 def complete(folder: Path) -> dict[int, Path]:
-    """Return the paths of all complete checkpoints by iteration, in ascending order, without verification."""
+    """Return the paths of all complete checkpoints by iteration, in ascending order. Reads no files."""
     checkpoints = {int(match[1]): path for path in folder.glob("*") if (match := _NAME.fullmatch(path.name))}
     return dict(sorted(checkpoints.items()))
 
 
 def superseded(folder: Path, iteration: int, *, keep: int) -> list[Path]:
-    """Return the old checkpoints to remove after ``iteration`` was saved, to leave ``keep`` checkpoints."""
+    """Return the old checkpoints to remove, so that ``keep`` remain, including that of ``iteration``."""
     older = [path for number, path in complete(folder).items() if number < iteration]
     leftovers = list(folder.glob(f"iteration-*{OLD}"))
     return leftovers + (older[: len(older) - (keep - 1)] if len(older) >= keep else [])

@@ -83,7 +83,7 @@ class CheckpointSession:
         )
 
     def describe(self, engine: Engine, identity: Mapping[str, Any]) -> Manifest:
-        """Return this run's manifest without iteration, scalars, files. identity: ``Manifest.identity``."""
+        """Return a manifest without iteration, scalars, files. identity: settings that a resume must keep."""
         config, mesh = self._config, engine.mesh
         # The error feedback of compressed gradients is stored as a multiple of the loss scale.
         compressed = config.layout.compress != "none"

@@ -71,7 +71,7 @@ def held_shards(engine: Engine) -> list[HeldShard]:
 
 
 def saved_shards(engine: Engine) -> list[HeldShard]:
-    """Return the shards that this rank saves. If several ranks have an array, each saves another part."""
+    """Return the shards that this rank saves. If several ranks have an array, each saves a different part."""
     cut = [
         (replace(shard, start=shard.start + share.start, stop=shard.start + share.stop), array[share])
         for shard, array, share in _all(engine)
@@ -100,7 +100,7 @@ def set_scalars(engine: Engine, saved: Mapping[str, int | float]) -> None:
 
 
 def _all(engine: Engine) -> Iterator[tuple[Shard, Array, slice]]:
-    """Yield the shard of each array on this rank, the array, and the slice that this rank saves."""
+    """For each array on this rank, yield its shard, the array, and the slice of it that this rank saves."""
     storage, mesh = engine.storage, engine.mesh
     values = storage.master_weights
     kinds = {"weight": values} | {
@@ -137,7 +137,7 @@ def _whole(kind: str, name: str, array: Array) -> Shard:
 
 
 def _common(segment: Segment, share: slice) -> slice:
-    """Return the overlap of a segment with ``share`` of the flat array, counted from the segment's start."""
+    """Return the elements of a segment that lie in the slice ``share``, counted from the segment's start."""
     start = max(segment.start, share.start)
     stop = max(start, min(segment.stop, share.stop))
     return slice(start - segment.start, stop - segment.start)
@@ -246,7 +246,7 @@ def read_data(folder: Path) -> Mapping[str, Any]:
 
 
 def verify(folder: Path, facts: FileFacts) -> None:
-    """Raise BrokenError if a file has another size or checksum."""
+    """Raise BrokenError if the size or checksum of the file on disk differs from ``facts``."""
     path = folder / facts.name
     try:
         size, crc32 = path.stat().st_size, 0
@@ -328,7 +328,7 @@ class Reader:
         return whole.reshape(-1)[target.start : target.stop]
 
     def _interval(self, tensor: str, part: int, start: int, stop: int) -> NDArray[Any]:
-        """Return the numbers ``[start, stop)`` of a part, joined from the saved shards."""
+        """Return the numbers ``[start, stop)`` of a part of a tensor, joined from saved shards."""
         stored = [(shard, numbers) for shard, numbers in self._shards[tensor] if shard.part == part]
         result: NDArray[Any] = np.empty(stop - start, self._shards[tensor][0][1].dtype)
         filled = start

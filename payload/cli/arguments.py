@@ -129,7 +129,7 @@ def _refuse_contradictions(config: TrainConfig) -> None:
 
 
 def _refuse_for_launch(config: TrainConfig, several: bool | None, gpu: bool | None) -> None:
-    """Reject flags without effect on these ranks. A config file may have them, for runs on other ranks."""
+    """Reject flags that have no effect in this run. A config file may set them, for other runs."""
     bench, find = isinstance(config, BenchConfig), config.batch.find
     training_only = (
         "epochs iterations lr schedule warmup_iterations min_lr decay_iterations decay_factor scale_lr "
@@ -179,7 +179,7 @@ def _refuse_useless(config: TrainConfig) -> None:
 
 
 def find_error(argv: Sequence[str]) -> str | None:
-    """Return the error in a command line, if any. This reads no files, because they are on the cluster."""
+    """Return the error in a command line, if any. Does not read config files, which are on the cluster."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             flags = vars(parser().parse_args(argv))

@@ -64,7 +64,7 @@ class JsonLines:
 
 
 def _keep_only(path: Path, keep: Keep) -> None:
-    """Replace a file atomically by its objects for which ``keep`` returns True."""
+    """Remove from a file, atomically, all objects for which ``keep`` returns False."""
     new_path = path.with_name(f"{path.name}.new")
     with path.open("rb") as old_file, new_path.open("wb") as new_file:
         new_file.writelines(line for line in old_file if (record := _record(line)) and keep(record))

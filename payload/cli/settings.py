@@ -85,7 +85,7 @@ def make(
 
 
 def refuse_without_effect(config: Command, names: str, condition: str, *, in_files: bool = True) -> None:
-    """Raise UsageError if the user gave any of these settings, except with a value that turns it off.
+    """Raise UsageError if the user gave any of these settings a value that does not turn the setting off.
 
     Args:
         names: field names, separated by spaces.
@@ -149,7 +149,7 @@ def _read(setting: Field[Any], value: Any) -> Any:
 
 
 def did_you_mean(word: str, names: Collection[str]) -> str:
-    """Return a hint: the same key in another section, or a similar name. "": there is no such name."""
+    """Return a hint at a name in ``names``: the same key in another section, else a similar name, else ""."""
     same_key = [name for name in names if name.rpartition(" ")[2] == word.rpartition(" ")[2]]
     similar = same_key or difflib.get_close_matches(word, names, n=1)
     return f"; did you mean {similar[0]}?" if similar else ""

@@ -54,7 +54,7 @@ class Communicator(Protocol):
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that this rank has sent. If MPI or NCCL chooses the algorithm: the bytes of a ring."""
+        """Bytes that this rank has sent. If MPI or NCCL chooses the algorithm, a ring is assumed."""
 
     @property
     def library(self) -> str:

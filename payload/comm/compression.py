@@ -31,7 +31,7 @@ class ParamSlice:
 
 
 class Compressed(CommunicatorWrapper[Transport]):
-    """A communicator that compresses sums of gradients (see ``attach``), but of no other arrays.
+    """A communicator that compresses sums of gradients (see ``attach``), but not sums of other arrays.
 
     Numbers that are not finite affect only the current sum, because the residual stores 0 instead.
     """
@@ -157,7 +157,7 @@ class Int8(Compressed):
 
 
 def _encode(xp: ModuleType, numbers: Array) -> Array:
-    """Encode float32 (..., blocks, BLOCK) as int8 (..., blocks, BLOCK + 4): multiples of a 4-byte scale."""
+    """Encode float32 (..., blocks, BLOCK) as int8 (..., blocks, BLOCK + 4). The last 4 bytes are a scale."""
     scales = abs(numbers).max(axis=-1, keepdims=True) / _LARGEST
     packet: Array = xp.empty((*numbers.shape[:-1], BLOCK + scales.itemsize), "int8")
     packet[..., :BLOCK] = xp.rint(numbers / xp.where(scales > 0, scales, 1))
@@ -252,7 +252,7 @@ class PowerSGD(Compressed):
 
 
 def _gaps(matrices: Sequence[_Matrix], start: int, size: int) -> list[slice]:
-    """Return the slices that no matrix covers of a flat array of ``size`` numbers from ``start`` on."""
+    """Return the slices of an array, ``size`` gradients from position ``start`` on, that no matrix covers."""
     ends = [0, *(m.stop - start for m in matrices)]
     starts = [*(m.start - start for m in matrices), size]
     return [slice(end, begin) for end, begin in zip(ends, starts, strict=True)]

@@ -85,7 +85,7 @@ class Hierarchical(Transport):
         return self._sum(host)
 
     def _join(self, host: Array) -> Steps:
-        """Collect each node's parts at its leader, exchange parts between leaders, send all to all ranks."""
+        """Collect a node's parts at its leader, swap parts between leaders, send all parts to all ranks."""
         parts = host.reshape(self.size, -1)
         members = next(node for node in self._nodes if self.rank in node)
         if not self._leads:

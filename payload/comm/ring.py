@@ -43,7 +43,7 @@ class Ring(Transport):
 
 
 def ring_allreduce(comm: MPI.Comm, host: Array, count: Count) -> Steps:
-    """Replace a flat array by its sum over all ranks. count: called with the bytes of each message sent."""
+    """Replace a flat array by its sum over ranks. count: called with the size of each message in bytes."""
     return _Round(comm, host, range(2 * comm.size - 2), count).steps()
 
 

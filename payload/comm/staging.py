@@ -31,7 +31,7 @@ class Staged:
         return ()
 
     def store(self, piece: slice = _WHOLE) -> Sequence[Request]:  # noqa: ARG002
-        """Start copying a piece of ``host`` to the device. Return the requests to wait for."""
+        """Start copying part of ``host`` to the device. The copy is done when the returned requests are."""
         return ()
 
     def release(self) -> None:

@@ -1,7 +1,7 @@
 """The start of MPI, and this process's rank.
 
-This module does not import NumPy, because the job that verifies a cluster loads this module on all nodes. MPI
-is finalized when the interpreter exits.
+This module does not import NumPy: the job that verifies a cluster uses this module, and would spend most of
+its time on that import. MPI is finalized when the interpreter exits.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def allreduce(
 
 
 def sizes(smallest: int, largest: int) -> list[int]:
-    """Return sizes that grow from ``smallest`` by a constant factor, and at the end ``largest``, in bytes."""
+    """Return sizes in bytes that grow from ``smallest`` by a constant factor. The last is ``largest``."""
     growing = []
     while smallest < largest:
         growing.append(smallest)

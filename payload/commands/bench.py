@@ -146,7 +146,7 @@ def sides_of(config: BenchConfig, size: int) -> list[Side]:
 def _teams(
     config: BenchConfig, device: Device, world: Transport, dataset: Dataset, sides: Sequence[Side]
 ) -> Iterator[tuple[Side, Team]]:
-    """Yield each side in which this rank takes part. Sides with the same ranks share an engine."""
+    """Yield each side in which this rank takes part. Sides that differ only in batch share an engine."""
     for (ranks, silent), group in itertools.groupby(sides, key=lambda side: (side.ranks, side.silent)):
         members = world.split(int(world.rank < ranks), world.rank)
         if world.rank >= ranks:
@@ -164,7 +164,7 @@ def _teams(
 
 
 def _record(side: Side, team: Team, peaks: Sequence[float | None]) -> Record:
-    """Return a side's results: medians over the iterations that this rank measured."""
+    """Return a side's results: medians over this rank's iterations. peaks: each rank's peak TFLOP/s."""
     seconds = statistics.median(team.seconds)
     samples_per_s = side.batch / seconds
     known_peaks = [peak for peak in peaks[: side.ranks] if peak is not None]

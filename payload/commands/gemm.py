@@ -94,7 +94,7 @@ class _Layer:
         return np.promote_types(self.a.dtype, np.float32)
 
     def wrong_rows(self, device: Device, comm: Communicator, own_product: Array, output: Array) -> int:
-        """Return how many rows of ``output`` (m, n) are wrong. own_product: this rank's part of the sum."""
+        """Return how many rows of ``output``, C (m, n), are wrong. own_product: this rank's A_r B_r."""
         actual = device.to_host(output.astype(self.x.dtype) @ self.x).copy()
         tolerance = np.zeros(self.size.m)
         if self.rounding:

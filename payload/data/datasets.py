@@ -212,7 +212,7 @@ def tokenizer_of(record: Mapping[str, Any], flag: str = "the model") -> Tokenize
 def _as_learned(
     flag: str, subject: str, read: Callable[[Mapping[str, Any]], T], record: Mapping[str, Any]
 ) -> T:
-    """Restore a ``subject`` with ``read``. Raises UsageError, which names ``flag``, for a wrong record."""
+    """Return ``read(record)``. If ``read`` fails, raise UsageError that names flag and subject."""
     try:
         return read(record)
     except (KeyError, TypeError, ValueError, AttributeError) as exc:

@@ -72,7 +72,7 @@ class Feed:
 
 
 class Loader:
-    """Loads batches. The order of samples and their random changes are the same with any layout of ranks."""
+    """Loads batches. Neither the order of samples nor their augmentation depends on the layout of ranks."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Loader:
             yield self._on_device(pair, np.arange(part.start, part.stop, dtype="uint32"))
 
     def _parts(self, count: int) -> list[slice]:
-        """Split this rank's share of ``count`` samples into micro-batches. All ranks get the same number."""
+        """Split this rank's share of ``count`` samples into micro-batches, as many as on every other rank."""
         share = local_slice(count, self._dp.rank, self._dp.size)
         size = share.stop - share.start
         number = self._number(count)

@@ -67,7 +67,7 @@ def _unpacked(packed: bytes, size: int) -> bytes:
 
 
 def _unfiltered(data: bytes, height: int, row: int, step: int) -> Array:
-    """Undo the PNG filter of each row. Return (height, row) bytes. row: bytes per row. step: per pixel."""
+    """Undo the PNG filter of each row. Return (height, row) bytes. row, step: bytes per row and per pixel."""
     rows, above = [], bytearray(row)
     for number in range(height):
         start = number * (1 + row)

@@ -71,7 +71,7 @@ def _laid_out(array: Array) -> tuple[Array, int, int, int]:
 
 
 def _layout(array: Array) -> tuple[int, int, int] | None:
-    """Return (operation, row step, matrix step), in elements, or None if cuBLAS can't read the array."""
+    """Return (transpose or not, steps in elements of rows, of matrices), or None if cuBLAS can't read it."""
     size = array.dtype.itemsize
     rows, columns = array.shape[-2:]
     steps = [step // size for step in array.strides]

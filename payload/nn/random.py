@@ -49,7 +49,7 @@ def random_bits(keys: Array, index: Array) -> Array:
 
 
 def _mix(bits: Array) -> Array:
-    """Apply MurmurHash3's final step in place: each input bit flips half of the output bits."""
+    """Apply MurmurHash3's final step in place: changing an input bit flips about half of the output bits."""
     bits ^= bits >> 16
     bits *= 0x85EBCA6B
     bits ^= bits >> 13

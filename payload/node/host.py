@@ -43,7 +43,7 @@ def own_cores() -> list[int]:
 def node_cores() -> list[int]:
     """Return all cores of this node, including cores that this job step may not use.
 
-    In a container, /proc lists all cores of the host. So this function returns the cores of process 1.
+    In a container, /proc lists all cores of the host. So the result is the cores that process 1 may use.
     """
     try:
         return sorted(os.sched_getaffinity(1))
@@ -120,7 +120,7 @@ def pmi_complaint(library: str, environ: Mapping[str, str]) -> str | None:
 
 
 def _stated_sizes(environ: Mapping[str, str]) -> dict[str, int]:
-    """Return the number of ranks according to each environment variable that counts ranks.
+    """Return the number of ranks, by name of each environment variable that counts ranks.
 
     mpirun starts a daemon on each node as a job step, and ranks inherit the step's variables, which count
     daemons. Only on the batch script's node there are no such variables, so Slurm's numbers count ranks.

@@ -147,7 +147,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def link_given_files() -> None:
-    """In the current folder, which is an array task's, create links to the job's files in the parent."""
+    """Create links in the current folder, an array task's, to the job's files in the parent folder."""
     for name in os.listdir(".."):
         if name not in OURS and not is_numbered(name):
             with suppress(FileExistsError):
@@ -163,7 +163,7 @@ def is_numbered(name: str) -> bool:
 
 
 def take_sweep_values() -> list[str]:
-    """Return this task's values in sweep-tasks.json as arguments, and set environment variables to them."""
+    """Return this task's values in sweep-tasks.json as arguments, and set variables SWEEP_NAME to them."""
     number = os.environ["SLURM_ARRAY_TASK_ID"]
     try:
         with open("../sweep-tasks.json") as file:

@@ -183,7 +183,7 @@ def _open_nvml() -> tuple[ModuleType | None, list[tuple[int, Any]]]:
 
 
 def _job_memory(membership: Path, cgroups: Path) -> Path | None:
-    """Return the control group's file (version 2 or 1) with this Slurm job's memory use, if it exists."""
+    """Return the file in ``cgroups`` with this Slurm job's memory use, if any. membership: a /proc file."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:

@@ -138,7 +138,7 @@ def exit_status(status: int) -> int:
 
 
 def open_for_writing(path: str, how: int) -> int:
-    """Open a file for writing, or /dev/null if that fails. how: more flags for os.open."""
+    """Open a file for writing, or /dev/null if that fails. how: flags for os.open, such as O_APPEND."""
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | how, 0o666)
     except OSError:

@@ -65,7 +65,7 @@ class Moments:
 def update_moments(
     grad: Array, mean: Array, square: Array, *, scale: float, beta1: float, beta2: float
 ) -> Array:
-    """Update the averages ``mean`` and ``square`` in place. Return an array for temporary values."""
+    """Update the averages ``mean`` and ``square`` in place. Return an array that the caller may overwrite."""
     gradient = grad * scale if scale != 1 else grad
     mean *= beta1
     scratch = gradient * (1 - beta1)

@@ -66,7 +66,7 @@ class LAMB:
     def _ratios(self, weights: Array, directions: Array) -> Array:
         """Return ‖x‖/‖r‖ of each whole parameter, over all ranks that have pieces of it.
 
-        A parameter that several tensor-parallel ranks hold whole counts several times, but in both norms.
+        Copies of a parameter on several tensor-parallel ranks enlarge both norms equally, not the ratio.
         """
         xp = self._device.xp
         squares = xp.zeros((2, self._count))

@@ -46,7 +46,7 @@ class LossScale:
     unbroken: int = 0
 
     def overflowed(self) -> bool:
-        """Halve the scale after an overflow. If it is fixed, or 1 or less, return False without a change."""
+        """Halve the scale after an overflow and return True. If the scale is fixed or <= 1, return False."""
         if not self.dynamic or self.value <= 1:
             return False
         self.value /= 2

@@ -130,7 +130,7 @@ def _first_uses(units: Sequence[Unit]) -> dict[str, list[Parameter]]:
 
 
 def _runs(sizes: dict[str, int], min_size: int) -> list[list[str]]:
-    """Group names, from the last to the first, until a group's sizes add up to at least ``min_size``."""
+    """Group names, from last to first. A group is full once its sizes add up to at least ``min_size``."""
     runs: list[list[str]] = []
     filled = min_size
     for name in reversed(sizes):

@@ -173,12 +173,12 @@ class Engine:
         return Evaluation(loss / count, correct / count)
 
     def counts(self, parameter: Parameter) -> bool:
-        """Return whether norms and checkpoints take a parameter's part from this rank, its first holder."""
+        """Return whether no lower tensor-parallel rank or earlier stage has a copy of this rank's part."""
         is_split = parameter.axis is not None
         return (is_split or self.mesh.tp.rank == 0) and self.ties.counts(parameter)
 
     def _squares(self) -> Array | float:
-        """Return the sum of squares of this rank's gradients. Of several copies, only the first counts."""
+        """Return the sum of squares of this rank's gradients, except copies of earlier ranks' gradients."""
         if not self.storage.sharded and self.mesh.dp.rank:
             return 0.0
         flat = self.storage.grads

@@ -87,7 +87,7 @@ class Ties:
         """This stage's shared parameters, as its first unit: same position on all stages, and summed last."""
 
     def counts(self, parameter: Parameter) -> bool:
-        """Return whether norms and checkpoints take a parameter from this stage, its first holder."""
+        """Return whether no earlier stage has the parameter. Norms and checkpoints use the first copy."""
         return self._users.get(id(parameter), [self._pp.rank])[0] == self._pp.rank
 
     def sum(self, grads: Array, segments: Sequence[Segment]) -> None:

@@ -118,7 +118,7 @@ class Storage:
 
     @property
     def parameters(self) -> list[Parameter]:
-        """Parameters of all data-parallel ranks together, in the same order on each rank."""
+        """Parameters of which any data-parallel rank owns a piece, in the same order on each rank."""
         return [segment.parameter for bucket in self._layout.buckets for segment in bucket.segments]
 
     @property
@@ -435,5 +435,5 @@ def bind_values(bucket: Bucket, whole: Array) -> None:
 
 
 def as_bytes(array: Array) -> Array:
-    """View an array as bytes, because MPI can move data of any dtype only as bytes."""
+    """View an array as bytes, so that MPI can also move data of a dtype that MPI does not know."""
     return array.view("uint8")

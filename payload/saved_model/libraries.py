@@ -54,7 +54,7 @@ class Naming:
         return [f"{module_name}.{end}" if end else module_name for module_name in library_modules]
 
     def to_library(self, weights: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Return all tensors of a model, as views of ``weights``, sorted by the library's names."""
+        """Return the tensors in ``weights`` under the library's names, as views, sorted by name."""
         theirs = {name: part for ours in weights for name, part in self._parts(ours, weights[ours])}
         tied = {name: weights[ours] for name, ours in self.tied.items()}
         return dict(sorted({**theirs, **tied}.items()))
@@ -311,7 +311,7 @@ _FLAGS |= dict.fromkeys(("layer_norm_epsilon", "layer_norm_eps"), "--norm-eps")
 
 
 def refuse_other(model: str, settings: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
-    """Raise UsageError if a library's config.json, ``theirs``, describes another computation than ours."""
+    """Raise UsageError if a library's config.json, ``theirs``, does not fit the model with ``settings``."""
     for key, ours in config(model, settings, ()).items():
         if key in theirs and theirs[key] != ours and not _FREE.fullmatch(key):
             flag = f": pass {_FLAGS[key]} {theirs[key]}" if key in _FLAGS else ""

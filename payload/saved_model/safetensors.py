@@ -90,7 +90,7 @@ INCOMPLETE = ".incomplete"
 class Stream:
     """Writes float32 tensors to a file with a temporary name, and renames the file at the end.
 
-    Only ``close`` raises errors, because before ``close`` other ranks still send their parts of the tensors.
+    Only ``close`` raises errors: an earlier error would leave other ranks waiting to send their parts.
     """
 
     def __init__(self, path: Path, shapes: Mapping[str, Sequence[int]]) -> None:

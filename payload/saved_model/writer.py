@@ -62,7 +62,7 @@ class ModelWriter:
             self._files = self._world.allgather(files)[0]
 
     def _existing_files(self, checkpoint: Path, record: Mapping[str, Any]) -> dict[str, WeightsFile]:
-        """Copy the checkpoint's best weights if their loss is lower. Return the folder's ``self._files``."""
+        """Copy the checkpoint's best weights if better than the folder's. Return the folder's files."""
         # A missing or unreadable record is replaced.
         with suppress(UsageError):
             self._files = dict(read_record(self._folder).files)
@@ -159,7 +159,7 @@ class ModelWriter:
 
 
 def place(source: Path, target: Path) -> None:
-    """Create a hard link, or a copy if links are impossible. Raises PayloadError if that fails."""
+    """Make ``target`` a hard link to ``source``, or a copy if links are impossible, or raise PayloadError."""
     temporary = target.with_name(f"{target.name}{safetensors.INCOMPLETE}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -55,7 +55,7 @@ class Peak:
 def find_peak(device: Device, comm: Communicator, dtype: DTypeLike, fixed: float | None) -> Peak:
     """Return this rank's peak speed: ``fixed`` if set, else from a GPU's data sheet or measured on the CPU.
 
-    All ranks must call this function together, because CPUs are measured at the same time.
+    All ranks must call this function together, because CPUs are measured while all ranks compute.
     """
     if fixed is not None:
         return Peak(fixed, "--peak-tflops")

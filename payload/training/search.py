@@ -94,7 +94,7 @@ def measure_speeds(config: TrainConfig, device: Device, mesh: Mesh, dataset: Dat
 
 
 def _speed_alone(config: TrainConfig, device: Device, dataset: Dataset, size: int) -> float:
-    """Return the samples per second of this rank; NaN if it runs out of memory."""
+    """Return this rank's samples per second with micro-batches of ``size``. NaN: the memory is too small."""
     batch = replace(config.batch, global_batch_size=size, micro_batch_size=size)
     config_of_size, mesh = replace(config, batch=batch), alone()
     seconds = math.inf

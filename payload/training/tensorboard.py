@@ -21,7 +21,7 @@ class EventFile:
     def __init__(self, folder: Path, *, done: int = 0) -> None:
         """Open the event file.
 
-        done: the iteration from which a run resumes. TensorBoard hides older values of later iterations.
+        done: the iteration from which a run resumes. TensorBoard hides an earlier run's later iterations.
 
         Raises UsageError if tensorboardX is not installed, or the folder cannot be written.
         """

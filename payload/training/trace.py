@@ -79,7 +79,7 @@ class Timeline:
         return lambda: self._events.append({**common, "ph": "e", "ts": self._now_ns()})
 
     def number_of(self, draw: Draw | None) -> int | None:
-        """Return the number, from 0 in its iteration, of the draw's micro-batch. Evaluations have no draw."""
+        """Return the index, in its iteration, of the micro-batch with this draw. None: there is no draw."""
         if draw is None:
             return None
         for number, earlier in enumerate(self._draws):
