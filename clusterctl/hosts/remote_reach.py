@@ -57,7 +57,8 @@ for one in base.repos.iter_enabled():
 def as_sudo() -> tuple[str, ...]:
     """Return the command prefix that gives a program the environment of Ansible's tasks, which run with sudo.
 
-    A root login may have other proxy settings, because sudo's PAM decides whether it reads /etc/environment.
+    A root login may have other proxy settings: sudo's PAM configuration decides whether sudo reads
+    /etc/environment.
     """
     return () if "SUDO_UID" in os.environ or shutil.which("sudo") is None else ("sudo", "-n")
 

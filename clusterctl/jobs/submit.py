@@ -300,7 +300,7 @@ def remove_folder(transports: Sequence[Transport], folder: str) -> None:
 
 
 def _copies(host: str, remote_dir: str, source: Source) -> Iterator[Copies]:
-    """Yield records of a job's sent files: local and remote folder. A model's folders may differ in name."""
+    """Yield a record for each sent folder of a job: its local and its remote path, which may differ."""
     names: dict[tuple[str, str], list[str]] = {}
     for item in source.files:
         local_path, path, top = str(item.origin.absolute()), item.path, remote_dir

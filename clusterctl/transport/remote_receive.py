@@ -288,7 +288,7 @@ def assemble(folder: bytes, entries: list[Entry]) -> None:
 
 
 def make_entry(path: bytes, entry: Entry) -> bool:
-    """Create a file, folder or link at ``path``. Return False if the stored file is damaged."""
+    """Create a file, folder or link at ``path``. Return False if the content kept for the file is damaged."""
     if entry.kind == "folder":
         os.mkdir(path, 0o700)
         return True

@@ -109,7 +109,7 @@ class Device:
         return host
 
     def upload(self, host: Array) -> Array:
-        """Start copying a host array to the device. ``host`` must not change, as the copy may still run."""
+        """Start copying a host array to the device. Don't modify ``host`` until it is done."""
         return host
 
     def synchronize(self) -> None:

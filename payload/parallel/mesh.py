@@ -21,7 +21,7 @@ class Mesh:
     """A grid of DP x TP x PP ranks. The rank at (dp, tp, pp) has the number (pp · DP + dp) · TP + tp.
 
     Tensor-parallel ranks communicate most, so they are neighbours and share a node. Pipeline stages
-    communicate least, so they are farthest apart.
+    communicate least, so these groups may span many nodes.
     """
 
     world: Communicator

@@ -186,7 +186,7 @@ class ReplicatedGradients:
 
     @property
     def resident(self) -> Sequence[Array]:
-        """Buffers that this rank holds permanently: gradients and their sums."""
+        """Buffers that this rank holds permanently: the gradients it owns, any buffer of all gradients."""
         return [self._owned_grads] if self._whole is self._owned_grads else [self._owned_grads, self._whole]
 
     def begin(self) -> None:
