@@ -43,10 +43,11 @@ VAGUE = {"one", "found", "said", "known", "there", "wanted", "what", "why"}
 SPOKEN = {"README.md", "docs", "clusterctl", "payload", "ansible", "templates", "terraform", "examples"}
 CALLBACK = re.compile(r"Callable|Reporter|Progress\b|Prompts")
 PROVIDER = re.compile(r"""provider\.type|\.provider\b.{0,12}(==|in \()|["'](local|onprem|gcp)["']""")
-WHO = re.compile(r"\b(what|whatever|whose|whom|who)\b", re.IGNORECASE)
+# Not names in backquotes, nor the value None.
+WHO = re.compile(r"(?<!`)\b(what|whatever|whose|whom|who)\b", re.IGNORECASE)
 ONE = re.compile(
-    r"\b(ones?|none|others|nobody|somebody)\b(?! of the| node| host| job| file| rank| run| line| word)",
-    re.IGNORECASE,
+    r"(?<!`)\b([Oo]nes?|none|[Oo]thers|[Nn]obody|[Ss]omebody)\b"
+    r"(?! of the| node| host| job| file| rank| run| line| word)"
 )
 
 
