@@ -56,6 +56,7 @@ READY_TIMEOUT_S = 120.0
 HEALTH_S = 60
 # The error of srun when the time of --immediate has passed.
 _BUSY = "Requested nodes are busy"
+_LATE = "Job credential expired"
 _PAUSE_S = 0.2
 TIMED_OUT = 124  # timeout(1)'s exit code
 # A block of Open MPI's advice about possible causes.
@@ -119,8 +120,8 @@ def run_verification(
     scheduler = scheduler_of(inventory, to)
     verification = _ready_nodes(inventory, nodes, scheduler, to, timeout_s=timeout_s)
     result = scheduler.run_verification_job(verification.verified) if verification.verified else None
-    # A user's job may have started on these nodes first.
-    if result and result.rc != 0 and _BUSY in result.stderr:
+    # A user's job may have started on these nodes first, or a busy node started its part after `cred_expire`.
+    if result and result.rc != 0 and any(text in result.stderr for text in (_BUSY, _LATE)):
         verification = _ready_nodes(inventory, nodes, scheduler, to, timeout_s=timeout_s)
         result = scheduler.run_verification_job(verification.verified) if verification.verified else None
     if result and not has_passed(result, verification.verified):

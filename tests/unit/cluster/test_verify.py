@@ -124,6 +124,13 @@ def test_a_node_that_a_users_job_took_meanwhile_counts_as_busy() -> None:
     assert (proof.verified, proof.busy) == (NAMES[1:], NAMES[:1])
 
 
+def test_a_node_that_started_its_part_too_late_gets_another_job() -> None:
+    slow = Step((*SRUN, "..."), stderr=f"srun: error: {NAMES[0]}: Job credential expired\n", rc=1)
+    transport = ScriptedTransport([BOTH, slow, BOTH, srun(*NAMES)])
+    assert verify(INVENTORY, transport).verified == NAMES
+    assert transport.left == ()
+
+
 def test_nodes_that_slurm_never_gives_are_an_error() -> None:
     late = Step((*SRUN, "..."), stderr=TAKEN, rc=1)
     with rejected("verification-failed", VerifyError) as caught:
