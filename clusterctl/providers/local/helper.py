@@ -229,7 +229,8 @@ def _start_nodes(
             if guest.node.cores:
                 machine.pin(guest, running[guest.name])
             return
-        note, own = layout.class_note(guest.folder), files.get(guest.node.name, ())
+        note = layout.class_note(guest.folder)
+        own = files.get(guest.node.name, ()) if guest in classes else ()
         if guest in classes:
             guest.folder.mkdir(parents=True)
             write_atomic(note, classes[guest])
