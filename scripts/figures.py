@@ -68,6 +68,13 @@ class Source:
         return list(ast.walk(ast.parse(self.text)))
 
     @cached_property
+    def comments(self) -> list[tokenize.TokenInfo]:
+        """The comments of a module that are no instructions to a linter."""
+        tokens = tokenize.generate_tokens(io.StringIO(self.text).readline)
+        comments = (token for token in tokens if token.type == tokenize.COMMENT)
+        return [token for token in comments if not re.match(r"# ?(noqa|type:|pragma|!)", token.string)]
+
+    @cached_property
     def module(self) -> str:
         return ".".join(self.path.with_suffix("").parts).removesuffix(".__init__")
 
@@ -268,14 +275,8 @@ def _prose_lines(file: Source) -> Iterator[tuple[int, str]]:
                     | ast.FunctionDef(body=[ast.Expr(value=ast.Constant(value=str(text)) as docstring), *_])
                 ):
                     yield from enumerate(text.splitlines(), docstring.lineno)
-        for token in _comments(file):
+        for token in file.comments:
             yield token.start[0], token.string
-
-
-def _comments(file: Source) -> Iterator[tokenize.TokenInfo]:
-    for token in tokenize.generate_tokens(io.StringIO(file.text).readline):
-        if token.type == tokenize.COMMENT and not re.match(r"# ?(noqa|type:|pragma|!)", token.string):
-            yield token
 
 
 def _vague_names(file: Source) -> Iterator[str]:
@@ -287,7 +288,7 @@ def _vague_names(file: Source) -> Iterator[str]:
 
 def _trailing_comments(file: Source) -> Iterator[str]:
     """Yield the comments behind code that are longer than a unit or a shape."""
-    for token in _comments(file):
+    for token in file.comments:
         is_shape = token.string.startswith(("# [", "# ("))
         if token.line[: token.start[1]].strip() and not is_shape and len(token.string.split()) > UNIT_WORDS:
             yield file.place(token.start[0])
