@@ -128,7 +128,7 @@ def test_a_sweep_by_its_metric(made: Clusterctl) -> None:
         .stdout.splitlines()[1]
         .startswith("demo-7-train/task-1")
     )
-    assert " job array" in made("runs", "--sweep", "1", rc=2).stderr
+    assert codes(made("-o", "json", "runs", "--sweep", "1", rc=2)) == ["not-a-sweep"]
 
 
 def test_link_to_run_is_that_run_and_unreadable_run_is_noted(made: Clusterctl) -> None:

@@ -205,7 +205,7 @@ def test_a_second_one_fails_at_once_or_waits_as_it_is_told(cli: Clusterctl, argv
         process = cli.start(*argv)
         assert process.stderr is not None
         said = next(line for line in process.stderr if f" (pid {raising.pid}) " in line)
-        assert " 10 minutes" in said
+        assert " 10 minutes\n" in said
         process.send_signal(2)
         _, rest = process.communicate(timeout=60)
     assert process.returncode == 130

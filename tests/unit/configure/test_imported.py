@@ -73,7 +73,7 @@ def test_an_inventory_without_groups_is_one_partition(tmp_path: Path) -> None:
     spec, notes = imported(tmp_path, text, "hosts.yaml")
     assert spec.controller_host == "one"
     assert [(p.name, p.hosts) for p in spec.partitions] == [("train", "two")]
-    assert "one is" in notes[0]
+    assert "one is the" in notes[0]
 
 
 @pytest.mark.parametrize(

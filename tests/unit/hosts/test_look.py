@@ -341,7 +341,7 @@ def test_up_tells_where_our_own_account_has_another_number(
     assert found.value == reports
     (note,) = found.notes
     assert note.startswith("train-1: ")
-    assert all(word in note for word in ("uid 1001 ", "1000 on ctl"))
+    assert all(word in note for word in ("uid 1001 on", "1000 on ctl"))
 
 
 class Rented:
@@ -388,7 +388,7 @@ def test_admin_account_gets_the_same_uid_on_cloud_hosts(
     numbers, (note,) = uids()
     assert numbers == [64100] * 4 + [1000]
     assert note.startswith("train-4: ")
-    assert all(word in note for word in ("uid 1000 ", " 64100 "))
+    assert all(word in note for word in ("uid 1000 on", " 64100 "))
 
 
 def test_a_disk_without_inodes_is_told_so() -> None:

@@ -21,7 +21,7 @@ def test_a_service_must_be_there() -> None:
         taken = server.getsockname()[1]
         assert remote_reach.refused("127.0.0.1", taken) == ""
     assert "refused" in remote_reach.refused("127.0.0.1", taken)
-    assert "resolve" in remote_reach.refused("nowhere.invalid", 6817)
+    assert "can't resolve" in remote_reach.refused("nowhere.invalid", 6817)
 
 
 def test_the_program_runs_as_it_is_sent() -> None:

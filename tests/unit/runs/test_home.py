@@ -408,4 +408,4 @@ def test_what_was_sent_and_is_unchanged_stays_if_it_is_large(session, cluster, t
     for name in ("changed", "grown", "small", "made"):
         assert (run.directory / name).is_file()
     assert run.source == json.loads((run.directory / "source.json").read_text())["hash"]
-    assert not_brought_home(run).endswith(" not collected: turned and 1 more (a symbolic link)")
+    assert not_brought_home(run).endswith(": not collected: turned and 1 more (a symbolic link)")

@@ -190,7 +190,7 @@ def test_a_pipe_is_read(tmp_path: Path) -> None:
 
 class TestBuiltInPython:
     def test_too_many_hosts(self) -> None:
-        with pytest.raises(ValidationError, check=lambda error: f" {MAX_LOCAL_HOSTS} hosts" in str(error)):
+        with pytest.raises(ValidationError, check=lambda error: f" {MAX_LOCAL_HOSTS} hosts, " in str(error)):
             ClusterSpec(version=1, name="a", partitions=(Partition(name="p", nodes=MAX_LOCAL_HOSTS),))
         ClusterSpec(version=1, name="a", partitions=(Partition(name="p", nodes=MAX_LOCAL_HOSTS - 1),))
 
