@@ -427,7 +427,8 @@ def find_orphans(
     name, settings = _find_provider(chosen, project)
     provider, own_id = provider_of(settings, prompts), Workspace.of(name).known_id()
     ids = [cluster_id for cluster_id in provider.orphans(name) if cluster_id != own_id]
-    return Orphans(name, settings, provider, {name: provider.leftovers(name) for name in ids})
+    leftovers = {cluster_id: provider.leftovers(cluster_id) for cluster_id in ids}
+    return Orphans(name, settings, provider, leftovers)
 
 
 def _find_provider(chosen: ChosenCluster, project: str | None) -> tuple[str, ProviderSettings]:

@@ -206,8 +206,7 @@ def _value_or_unknown(value: object, handler: ValidatorFunctionWrapHandler) -> A
 
 def _given_or_required(model: type[BaseModel], value: object) -> dict[str, object]:
     values, fields = value if isinstance(value, Mapping) else {}, model.model_fields.items()
-    names = (name for name, field in fields if name in values or field.is_required())
-    return {name: values.get(name, UNKNOWN) for name in names}
+    return {name: values.get(name, UNKNOWN) for name, info in fields if name in values or info.is_required()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,10 +74,10 @@ def read(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
         for name, entry in entries.items():
             dtype, shape = _NAMES[entry["dtype"]], tuple(entry["shape"])
             start, end = entry["data_offsets"]
-            if end - start != math.prod(shape) * dtype.itemsize or 8 + length + end > size:
+            count = math.prod(shape)
+            if end - start != count * dtype.itemsize or 8 + length + end > size:
                 raise ValueError(f"{name} is truncated")
             place = 8 + length + start
-            count = math.prod(shape)
             tensors[name] = np.memmap(path, dtype, "r", place, shape) if count else np.empty(shape, dtype)
     except (AttributeError, KeyError, TypeError) as exc:
         raise ValueError(f"the header does not describe tensors correctly: {exc!r}") from exc

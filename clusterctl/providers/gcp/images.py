@@ -109,8 +109,8 @@ def partitions_without_base(spec: ClusterSpec, chosen: Mapping[str, NodeImage]) 
 
 
 def _local_disks(spec: ClusterSpec) -> dict[str, int]:
-    settings, partitions = gcp.settings_of(spec), spec.partitions
-    bundled = {partition.name: gcp.machine_of(spec, partition).bundled_ssds for partition in partitions}
+    settings = gcp.settings_of(spec)
+    bundled = {nodes.name: gcp.machine_of(spec, nodes).bundled_ssds for nodes in spec.partitions}
     return {name: settings.nodes_of(name).local_ssds + count for name, count in bundled.items()}
 
 
@@ -163,8 +163,7 @@ def machine_inventory(
             local_ssds=max(local_ssds),
         )
 
-    partitions = (partition for partition, candidate in chosen.items() if candidate.name == image.name)
-    ssd_counts = (disks[partition] for partition in partitions)
+    ssd_counts = (disks[name] for name, candidate in chosen.items() if candidate.name == image.name)
     return Inventory(
         cluster=spec.name,
         cluster_id=cluster_id,

@@ -177,9 +177,8 @@ def _failure(resource: CloudResource, exc: CloudError) -> Failure:
 
 
 def _search(api: Api, query: _LabelQuery) -> list[CloudResource]:
-    resources = (resource for kind in _KINDS for resource in _resources_of_kind(api, kind, query))
-    order = {kind.word: position for position, kind in enumerate(_KINDS)}
-    return sorted(resources, key=lambda resource: (order[resource.kind], resource.name))
+    by_kind = (_resources_of_kind(api, kind, query) for kind in _KINDS)
+    return [r for resources in by_kind for r in sorted(resources, key=lambda r: r.name)]
 
 
 def _resources_of_kind(api: Api, kind: _Kind, query: _LabelQuery) -> Iterator[CloudResource]:

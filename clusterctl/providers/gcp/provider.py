@@ -256,10 +256,9 @@ class GcpProvider(Provider):
     ) -> str:
         """Update Terraform's folder with the spec's hosts and ``more_hosts``. Return the variables' hash."""
         module_variables = variables(spec, workspace.cluster_id(), workspace.public_key.read_text(), kept)
-        paths = {partition: images.path_of(self._api, i.name) for partition, i in self._images.items()}
-        boot = {partition: {"boot_image": path} for partition, path in paths.items()}
-        hosts = module_variables["hosts"].items()
-        hosts = {name: host | boot.get(host.get("partition", ""), {}) for name, host in hosts}
+        boot = {name: {"boot_image": images.path_of(self._api, i.name)} for name, i in self._images.items()}
+        hosts = module_variables["hosts"]
+        hosts = {name: host | boot.get(host.get("partition", ""), {}) for name, host in hosts.items()}
         module_variables["hosts"] = {**hosts, **more_hosts}
         storage.reject_move(workspace.terraform, module_variables)
         write_module(workspace.terraform, module_variables, self._settings.state, cluster=spec.name)

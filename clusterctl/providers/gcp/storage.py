@@ -57,8 +57,8 @@ def variable(spec: ClusterSpec, cluster_id: str, kept: KeptStorage | None) -> di
 def find(api: Api, name: str, user: str) -> tuple[KeptStorage, ...]:
     """Return the kept storage of clusters that are called ``name`` and list ``user`` as their first user."""
     resources = orphans.find_labelled(api, LABEL, name, _ADDRESSES)
-    users = ((orphans.read_labels(resource[2]).get(USER_LABEL), resource) for resource in resources)
-    return tuple(_kept(name, *resource) for owner, resource in users if owner == user)
+    own = (r for r in resources if orphans.read_labels(r[2]).get(USER_LABEL) == user)
+    return tuple(_kept(name, *resource) for resource in own)
 
 
 def _kept(name: str, kind: str, path: str, row: Json) -> KeptStorage:
