@@ -14,7 +14,7 @@ from payload.node.host import keep_freed_memory, launcher_rank
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a command, print a ``PayloadError`` on rank 0, and return the exit code."""
+    """Run the command, and return its exit code. If it raises ``PayloadError``, rank 0 prints the error."""
     _limit_threads()
     try:
         config = parse(argv)
@@ -41,10 +41,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _refuse(error: UsageError) -> int:
-    """Print the error of a wrong command line or config file on rank 0, and return the exit code.
-
-    mpirun ends all ranks when a rank fails, so all ranks wait for each other in MPI before rank 0 prints.
-    """
+    """Print the error of a wrong command line or config file on rank 0, and return the exit code."""
+    # mpirun ends all ranks when a rank fails, so all ranks wait for each other in MPI before rank 0 prints.
     rank = launcher_rank(os.environ)
     first_error: PayloadError = error
     if rank is not None:
@@ -68,7 +66,7 @@ def _report(error: PayloadError, *, rank: int) -> None:
 
 
 def _world_rank() -> int:
-    """Return this process's rank, or 0 if the command does not use MPI."""
+    """Return this process's MPI rank, or 0 if the command does not use MPI."""
     world = sys.modules.get("payload.comm.world")
     return world.world_rank() if world else 0
 

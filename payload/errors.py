@@ -4,9 +4,9 @@
     ├── UsageError      2   the command line is wrong, or names something that does not exist
     └── LaunchError     3   the launcher started a different number of ranks than MPI sees
 
-After a signal, a run exits with ``STOPPED`` or ``ENDED``. If a single rank runs out of memory or raises
-``RankError``, it prints a line, and all ranks end with exit code 1 (see ``line_of``). Other exceptions are
-bugs or a broken machine: they print a traceback and abort the whole MPI job.
+A run that a signal ends exits with ``STOPPED`` if it saved a checkpoint, otherwise with ``ENDED``. If a rank
+runs out of memory or raises ``RankError``, it prints a line, and all ranks end with exit code 1. Any other
+exception is a bug or a broken machine: it prints a traceback and aborts the whole MPI job.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ ENDED = 128 + 15
 
 
 class PayloadError(Exception):
-    """Error raised on every rank (see ``comm.base.on_all_ranks``), so that all exit codes are the same.
+    """An error that the user can correct. It is raised on every rank, so that all exit codes are the same.
 
-    ``code`` is a name of the cause for programs, such as ``checkpoint-damaged``: see docs/errors.md.
+    ``code`` is the cause as a word for programs, such as ``checkpoint-damaged``: see docs/errors.md.
     """
 
     exit_code = 1
@@ -38,7 +38,7 @@ class UsageError(PayloadError):
 
 
 class LaunchError(PayloadError):
-    """The launcher and MPI disagree about the number of ranks."""
+    """The launcher (srun or mpirun) started a different number of ranks than MPI sees."""
 
     exit_code = 3
 

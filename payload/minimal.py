@@ -40,7 +40,7 @@ xp: ModuleType = np
 
 @dataclass(frozen=True)
 class Config:
-    """The sizes of a model."""
+    """The sizes of a GPT model."""
 
     vocabulary: int = 256
     length: int = 128  # maximum T
@@ -101,7 +101,7 @@ def init(config: Config, seed: int, dtype: str = "float32") -> Tensors:
 
 
 def linear(w: Tensors, name: str, x: Array) -> Array:
-    """Return x W + b: (B, T, inputs) → (B, T, outputs). The backward function needs x."""
+    """Return x W + b: (B, T, inputs) → (B, T, outputs). The names of W and b in ``w`` begin with ``name``."""
     weight = w[f"{name}weight"]
     return x @ weight.reshape(len(weight), -1) + w[f"{name}bias"].ravel()
 
@@ -115,7 +115,7 @@ def linear_backward(w: Tensors, grads: Tensors, name: str, dy: Array, x: Array) 
 
 
 def norm(w: Tensors, name: str, x: Array) -> tuple[Array, tuple[Array, Array]]:
-    """Return (x - mean) / √(variance + ε) · weight + bias, with the mean over the C numbers of each token."""
+    """Return the layer norm of x (B, T, C) over its last axis, and two arrays for ``norm_backward``."""
     centered = x - x.mean(axis=-1, keepdims=True)
     inverse = 1 / xp.sqrt((centered * centered).mean(axis=-1, keepdims=True) + 1e-5)
     unit = centered * inverse
@@ -137,7 +137,7 @@ _A, _B = math.sqrt(2 / math.pi), 0.044715
 
 
 def gelu(x: Array) -> Array:
-    """Return ½ x (1 + tanh(a (x + b x³))). The backward function needs x."""
+    """Return GELU of x by the tanh approximation: ½ x (1 + tanh(√(2/π) (x + 0.044715 x³)))."""
     return 0.5 * x * (1 + xp.tanh(_A * (x + _B * x * x * x)))
 
 
@@ -147,7 +147,7 @@ def gelu_backward(dy: Array, x: Array) -> Array:
 
 
 def attention(w: Tensors, name: str, x: Array, heads: int) -> tuple[Array, tuple[Array, ...]]:
-    """Return softmax(q kᵀ / √D) v in each head. A token attends to itself and to earlier tokens."""
+    """Return causal self-attention, (B, T, C) → (B, T, C), and the arrays for ``attention_backward``."""
     b, t, c = x.shape
     qkv = linear(w, f"{name}.in_proj_", x).reshape(b, t, 3, heads, c // heads)
     q, k, v = qkv.transpose(2, 0, 3, 1, 4)  # (B, H, T, D) each
@@ -178,7 +178,7 @@ def softmax(x: Array) -> Array:
 
 
 def block(w: Tensors, name: str, x: Array, heads: int) -> tuple[Array, tuple[Any, ...]]:
-    """Return y + feed_forward(norm(y)) with y = x + attention(norm(x)): (B, T, C) → (B, T, C)."""
+    """Return y + feed_forward(norm(y)) with y = x + attention(norm(x)), and values for ``block_backward``."""
     normed1, saved_norm1 = norm(w, f"{name}.norm1", x)
     attended, saved_attention = attention(w, f"{name}.self_attn", normed1, heads)
     x = x + attended
@@ -251,7 +251,7 @@ class AdamW:
         self.steps = 0
 
     def step(self, w: Tensors, grads: Tensors, lr: float) -> None:
-        """Update the weights in place."""
+        """Update the weights ``w`` in place with their gradients, at the learning rate ``lr``."""
         self.steps += 1
         for name, grad in grads.items():
             mean, square, weight = self.mean[name], self.square[name], w[name]
@@ -276,7 +276,7 @@ def windows(text: Array, config: Config, batch: int, rng: np.random.Generator) -
 
 
 def train(text: Array, config: Config, *, steps: int, batch: int, lr: float, seed: int) -> Tensors:
-    """Train for some steps, print each step's loss, and return the weights."""
+    """Train a model on ``text``, an array of bytes, print each step's loss, and return the weights."""
     rng = np.random.default_rng(seed)
     w = init(config, seed)
     optimizer = AdamW(w)
@@ -288,7 +288,7 @@ def train(text: Array, config: Config, *, steps: int, batch: int, lr: float, see
 
 
 def main(argv: Sequence[str]) -> None:
-    """Train on the bytes of the file that the command line names."""
+    """Train on the bytes of the file in the command line ``argv``."""
     global xp  # noqa: PLW0603
     parser = argparse.ArgumentParser(prog="python -m payload.minimal", description="Train a small GPT.")
     parser.add_argument("text", type=Path, help="file whose bytes are the tokens")

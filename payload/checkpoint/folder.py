@@ -33,7 +33,7 @@ def complete(folder: Path) -> dict[int, Path]:
 
 
 def superseded(folder: Path, iteration: int, *, keep: int) -> list[Path]:
-    """Return the old checkpoints to remove, so that ``keep`` remain, including that of ``iteration``."""
+    """Return the folders to delete after saving ``iteration``, so that ``keep`` checkpoints remain."""
     older = [path for number, path in complete(folder).items() if number < iteration]
     leftovers = list(folder.glob(f"iteration-*{OLD}"))
     return leftovers + (older[: len(older) - (keep - 1)] if len(older) >= keep else [])
@@ -125,6 +125,5 @@ class Lock:
 
 
 def _name() -> str:
-    """Return a name of this run, which another run can print if it finds the folder locked."""
     job = os.environ.get("SLURM_JOB_ID")
     return f"process {os.getpid()} on {hostname()}{f' of job {job}' if job else ''}"

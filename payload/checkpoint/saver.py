@@ -65,8 +65,6 @@ class StopSignals:
 
 @dataclass(slots=True)
 class _Save:
-    """A checkpoint that is being saved."""
-
     manifest: Manifest
     copied: Mark
     # How long training has waited for this checkpoint.
@@ -94,15 +92,16 @@ class Saver:
         """
         Args:
             folder: folder of all checkpoints, see ``folder.prepare``.
-            manifest: the manifest without iteration, files and scalars.
+            manifest: settings and layout for the manifest of each checkpoint, whose other fields are ignored.
             report: records each checkpoint, and prints warnings.
             interval: number of iterations between checkpoints.
             keep: number of checkpoints to keep.
             wait: whether training waits until each checkpoint is on disk.
-            data_state: ``Dataset.data_state``, saved with each checkpoint.
+            data_state: state of the data set, such as its tokenizer, to save in each checkpoint.
             lock: the folder's lock, on the rank that holds it. Released by ``__exit__``.
             save_model: called on rank 0 with the folder of each checkpoint. Writes the best weights so far
-                into the folder, and returns ``Manifest.model``. A PayloadError makes the checkpoint fail.
+                into the folder, and returns their description for ``Manifest.model``. If it raises
+                PayloadError, the checkpoint fails.
         """
         self._engine, self._device, self._world = engine, engine.device, engine.mesh.world
         self._folder, self._manifest, self._report = folder, manifest, report
@@ -185,7 +184,7 @@ class Saver:
         self._save.stall_s = time.perf_counter() - began
 
     def written(self) -> bool:
-        """Start writing once the copy of the shards is done. Return whether this rank's file is on disk."""
+        """Start to write this rank's file if its copy in memory is complete. Return whether it is on disk."""
         save = self._save
         if save and not save.has_started and self._device.has_passed(save.copied):
             self._write(save)
@@ -197,9 +196,9 @@ class Saver:
         self._writer.begin(write, self._memory, path, self._writer.cancelled)
 
     def _complete(self, *, wait: bool) -> None:
-        """Wait until all ranks' files are on disk. Rank 0 then starts to publish (rename) the checkpoint.
+        """Wait until all ranks' files are on disk. Then rank 0 starts to rename the checkpoint's folder.
 
-        wait: whether to wait until the checkpoint is published.
+        wait: whether to wait until the folder is renamed.
         """
         save, self._save = self._save, None
         assert save is not None  # noqa: S101
@@ -222,7 +221,7 @@ class Saver:
         )
 
     def _written(self) -> Any:
-        """Wait until this rank's file is on disk, and return the result of ``writer.write``."""
+        """Wait until this rank's file is on disk. Return its size, CRC-32 and the seconds of writing."""
         if self._failure:
             raise self._failure
         return self._writer.result()
@@ -240,7 +239,7 @@ class Saver:
         )
 
     def _settle(self) -> None:
-        """Wait until the writer is idle. On rank 0, the writer may still be publishing a checkpoint."""
+        """Wait for the writer thread's task: on rank 0, it may still be renaming the previous checkpoint."""
         if self._writer.busy:
             for leftover in self._writer.result():
                 self._report.print_line(

@@ -37,9 +37,9 @@ class CheckpointSession:
     """A run's checkpoints: the checkpoint from which the run resumes, and the checkpoints that it saves."""
 
     def __init__(self, config: TrainConfig, world: Communicator) -> None:
-        """Prepare the folder, and choose the checkpoint to resume from.
+        """Prepare the folder of checkpoints, and choose the checkpoint to resume from.
 
-        Raises UsageError on every rank if the checkpoint is broken, or the folder cannot be used.
+        Raises UsageError on every rank if that checkpoint is damaged, or the folder cannot be used.
         """
         settings = config.checkpoints
         self._config = config
@@ -53,7 +53,7 @@ class CheckpointSession:
 
     @property
     def data_state(self) -> Mapping[str, Any] | None:
-        """``Dataset.data_state`` in the resumed checkpoint. None: training starts from scratch."""
+        """State of the data set, such as its tokenizer, in the resumed checkpoint. None: no checkpoint."""
         return self.chosen.data_state if self.chosen else None
 
     def saver(
@@ -65,7 +65,10 @@ class CheckpointSession:
         data_state: Mapping[str, Any],
         save_model: Callable[[Path], Mapping[str, Any]],
     ) -> AbstractContextManager[Saver | None]:
-        """Return the ``Saver`` of this training. Without ``--save-interval``: a context that yields None."""
+        """Return the ``Saver`` of this run; without ``--save-interval``, a context manager that yields None.
+
+        now: this run's manifest, from ``describe``. data_state, save_model: see ``Saver``.
+        """
         settings = self._config.checkpoints
         if not settings.save_interval:
             return nullcontext()
@@ -83,7 +86,10 @@ class CheckpointSession:
         )
 
     def describe(self, engine: Engine, identity: Mapping[str, Any]) -> Manifest:
-        """Return a manifest without iteration, scalars, files. identity: settings that a resume must keep."""
+        """Return a manifest of this run, still without iteration, scalars and files.
+
+        identity: settings that must be the same in a run that resumes from this run's checkpoints.
+        """
         config, mesh = self._config, engine.mesh
         # The error feedback of compressed gradients is stored as a multiple of the loss scale.
         compressed = config.layout.compress != "none"
@@ -129,9 +135,9 @@ class Resumed:
 def choose(resume_from: str, folder: Path, world: Communicator) -> Chosen | None:
     """Verify and return the checkpoint that ``--resume`` selects. None: start from scratch.
 
-    resume_from: ``never``, ``auto`` for the newest whole checkpoint in ``folder``, or a checkpoint's path.
+    resume_from: ``never``, ``auto`` (the newest undamaged checkpoint in ``folder``), or a checkpoint's path.
 
-    Raises UsageError on every rank if the checkpoint is broken.
+    Raises UsageError on every rank if that checkpoint, or for ``auto``, every checkpoint is damaged.
     """
     notes: list[str] = []
     newest_first = list(reversed(complete(folder).values())) if resume_from == "auto" else [Path(resume_from)]
@@ -151,9 +157,9 @@ def choose(resume_from: str, folder: Path, world: Communicator) -> Chosen | None
 
 
 def resume(chosen: Chosen | None, engine: Engine, now: Manifest) -> Resumed:
-    """Load the chosen checkpoint into the engine. now: this run's manifest.
+    """Load a checkpoint into the engine. Without a checkpoint, return the state at the start of training.
 
-    Raises UsageError on every rank if the checkpoint's settings do not fit this run.
+    now: this run's manifest. Raises UsageError on every rank if a setting differs that must not change.
     """
     if chosen is None:
         return Resumed()
@@ -186,7 +192,7 @@ def refuse_others(folder: Path, resume_from: str, world: Communicator) -> None:
 
 
 def _inspect(path: Path, world: Communicator) -> tuple[Manifest, Mapping[str, Any]]:
-    """Return a checkpoint's manifest and ``Dataset.data_state``. Raises BrokenError if a file is damaged."""
+    """Return a checkpoint's manifest and the state of its data set. Raises BrokenError for a damaged file."""
 
     def check() -> Manifest:
         manifest = read_manifest(path)
@@ -200,7 +206,7 @@ def _inspect(path: Path, world: Communicator) -> tuple[Manifest, Mapping[str, An
 
 
 def _compare(path: Path, saved_with: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise UsageError if a setting in ``now``, this run's identity, differs from the checkpoint's."""
+    """Raise UsageError if settings that must not change differ: ``now`` and in the checkpoint at ``path``."""
     saved, current = ({name: _text(value) for name, value in each.items()} for each in (saved_with, now))
     different = [name for name in current if saved.get(name) != current[name]]
     if different:
@@ -225,7 +231,8 @@ def _resharding(saved: Manifest, now: Manifest, engine: Engine) -> str:
 
 
 def _load(engine: Engine, path: Path, manifest: Manifest, *, own: bool) -> None:
-    """Load this rank's shards. own: load also ``own_state``, which fits only the layout of the save."""
+    """Load this rank's shards from the checkpoint at ``path``. own: also ``own_state``, of this rank only."""
+    # Own state fits only the layout of ranks that saved it.
     reader = Reader(path, manifest)
     restorable = [each for each in own_state(engine) if own and reader.holds(*each)]
     for shard, array in [*held_shards(engine), *restorable]:

@@ -1,5 +1,6 @@
-"""The contents of a checkpoint: shards of tensors with their position, so that any layout can load them.
+"""The contents of a checkpoint: shards of tensors, each with its position in the tensor.
 
+Positions let a run load the shards even if its ranks are arranged differently from those of the saving run.
 On disk, a rank's shards are a file of flat tensors (see ``saved_model.safetensors``). A manifest has the
 files' sizes and checksums.
 """
@@ -27,11 +28,11 @@ from payload.saved_model.safetensors import FilePlan, plan, read
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The numbers ``[start, stop)`` of a flattened part of a tensor. The parts split an axis of the tensor.
+    """The position of some numbers in a tensor: ``[start, stop)`` in part number ``part``, flattened.
 
     kind: ``weight``, ``optimizer.NAME``, ``state`` (of a layer), or ``rankN`` (state of rank N alone).
     shape: shape of the whole tensor, with padding.
-    axis: the split axis. None: the tensor is not split.
+    axis: the axis that is split into ``parts`` parts. None: the tensor is not split.
     rows: size of the first axis without padding. None: there is no padding.
     """
 
@@ -66,12 +67,12 @@ HeldShard = tuple[Shard, Array]
 
 
 def held_shards(engine: Engine) -> list[HeldShard]:
-    """Return all shards of this rank's arrays, to load into when a run resumes, except ``own_state``."""
+    """Return shards of all arrays on this rank, to be filled from a checkpoint, except ``own_state``."""
     return [(shard, array) for shard, array, _ in _all(engine)]
 
 
 def saved_shards(engine: Engine) -> list[HeldShard]:
-    """Return the shards that this rank saves. If several ranks have an array, each saves a different part."""
+    """Return the shards that this rank saves. If several ranks have the same array, each saves a part."""
     cut = [
         (replace(shard, start=shard.start + share.start, stop=shard.start + share.stop), array[share])
         for shard, array, share in _all(engine)
@@ -81,13 +82,13 @@ def saved_shards(engine: Engine) -> list[HeldShard]:
 
 
 def own_state(engine: Engine) -> list[HeldShard]:
-    """Return state that only this rank has, such as error feedback. Other layouts cannot use this state."""
+    """Return shards of state that only this rank has: the error feedback of gradient compression."""
     kind = f"rank{engine.mesh.world.rank}"
     return [(_whole(kind, name, array), array.reshape(-1)) for name, array in engine.own_state.items()]
 
 
 def scalars(engine: Engine) -> dict[str, int | float]:
-    """Return the numbers of the engine's state that are not in arrays. They are the same on all ranks."""
+    """Return by name the engine's state outside arrays, such as the loss scale. Equal on all ranks."""
     scale = {f"loss_scale.{name}": value for name, value in engine.loss_scale.state.items()}
     return {"updates": engine.optimizer.updates, **scale}
 
@@ -100,7 +101,7 @@ def set_scalars(engine: Engine, saved: Mapping[str, int | float]) -> None:
 
 
 def _all(engine: Engine) -> Iterator[tuple[Shard, Array, slice]]:
-    """For each array on this rank, yield its shard, the array, and the slice of it that this rank saves."""
+    """For each array on this rank, yield its shard, the flat array, and the slice that this rank saves."""
     storage, mesh = engine.storage, engine.mesh
     values = storage.master_weights
     kinds = {"weight": values} | {
@@ -137,7 +138,7 @@ def _whole(kind: str, name: str, array: Array) -> Shard:
 
 
 def _common(segment: Segment, share: slice) -> slice:
-    """Return the elements of a segment that lie in the slice ``share``, counted from the segment's start."""
+    # The overlap, counted from the start of the segment.
     start = max(segment.start, share.start)
     stop = max(start, min(segment.stop, share.stop))
     return slice(start - segment.start, stop - segment.start)
@@ -161,7 +162,7 @@ def rank_file(rank: int) -> str:
 
 
 def plan_shards(held: Sequence[HeldShard]) -> tuple[FilePlan, list[int]]:
-    """Plan a rank's file. Return the plan, and the offset in the file of each shard's numbers."""
+    """Return the layout of a file with these shards, and the byte offset of each shard's numbers in it."""
     names = [f"{shard.tensor}[{shard.start}:{shard.stop}]" for shard, _ in held]
     tensors = {
         name: ((array.size,), np.dtype(array.dtype)) for name, (_, array) in zip(names, held, strict=True)
@@ -235,7 +236,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def read_data(folder: Path) -> Mapping[str, Any]:
-    """Return a checkpoint's ``Dataset.data_state``. Raises BrokenError if it is missing or damaged."""
+    """Return the state of a checkpoint's data set. Raises BrokenError if its file is missing or damaged."""
     try:
         data_state: Mapping[str, Any] = json.loads((folder / DATA).read_bytes())
     except OSError as exc:
@@ -246,7 +247,7 @@ def read_data(folder: Path) -> Mapping[str, Any]:
 
 
 def verify(folder: Path, facts: FileFacts) -> None:
-    """Raise BrokenError if the size or checksum of the file on disk differs from ``facts``."""
+    """Raise BrokenError if the file's size or checksum in ``folder`` differs from ``facts``."""
     path = folder / facts.name
     try:
         size, crc32 = path.stat().st_size, 0
@@ -262,7 +263,7 @@ def verify(folder: Path, facts: FileFacts) -> None:
 
 
 class Reader:
-    """Reads a checkpoint's shards for any layout. With memory maps, only the requested numbers are read."""
+    """Reads a checkpoint for any layout of ranks. Files are memory-mapped: only requested parts are read."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self._folder = folder
@@ -279,7 +280,7 @@ class Reader:
         )
 
     def whole(self, kind: str, name: str) -> NDArray[Any]:
-        """Return a whole tensor. Raises UsageError if the checkpoint does not have the tensor."""
+        """Return a whole tensor. kind, name: see ``Shard``. Raises UsageError if the tensor is missing."""
         stored = self._shards.get(f"{kind}/{name}")
         if not stored:
             raise UsageError(
@@ -291,9 +292,9 @@ class Reader:
         return self.read(whole_shard, numbers.dtype).reshape(shard.shape)
 
     def read(self, target: Shard, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return the numbers of a shard as a flat array, joined from the shards in the checkpoint.
+        """Return the numbers of the shard ``target`` as a flat array, joined from shards in the checkpoint.
 
-        Raises UsageError if the checkpoint does not have the tensor with this shape and dtype.
+        Raises UsageError if the checkpoint does not have the tensor with the shard's shape and this dtype.
         """
         stored = self._shards.get(target.tensor, [])
         if not stored:
@@ -328,7 +329,7 @@ class Reader:
         return whole.reshape(-1)[target.start : target.stop]
 
     def _interval(self, tensor: str, part: int, start: int, stop: int) -> NDArray[Any]:
-        """Return the numbers ``[start, stop)`` of a part of a tensor, joined from saved shards."""
+        """Return numbers ``[start, stop)`` of the tensor's part with this index, joined from saved shards."""
         stored = [(shard, numbers) for shard, numbers in self._shards[tensor] if shard.part == part]
         result: NDArray[Any] = np.empty(stop - start, self._shards[tensor][0][1].dtype)
         filled = start

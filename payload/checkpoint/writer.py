@@ -95,10 +95,10 @@ def write(memory: NDArray[Any], path: Path, cancelled: threading.Event) -> dict[
 def publish(
     path: Path, complete: Path, texts: Mapping[str, str], sizes: Mapping[str, int], remove: Sequence[Path]
 ) -> list[str]:
-    """Check and complete the files of a checkpoint, rename its folder, then remove old checkpoints.
+    """Check a checkpoint's files, then add text files, rename the folder, and remove old checkpoints.
 
     Args:
-        path: the folder, with the files of all ranks.
+        path: the unfinished checkpoint's folder, with the files of all ranks.
         complete: the new path of the folder.
         texts: text files to add, by name.
         sizes: sizes of the ranks' files, by name.

@@ -1,1 +1,1 @@
-"""Input and output of commands: flags and config files, printed lines and records."""
+"""Input and output of commands: flags and config files, printed lines and JSON Lines files."""

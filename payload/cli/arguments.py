@@ -96,7 +96,7 @@ def parse(argv: Sequence[str]) -> Any:
 
 
 def check(config: Command, *, several: bool | None = None, gpu: bool | None = None) -> None:
-    """Raise UsageError if settings contradict each other, or a given setting would have no effect.
+    """Raise UsageError if settings contradict each other, or the user set an option that has no effect.
 
     Args:
         several: whether there are several data-parallel ranks. None: not known yet.
@@ -129,7 +129,7 @@ def _refuse_contradictions(config: TrainConfig) -> None:
 
 
 def _refuse_for_launch(config: TrainConfig, several: bool | None, gpu: bool | None) -> None:
-    """Reject flags that have no effect in this run. A config file may set them, for other runs."""
+    """Raise UsageError for flags (not config files) without effect here. several, gpu: see ``check``."""
     bench, find = isinstance(config, BenchConfig), config.batch.find
     training_only = (
         "epochs iterations lr schedule warmup_iterations min_lr decay_iterations decay_factor scale_lr "
@@ -151,7 +151,7 @@ def _refuse_for_launch(config: TrainConfig, several: bool | None, gpu: bool | No
 
 
 def _refuse_useless(config: TrainConfig) -> None:
-    """Reject settings that have no effect because of the value of another setting."""
+    """Raise UsageError for settings that have no effect because of the value of another setting."""
     layout, optimizer, files = config.layout, config.optimizer, config.checkpoints
     takes, kind = MODELS[config.model.model].takes, config.data.data.partition(":")[0]
     resumes = bool(files.save_interval) or files.resume == "auto"
@@ -179,7 +179,7 @@ def _refuse_useless(config: TrainConfig) -> None:
 
 
 def find_error(argv: Sequence[str]) -> str | None:
-    """Return the error in a command line, if any. Does not read config files, which are on the cluster."""
+    """Return the error in a command line, or None. Does not read config files, which are on the cluster."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             flags = vars(parser().parse_args(argv))

@@ -58,7 +58,7 @@ _output = one_of("text", "json")
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Model"""
+    """Settings of the model"""
 
     model: str = setting("mlp", one_of(*MODELS), "the flags below change its sizes")
     hidden: tuple[int, ...] | None = setting(None, _counts, "mlp: widths of the hidden layers")
@@ -72,7 +72,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Data"""
+    """Settings of the data"""
 
     data: str = setting("digits", data_name, "data for training and evaluation")
     augment: tuple[str, ...] = setting((), some_of("crop", "flip"), "random changes to images", "crop,flip")
@@ -84,7 +84,7 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Batch size and length of the training"""
+    """Settings of the batch size and the length of the training"""
 
     global_batch_size: int = setting(64, count, "samples in an iteration, over all ranks")
     micro_batch_size: int | None = setting(None, count, "samples at once on a rank (default: its share)")
@@ -96,7 +96,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Distribution over ranks; the remaining ranks share the batch"""
+    """Settings of the distribution over ranks; groups of tp x pp ranks split the batch"""
 
     tp: int = setting(1, count, "ranks that split each layer's tensors")
     pp: int = setting(1, count, "ranks that split the model's layers, as pipeline stages")
@@ -114,7 +114,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """Optimizer"""
+    """Settings of the optimizer"""
 
     optimizer: str = setting("sgd", one_of(*_OPTIMIZERS), "algorithm that updates the weights")
     lr: float | None = setting(None, positive, "learning rate (default 0.05; adamw 0.001, lamb 0.002)")
@@ -140,7 +140,7 @@ class Optimizer:
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """Precision"""
+    """Settings of the number formats"""
 
     precision: str = setting("fp32", _formats, "for weights and activations; sums use at least fp32")
     loss_scale: float | None = setting(None, positive, "fixed scale (default: dynamic for fp16, otherwise 1)")
@@ -148,7 +148,7 @@ class Precision:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """Checkpoints"""
+    """Settings of checkpoints and initial weights"""
 
     save_interval: int | None = setting(
         None, count, "iterations between checkpoints (default: no checkpoints)"
@@ -166,7 +166,7 @@ class Checkpoints:
 
 @dataclass(frozen=True, slots=True)
 class Measuring:
-    """Measurements"""
+    """Settings of measurements"""
 
     profile: bool = switch(False, "write a timeline of a few iterations to trace.json")
     profile_iterations: int = setting(10, count, "iterations in the timeline, without the first")
@@ -176,7 +176,7 @@ class Measuring:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Device and output"""
+    """Settings of the device and the output"""
 
     device: str = setting("auto", *_device)
     out: Path = setting(Path(), folder, "for metrics.jsonl and the resolved config.toml; created if missing")
@@ -220,7 +220,7 @@ def _absolute(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Benchmark"""
+    """Settings of the benchmark"""
 
     rounds: int = setting(5, count, "rounds in which each configuration runs once")
     turn: int = setting(5, count, "iterations of each configuration in a round")
@@ -293,7 +293,7 @@ class ProbeConfig(Command):
 
 @dataclass(frozen=True, slots=True)
 class GemmConfig(Command):
-    """multiply a layer's weights with data on each rank, sum with MPI, and check"""
+    """multiply matrices on each rank, sum the products over all ranks, and check the sums"""
 
     sizes: tuple[GemmSize, ...] = setting(
         _sizes.read("256,1024"), _sizes, "each rank's (m, k) times (k, n); N means NxNxN", "N|MxKxN[,...]"
@@ -309,7 +309,7 @@ class GemmConfig(Command):
 
 @dataclass(frozen=True, slots=True)
 class AllreduceConfig(Command):
-    """measure how fast ranks sum, by array size and transport"""
+    """measure how fast ranks sum arrays, by array size and transport (such as MPI)"""
 
     comm: tuple[str, ...] = setting(("mpi",), some_of(*TRANSPORTS), ", ".join(TRANSPORTS))
     min: int = setting(4 << 10, memory, "smallest array, such as 4KiB")  # bytes
@@ -349,7 +349,7 @@ class ExportConfig(Command):
 
 @dataclass(frozen=True, slots=True)
 class AlignConfig(Command):
-    """join a run's metrics and telemetry by time"""
+    """join a run's training metrics and its nodes' telemetry by time"""
 
     folder: Path = setting(MISSING, folder, "folder of a job or run, with metrics.jsonl and telemetry/")
 

@@ -45,7 +45,7 @@ class JsonLines:
             ) from exc
 
     def write(self, kind: str, **fields: Any) -> None:
-        """Append an object with kind, time (Unix seconds) and fields. Raises RankError if that fails."""
+        """Append a JSON object with ``kind``, ``time`` (Unix seconds) and ``fields``, or raise RankError."""
         line = json.dumps({"kind": kind, "time": time.time(), **fields}, allow_nan=False)
         remaining = memoryview(f"{line}\n".encode())
         try:
@@ -72,7 +72,7 @@ def _keep_only(path: Path, keep: Keep) -> None:
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    """Parse a line. None: the line has no JSON object, such as a half line by a process that was killed."""
+    """Return a line's JSON object. None: the line is not valid, for example because a process was killed."""
     try:
         record = json.loads(line) if line.endswith(b"\n") else None
     except ValueError:

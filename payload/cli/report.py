@@ -14,7 +14,7 @@ from payload.node.host import hostname
 
 
 def begin(device_name: str) -> tuple[mpi.MpiCommunicator, Device]:
-    """Start MPI. Return the communicator of all ranks, and this rank's device.
+    """Start MPI. Return the communicator of all ranks, and this rank's device. device_name: ``--device``.
 
     Raises UsageError on every rank if a device cannot be used, and LaunchError if the launcher and MPI
     disagree about the number of ranks.
@@ -24,7 +24,7 @@ def begin(device_name: str) -> tuple[mpi.MpiCommunicator, Device]:
 
 
 def place(rank: int, device: Device) -> dict[str, Any]:
-    """Return a rank's number, host and GPU."""
+    """Return the number, host and GPU of this rank, as fields for a JSON object."""
     return {"rank": rank, "host": hostname(), "gpu": device.gpu}
 
 

@@ -26,7 +26,7 @@ from payload.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """The settings of a command. Some settings were given by the user, the rest are defaults."""
+    """The settings of a command. ``given`` tells which of them the user set; the rest are defaults."""
 
     given: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     """By field, the source of its value: "" for a flag, "FILE: " for a non-default value in a config file."""
@@ -36,27 +36,28 @@ T = TypeVar("T", bound=Command)
 
 
 def setting(default: Any, kind: Kind, about: str, metavar: str = "") -> Any:
-    """Declare a field that the user can set.
+    """Declare a dataclass field that the user can set.
 
     Args:
         default: MISSING if the user must set the field.
+        about: help text of the flag.
         metavar: placeholder for the value in the help. Default: the placeholder of ``kind``.
     """
     return field(default=default, metadata={"kind": kind, "about": about, "metavar": metavar or kind.metavar})
 
 
 def switch(default: bool, about: str) -> Any:
-    """Declare a boolean field, set by ``--flag`` and ``--no-flag``."""
+    """Declare a boolean field, set by ``--flag`` and ``--no-flag``. about: help text."""
     return setting(default, yes_or_no, about)
 
 
 def sections_of(command: type[Any]) -> dict[str, Any]:
-    """Return the dataclass of each section of a command, by the section's name."""
+    """Return the sections of a command's dataclass: the dataclass of each section, by the section's name."""
     return {f.name: f.default_factory for f in fields(command) if is_dataclass(f.default_factory)}
 
 
 def settings_of(command: type[Any]) -> dict[str, tuple[str, Field[Any]]]:
-    """Return, by setting name, the (section, field) of a command's settings. Section "": no section."""
+    """Return {setting's name: (section's name, field)} of a command. Section "": outside all sections."""
     settings = {f.name: ("", f) for f in fields(command) if f.metadata}
     for name, section in sections_of(command).items():
         settings |= {f.name: (name, f) for f in fields(section)}
@@ -66,10 +67,10 @@ def settings_of(command: type[Any]) -> dict[str, tuple[str, Field[Any]]]:
 def make(
     command: type[T], flags: Mapping[str, Any], file: Path | None = None, *, named_by: str = "--config"
 ) -> T:
-    """Create the settings of a command. Raises UsageError if the file is unreadable or has a wrong value.
+    """Create a command's settings. Raises UsageError if ``file`` is unreadable or has a wrong value.
 
     Args:
-        flags: values by field.
+        flags: values from the command line, by field name.
         file: a config file with values of settings that are not in ``flags``.
         named_by: the flag that names the file, for messages.
     """
@@ -85,7 +86,7 @@ def make(
 
 
 def refuse_without_effect(config: Command, names: str, condition: str, *, in_files: bool = True) -> None:
-    """Raise UsageError if the user gave any of these settings a value that does not turn the setting off.
+    """Raise UsageError if the user set a field in ``names`` to a value that does not turn the setting off.
 
     Args:
         names: field names, separated by spaces.
@@ -144,19 +145,19 @@ def _read_file(settings: Mapping[str, tuple[str, Field[Any]]], file: Path, named
 
 
 def _read(setting: Field[Any], value: Any) -> Any:
-    """Convert a value from TOML or JSON as if it were given on the command line."""
+    """Convert a value from TOML or JSON like the same value on the command line."""
     return setting.metadata["kind"].read(text_of(value))
 
 
 def did_you_mean(word: str, names: Collection[str]) -> str:
-    """Return a hint at a name in ``names``: the same key in another section, else a similar name, else ""."""
+    """Return a hint such as "; did you mean --lr?" if ``names`` has a name similar to ``word``, else ""."""
     same_key = [name for name in names if name.rpartition(" ")[2] == word.rpartition(" ")[2]]
     similar = same_key or difflib.get_close_matches(word, names, n=1)
     return f"; did you mean {similar[0]}?" if similar else ""
 
 
 def to_record(config: Any) -> dict[str, Any]:
-    """Return all settings of a command as a flat dictionary by field name, for JSON."""
+    """Return all settings of a command as a dictionary {field name: value} without sections, for JSON."""
     record = {}
     for name, (section, _) in settings_of(type(config)).items():
         value = getattr(getattr(config, section) if section else config, name)
@@ -165,7 +166,7 @@ def to_record(config: Any) -> dict[str, Any]:
 
 
 def from_record(command: type[T], record: Mapping[str, Any], flags: Mapping[str, Any]) -> T:
-    """Restore settings from a result of ``to_record``. ``flags``, by field name, override the record."""
+    """Restore settings from ``record``, a result of ``to_record``. Values in ``flags`` have priority."""
     declared = {name: f for name, (_, f) in settings_of(command).items()}
     values = {
         name: _read(declared[name], record[name]) for name in declared if record.get(name) not in (None, [])

@@ -17,7 +17,7 @@ _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of value. ``read`` parses a text, and raises ``ArgumentTypeError`` if the text is not valid."""
+    """A type of values on the command line. ``read`` parses text, or raises ``ArgumentTypeError``."""
 
     read: Callable[[str], Any]
     metavar: str
@@ -65,13 +65,13 @@ yes_or_no = Kind(lambda text: one_of("true", "false").read(text) == "true", "")
 
 
 def by_commas(kind: Kind) -> Kind:
-    """Return a kind for a tuple of values, separated by commas."""
+    """Return the kind of a comma-separated list. ``kind`` is the kind of its items; the value is a tuple."""
     metavar = f"{kind.metavar}[,{kind.metavar}...]"
     return Kind(lambda text: tuple(kind.read(part) for part in text.split(",")), metavar)
 
 
 def some_of(*words: str) -> Kind:
-    """Return a kind for distinct words, separated by commas. words: the allowed words. No words: any word."""
+    """Return the kind of a comma-separated list of ``words``, read as a tuple. No ``words``: any words."""
     allowed = one_of(*words).read if words else str
 
     def read(text: str) -> tuple[str, ...]:
@@ -93,7 +93,7 @@ memory = Kind(_memory, "SIZE")
 
 @dataclass(frozen=True, slots=True)
 class GemmSize:
-    """Sizes of each rank's product, (m, k) times (k, n)."""
+    """Sizes of the matrix product on each rank: (m, k) times (k, n)."""
 
     m: int
     k: int

@@ -51,7 +51,7 @@ def run(config: AlignConfig) -> int:
 
 
 def averages(spans: Iterable[tuple[float, float]], nodes: Mapping[str, Sequence[Sample]]) -> Record:
-    """Average the telemetry of each node over spans of time, given in Unix seconds.
+    """Average the telemetry of each node over ``spans``, pairs (start, end) in Unix seconds.
 
     Return each node's means, the mean CPU and GPU use over all nodes, and the sum of all nodes' GPU power.
     """
@@ -83,7 +83,7 @@ def averages(spans: Iterable[tuple[float, float]], nodes: Mapping[str, Sequence[
 
 
 def read_samples(path: Path) -> list[Sample]:
-    """Read a node's samples in order of time. No sample covers the time that a requeued job was waiting."""
+    """Read a node's samples in order of time. While a requeued job waited, there are no samples."""
     lines = _records(path)
     return [
         Sample(previous["time"], line["time"], dict(_figures(line)))

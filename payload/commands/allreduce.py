@@ -46,7 +46,7 @@ def run(config: AllreduceConfig) -> int:
 def allreduce(
     config: AllreduceConfig, device: Device, world: Communicator, comms: Mapping[str, Communicator]
 ) -> bool:
-    """Measure all sizes and transports, and return whether all sums are right. Rank 0 prints the results."""
+    """Measure sums of arrays of all sizes over all ``comms`` (by transport). Return whether all are right."""
     report = Report(world, config.out / "allreduce.jsonl")
     places = world.allgather(place(world.rank, device))
     records = []
@@ -64,7 +64,7 @@ def allreduce(
 
 
 def sizes(smallest: int, largest: int) -> list[int]:
-    """Return sizes in bytes that grow from ``smallest`` by a constant factor. The last is ``largest``."""
+    """Return sizes in bytes that grow from ``smallest`` by a factor of 4. The last size is ``largest``."""
     growing = []
     while smallest < largest:
         growing.append(smallest)
@@ -73,7 +73,7 @@ def sizes(smallest: int, largest: int) -> list[int]:
 
 
 def _measure(name: str, comm: Communicator, device: Device, count: int, config: AllreduceConfig) -> Record:
-    """Return the median time of the slowest rank, and whether the sums are right on all ranks."""
+    """Sum arrays of ``count`` numbers. Return the speed, and whether the sums are right on all ranks."""
     wrong = comm.allgather(_wrong(comm, device, count, config.dtype))
     array = device.xp.zeros(count, _dtype(config.dtype))
     in_a_row = min(max(1, _IN_A_ROW_BYTES // array.nbytes), _MOST_IN_A_ROW)

@@ -2,8 +2,8 @@
 
 The compared configurations (sides) take turns in a job, a few iterations each, so that other load on the
 machines affects all sides equally. With more ranks, strong scaling keeps the global batch, and weak scaling
-keeps the share of each rank. Another side skips the sums of gradients: the time that this side saves is the
-exposed communication.
+keeps the share of each rank. Another side skips the sums of gradients. The time that this saves is the cost
+of communication that does not overlap with computation.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LR = 1e-6
 
 
 def run(config: BenchConfig) -> int:
-    """Measure all sides, print the results, and return the exit code."""
+    """Measure all configurations (sides), print the results, and return the exit code."""
     _, device = begin(config.run.device)
     # Without ``several``, because a single rank is a valid side.
     check(config, gpu=device.gpu is not None)
@@ -51,7 +51,7 @@ def run(config: BenchConfig) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A configuration that is measured: ``ranks`` ranks train on global batches of ``batch`` samples."""
+    """A configuration to measure: ``ranks`` ranks train on global batches of ``batch`` samples."""
 
     name: str
     ranks: int
@@ -62,7 +62,7 @@ class Side:
 
 @dataclass(slots=True)
 class Team:
-    """This rank's engine, data and measurements for a side."""
+    """This rank's engine, data and measurements for a configuration (side)."""
 
     engine: Engine
     feed: Feed
@@ -87,7 +87,7 @@ class Team:
 
 
 def bench(config: BenchConfig, device: Device, world: Transport) -> list[Record]:
-    """Measure all sides. Return, on all ranks, the results of each side. Rank 0 prints the results."""
+    """Measure all configurations. Return a result for each, on all ranks. Rank 0 also prints the results."""
     report = Report(world, config.run.out / "bench.jsonl")
     dataset = open_dataset(config, world)
     sides = sides_of(config, world.size)
@@ -120,7 +120,7 @@ def bench(config: BenchConfig, device: Device, world: Transport) -> list[Record]
 
 
 def sides_of(config: BenchConfig, size: int) -> list[Side]:
-    """Return the sides: all ranks, with and without sums, and fewer ranks with strong and weak scaling.
+    """Return the sides: all ranks, with and without gradient sums; fewer ranks, strong and weak scaling.
 
     size: ranks of the job. Raises UsageError if a number in ``--ranks`` does not fit the job or the layout.
     """
@@ -146,7 +146,7 @@ def sides_of(config: BenchConfig, size: int) -> list[Side]:
 def _teams(
     config: BenchConfig, device: Device, world: Transport, dataset: Dataset, sides: Sequence[Side]
 ) -> Iterator[tuple[Side, Team]]:
-    """Yield each side in which this rank takes part. Sides that differ only in batch share an engine."""
+    """Yield (side, team) for each side with this rank. Sides that differ only in batch share an engine."""
     for (ranks, silent), group in itertools.groupby(sides, key=lambda side: (side.ranks, side.silent)):
         members = world.split(int(world.rank < ranks), world.rank)
         if world.rank >= ranks:
@@ -164,7 +164,7 @@ def _teams(
 
 
 def _record(side: Side, team: Team, peaks: Sequence[float | None]) -> Record:
-    """Return a side's results: medians over this rank's iterations. peaks: each rank's peak TFLOP/s."""
+    """Return a side's results: medians over this rank's iterations. peaks: peak TFLOP/s of each rank."""
     seconds = statistics.median(team.seconds)
     samples_per_s = side.batch / seconds
     known_peaks = [peak for peak in peaks[: side.ranks] if peak is not None]
@@ -186,7 +186,7 @@ def _record(side: Side, team: Team, peaks: Sequence[float | None]) -> Record:
 
 
 def _compare(records: Sequence[Record]) -> None:
-    """Add scaling efficiencies and the cost of sums to the records of all sides."""
+    """Add, in place, the scaling efficiencies and the time that sums of gradients cost to the records."""
     all_ranks = records[0]
     for record in records:
         if record["side"] == "all, silent":
@@ -223,7 +223,7 @@ def _percent(share: float | None) -> str:
 
 
 class Silent(CommunicatorWrapper[Communicator]):
-    """A communicator that skips sums and allgathers of arrays, and passes every other call on."""
+    """A wrapper of a communicator that skips its sums and allgathers of arrays, but no other calls."""
 
     def iallreduce(self, array: Array) -> Pending:  # noqa: ARG002
         return Done()

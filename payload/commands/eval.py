@@ -46,7 +46,7 @@ def run(config: EvalConfig) -> int:
 
 
 def _settings_of_run(config: EvalConfig) -> TrainConfig:
-    """Read the run's settings from config.toml or the checkpoint. The flags of this command override them."""
+    """Return the run's settings from its config.toml or checkpoint, changed by the flags of this command."""
     out = config.out or Path()
     flags = {
         "out": out,
@@ -92,7 +92,7 @@ def _run_on_model(config: EvalConfig, folder: Path) -> int:
 
 
 def _settings_of_model(config: EvalConfig, folder: Path, model: TrainedModel) -> TrainConfig:
-    """Return settings that read the data as in training. Without ``--data``, use the run's training data."""
+    """Return settings to open data as the model's training did. Without ``--data``: the same data set."""
     record, run = model.record, folder.absolute().parent / "config.toml"
     flags: dict[str, Any] = {"model": record.model, "device": config.device}
     if config.data:

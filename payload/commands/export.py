@@ -85,7 +85,7 @@ def _check_target(to: Path, *, is_folder: bool, force: bool) -> None:
 
 
 def _write_texts(folder: Path, record: ModelRecord) -> None:
-    """Write the files that transformers needs beside weights: config, image preprocessing, tokenizer."""
+    """Write the other files that transformers needs: config, image preprocessing, tokenizer."""
     classes = record.classes
     names = [f"LABEL_{number}" for number in range(classes)] if isinstance(classes, int) else [*classes]
     config = library_config(record.model, record.settings, names)
@@ -129,7 +129,7 @@ def write(path: Path, weights: Weights) -> int:
 
 
 def of_checkpoint(folder: Path) -> tuple[ModelRecord, Weights, int]:
-    """Return the record, weights and iteration of a checkpoint. Raises UsageError if it is damaged."""
+    """Return a checkpoint's model description, weights and iteration. Raises UsageError if it is damaged."""
     try:
         manifest = read_manifest(folder)
         for facts in manifest.files:

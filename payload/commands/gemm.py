@@ -38,7 +38,7 @@ def run(config: GemmConfig) -> int:
 
 
 def gemm(config: GemmConfig, device: Device, comm: Communicator) -> list[Record]:
-    """Measure all sizes and dtypes. Return, on all ranks, the results of each. Rank 0 prints the results."""
+    """Measure products of all sizes and dtypes. Return the results on all ranks. Rank 0 also prints them."""
     report = Report(comm, config.out / "gemm.jsonl")
     places = comm.allgather(place(comm.rank, device))
     records = []
@@ -56,7 +56,7 @@ def gemm(config: GemmConfig, device: Device, comm: Communicator) -> list[Record]
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A rank's inputs and weights of a layer, with the values that check the layer's output."""
+    """A rank's factors A_r and B_r of the matrix product, with values that check the sum over ranks."""
 
     size: GemmSize
     a: Array  # (m, k)
@@ -94,7 +94,7 @@ class _Layer:
         return np.promote_types(self.a.dtype, np.float32)
 
     def wrong_rows(self, device: Device, comm: Communicator, own_product: Array, output: Array) -> int:
-        """Return how many rows of ``output``, C (m, n), are wrong. own_product: this rank's A_r B_r."""
+        """Return how many rows of ``output``, the sum C, are wrong. own_product: this rank's A_r B_r."""
         actual = device.to_host(output.astype(self.x.dtype) @ self.x).copy()
         tolerance = np.zeros(self.size.m)
         if self.rounding:
@@ -104,7 +104,7 @@ class _Layer:
 
 
 def _measure(layer: _Layer, device: Device, comm: Communicator, *, warmup: int, iterations: int) -> Record:
-    """Return the median times of the iterations, and whether the last output is right."""
+    """Return the median times of products and sums, and whether the last sum is right."""
     xp, size = device.xp, layer.size
     product = xp.empty((size.m, size.n), layer.dtype)
     own_product = product

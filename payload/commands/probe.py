@@ -43,7 +43,7 @@ def _run(expected: Sequence[str]) -> int:
 
 
 def probe(expected: Sequence[str], comm: MPI.Intracomm) -> dict[str, Any]:
-    """Return the number, host and cores of each rank, and all failures. All ranks return the same result.
+    """Check communication between all ranks. Return, on all ranks, their hosts and cores, and all failures.
 
     expected: hosts that must run a rank.
     """

@@ -64,7 +64,7 @@ def tokens(model: TrainedModel, prompt: Sequence[int], config: SampleConfig, *, 
 
 
 def choose_token(logits: Array, config: SampleConfig, rng: np.random.Generator) -> int:
-    """Return a random token of the ``top_k`` most likely tokens (Fan et al., arXiv:1805.04833)."""
+    """Draw a token from the ``top_k`` most likely tokens (Fan et al., arXiv:1805.04833)."""
     if config.top_k is not None and config.top_k < len(logits):
         threshold = np.partition(logits, -config.top_k)[-config.top_k]
         logits = np.where(logits < threshold, -np.inf, logits)

@@ -1,4 +1,4 @@
-"""Telemetry of a node: a line about the host, then a sample at each interval, until SIGTERM or SIGINT."""
+"""Records a node's telemetry: a line about the host, then a sample per interval, until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(config: TelemetryConfig) -> int:
 
 
 def sample(sensors: Sequence[Sensor]) -> dict[str, Any]:
-    """Read every sensor once. If a sensor fails, the key ``errors`` of the result has the message."""
+    """Read all sensors, and return the readings by name. Messages of failed sensors are under ``errors``."""
     fields: dict[str, Any] = {}
     errors: list[str] = []
     for sensor in sensors:

@@ -37,6 +37,6 @@ class Dataset(Protocol):
     """Bytes of held-out text per target, to compute bits per byte. None: not known, as for images."""
 
     def training_batch(self, indices: Array, epoch: int, draw: Draw) -> Pair:
-        """Return training samples. Random augmentation depends on ``draw``, not on the layout of ranks."""
+        """Return inputs and targets of samples. draw: seed of their random augmentation. epoch: from 1."""
 
     def held_out_batch(self, indices: Array) -> Pair: ...

@@ -52,7 +52,8 @@ def open_dataset(
     """Open the data that ``--data`` names, as images, text or masked text, depending on the model.
 
     Args:
-        data_state: ``Dataset.data_state`` of the resumed or evaluated run. None: learn it from the data.
+        data_state: state that the resumed or evaluated run learned from its training data, such as a
+            tokenizer (``Dataset.data_state``). None: learn the state from the data.
         eval_only: the caller needs only held-out samples, so skip the training samples if possible.
 
     Raises UsageError on every rank if the data does not exist, is invalid, or differs between nodes.
@@ -154,7 +155,7 @@ def _text(
 
 
 def _check_same(world: Communicator, name: str, *contents: bytes | memoryview) -> None:
-    """Raise UsageError on every rank if ranks have read different contents."""
+    """Raise UsageError on every rank if ``contents``, the data that each rank has read, is not the same."""
     size, crc32 = 0, 0
     for piece in contents:
         size, crc32 = size + memoryview(piece).nbytes, zlib.crc32(piece, crc32)
@@ -178,7 +179,7 @@ def _few(hosts: Iterable[str]) -> str:
 def _tokenizer(
     name: str, text: bytes, world: Communicator, data_state: Mapping[str, Any] | None
 ) -> Tokenizer:
-    """Return the ``--tokenizer``. Rank 0 reads GPT-2's files, or learns byte pairs from the training text."""
+    """Return the tokenizer ``name``. If ``data_state`` is None, rank 0 reads or learns it for all ranks."""
     kind, _, argument = name.partition(":")
     if kind == "bytes":
         return Bytes()
@@ -196,7 +197,7 @@ def _tokenizer(
 def tokenizer_of(record: Mapping[str, Any], flag: str = "the model") -> Tokenizer:
     """Restore the tokenizer of a trained model or resumed run. Raises UsageError if that fails.
 
-    record: the tokenizer's kind and learned state. flag: where the record comes from, for messages.
+    record: the tokenizer's kind and learned state. flag: its source, such as a flag, for error messages.
     """
     kinds: dict[str, Callable[[Mapping[str, Any]], Tokenizer]] = {
         "bytes": lambda _: Bytes(),
@@ -212,7 +213,6 @@ def tokenizer_of(record: Mapping[str, Any], flag: str = "the model") -> Tokenize
 def _as_learned(
     flag: str, subject: str, read: Callable[[Mapping[str, Any]], T], record: Mapping[str, Any]
 ) -> T:
-    """Return ``read(record)``. If ``read`` fails, raise UsageError that names flag and subject."""
     try:
         return read(record)
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
@@ -223,9 +223,9 @@ def _as_learned(
 
 
 def load_digits() -> tuple[Labelled, Labelled]:
-    """Load the UCI handwritten digits: 1,797 images of 8 by 8 pixels (README.md names the source).
+    """Load the UCI handwritten digits: images of 8 by 8 pixels (README.md names the source).
 
-    Return 1,438 training and 359 held-out images, which do not depend on the seed.
+    Return (1,438 training images, 359 held-out images). The split is always the same.
     """
     with np.load(_DIGITS, allow_pickle=False) as file:
         images, labels = file["images"][..., None], file["labels"].astype(np.int64)

@@ -1,6 +1,6 @@
 """GPT-2's tokenizer: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019, part 2.2.
 
-Its file ``merges.txt`` lists in order which byte pairs to merge in words, ``vocab.json`` numbers the tokens.
+The file ``merges.txt`` lists the pairs of tokens to merge, in order. ``vocab.json`` has the tokens' numbers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WHITE = "\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(
 class _Classes(dict[int, str]):
     """A table for ``str.translate``: letters become L, numbers 0, white space a tab, other characters a dot.
 
-    Blanks and the letters of English contractions ('s, 're) stay, because GPT-2's pattern has them literally.
+    Blanks, ' and the letters of contractions ('s, 're) stay, because GPT-2's regular expression has them.
     """
 
     def __missing__(self, code: int) -> str:
@@ -42,7 +42,7 @@ _WORDS = re.compile(r"'(?:[stmd]|re|ve|ll)| ?[Lstremvld]+| ?0+| ?['.]+|[ \t]+(?!
 
 
 def _characters() -> Iterator[str]:
-    """Yield, for each byte from 0 to 255, the printable character that stands for the byte in the files."""
+    """Yield, for each byte from 0 to 255, the printable character that represents it in ``vocab.json``."""
     escaped = 0
     for byte in range(256):
         if chr(byte).isprintable() and byte != ord(" "):
@@ -65,9 +65,9 @@ class GPT2:
     ) -> None:
         """
         Args:
-            vocabulary: number of each token, by its spelling in the files.
+            vocabulary: number of each token, by its spelling in ``vocab.json``.
             merges: pairs of tokens in the order of merging.
-            added: number of each word that is always a single token.
+            added: number of each special token, such as <|endoftext|>.
 
         Raises KeyError, TypeError or ValueError if a required token has no number.
         """
@@ -91,9 +91,9 @@ class GPT2:
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> GPT2:
-        """Restore a tokenizer from its ``data_state``.
+        """Restore a tokenizer from ``record``, its ``data_state``.
 
-        Raises KeyError, TypeError, ValueError or AttributeError if the record is not of such a tokenizer.
+        Raises KeyError, TypeError, ValueError or AttributeError if the record is damaged.
         """
         vocabulary, added = (
             {str(token): int(number) for token, number in record[name].items()}
@@ -106,7 +106,7 @@ class GPT2:
         return encoded(self._words(text.decode(errors="surrogateescape")), self._tokens_of, self.size)
 
     def decode(self, tokens: Iterable[int]) -> bytes:
-        """Return the text of tokens. Numbers without a token add nothing."""
+        """Return the text of tokens. Unknown token numbers are left out."""
         return b"".join(self._texts.get(int(token), b"") for token in tokens)
 
     def _words(self, text: str) -> Iterator[str]:
@@ -124,7 +124,7 @@ class GPT2:
 
 
 def _text(token: str) -> bytes:
-    """Return the bytes of a token, which is given by its spelling in the files."""
+    """Return the bytes of a token. token: its spelling in ``vocab.json``."""
     return (
         bytes(_BYTE_OF[char] for char in token) if all(char in _BYTE_OF for char in token) else token.encode()
     )
@@ -159,7 +159,7 @@ def load(folder: Path) -> GPT2:
 
 
 def _of_tokenizer_json(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Convert tokenizer.json to a record for ``GPT2.read``. Raises the same errors as ``GPT2.read``."""
+    """Convert the content of tokenizer.json for ``GPT2.read``. Raises the same errors as ``GPT2.read``."""
     model, pre_tokenizer = content["model"], content["pre_tokenizer"]
     uses_regex, normalizer = pre_tokenizer.get("use_regex", True), content.get("normalizer")
     kinds = model["type"], pre_tokenizer["type"], uses_regex, normalizer

@@ -31,7 +31,7 @@ class Labelled:
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """Facts about training images on which a model depends: shape, classes, and mean and scale by channel."""
+    """Properties of training images on which a model depends, such as their shape and number of classes."""
 
     shape: tuple[int, ...]  # [H, W, C]
     classes: int
@@ -46,9 +46,9 @@ class ImageFacts:
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> ImageFacts:
-        """Restore the facts from ``Dataset.data_state``.
+        """Restore an object from ``record``, its fields in a checkpoint.
 
-        Raises KeyError, TypeError or ValueError if the record is not of images.
+        Raises KeyError, TypeError or ValueError if the record is damaged, or not of images.
         """
         height, width, channels = map(int, record["shape"])
         mean, scale = (tuple(map(float, record[name])) for name in ("mean", "scale"))
@@ -57,7 +57,7 @@ class ImageFacts:
         return cls((height, width, channels), int(record["classes"]), mean, scale)
 
     def check(self, name: str, kind: str, samples: Labelled) -> None:
-        """Raise UsageError if samples have another shape than in training, or labels of unknown classes."""
+        """Raise UsageError if samples have another shape, or unknown labels. name, kind: for the message."""
         actual, expected = ("x".join(map(str, shape)) for shape in (samples.images.shape[1:], self.shape))
         if actual != expected:
             raise UsageError(
@@ -92,12 +92,13 @@ class Images:
     ) -> None:
         """
         Args:
-            name: ``--data``, for messages.
-            training: None for evaluation with ``image_facts``.
+            name: value of ``--data``, for messages.
+            training: None in an evaluation, which needs ``image_facts`` instead.
             dtype: dtype of the inputs, float32 or float64.
             augment: any of ``crop`` and ``flip``.
             clean: remove repeated images, and held-out images that are also training images.
-            image_facts: facts of the resumed or evaluated run. None: learn the facts from ``training``.
+            image_facts: properties of the resumed or evaluated run's training images. None: those of
+                ``training``.
 
         Raises UsageError if there are no images, or if training and held-out images differ in shape.
         """
@@ -157,7 +158,7 @@ def image_input(shape: Sequence[int], mean: Sequence[float], scale: Sequence[flo
 
 
 def facts(height: int, width: int, channels: int, classes: int) -> dict[str, int]:
-    """Return the sizes of images as ``Dataset.facts``: arguments for building a model."""
+    """Return the sizes of images by name: the arguments that models need for images (``Dataset.facts``)."""
     return {
         "inputs": height * width * channels,
         # A model of sequences reads an image row by row.
@@ -191,7 +192,7 @@ def _unseen(samples: Labelled, seen: set[bytes]) -> Labelled:
 
 
 def _cropped(images: Array, draw: Draw) -> Array:
-    """Shift each image by a few random pixels, and fill the edges with black."""
+    """Return the images, each shifted by a few random pixels, with black at the edges."""
     count, height, width, _ = images.shape
     pad = max(1, height // _PAD)
     padded = np.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
@@ -202,6 +203,6 @@ def _cropped(images: Array, draw: Draw) -> Array:
 
 
 def _flipped(images: Array, draw: Draw) -> Array:
-    """Mirror a random half of the images left to right."""
+    """Return the images, a random half of them mirrored left to right."""
     is_flipped = random_bits(sample_keys(draw, "flip"), np.zeros(1, "uint32"))[:, 0] >> 31 == 1
     return np.where(is_flipped[:, None, None, None], images[:, :, ::-1], images)

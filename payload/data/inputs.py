@@ -44,7 +44,7 @@ def _of_idx(file: Path, shape: Shape) -> Array:
 
 
 def _of_csv(text: str, shape: Shape) -> Array:
-    """Parse CSV text with an image per line, in the order of an array (height, width, channels)."""
+    """Parse CSV text with an image per line: elements of an array (height, width, channels) in C order."""
     size = math.prod(shape)
     rows: list[Array] = []
     for number, line in enumerate(text.splitlines(), start=1):

@@ -35,7 +35,7 @@ class Slot:
 
 
 class Order:
-    """The order of samples: each epoch has its own permutation. An epoch's last batch may be smaller."""
+    """The order of samples: a new random permutation in each epoch, whose last batch may be smaller."""
 
     def __init__(self, samples: int, batch_size: int, *, seed: int) -> None:
         self._samples, self._batch_size, self._seed = samples, batch_size, seed
@@ -105,7 +105,7 @@ class Loader:
         return self._number(self._global_batch)
 
     def training(self, first: int, last: int) -> Iterator[Feed]:
-        """Yield the feeds of the iterations ``first`` to ``last``, counted from 1."""
+        """Yield this rank's micro-batches of each iteration from ``first`` to ``last``, counted from 1."""
 
         def make() -> Iterator[tuple[Slot, list[tuple[Pair, Array]]]]:
             for iteration in range(first, last + 1):
@@ -117,13 +117,13 @@ class Loader:
             yield Feed(slot, batches, max(1, round(len(slot.indices) * self._dataset.targets)))
 
     def held_out(self) -> Iterator[MicroBatch]:
-        """Yield this rank's share of the held-out samples. All ranks get the same number of micro-batches."""
+        """Yield this rank's share of held-out samples, in as many micro-batches as on every other rank."""
         for part in self._parts(self._dataset.held_out):
             pair = self._dataset.held_out_batch(np.arange(part.start, part.stop))
             yield self._on_device(pair, np.arange(part.start, part.stop, dtype="uint32"))
 
     def _parts(self, count: int) -> list[slice]:
-        """Split this rank's share of ``count`` samples into micro-batches, as many as on every other rank."""
+        """Return this rank's micro-batches of ``count`` samples, as slices. All ranks have equally many."""
         share = local_slice(count, self._dp.rank, self._dp.size)
         size = share.stop - share.start
         number = self._number(count)

@@ -67,7 +67,7 @@ def _unpacked(packed: bytes, size: int) -> bytes:
 
 
 def _unfiltered(data: bytes, height: int, row: int, step: int) -> Array:
-    """Undo the PNG filter of each row. Return (height, row) bytes. row, step: bytes per row and per pixel."""
+    """Undo the PNG filter of each row. Return bytes (height, row). row, step: bytes per row and per pixel."""
     rows, above = [], bytearray(row)
     for number in range(height):
         start = number * (1 + row)
@@ -88,7 +88,6 @@ def _unfilter(kind: int, line: bytearray, above: bytearray, step: int) -> None:
 
 
 def _paeth(left: int, up: int, corner: int) -> int:
-    """Return the argument that is nearest to left + up - corner."""
     guess = left + up - corner
     return min((left, up, corner), key=lambda value: abs(guess - value))
 

@@ -22,7 +22,7 @@ _UNCHANGED_OR_RANDOM = 0.2
 
 
 def parts(text: bytes) -> tuple[bytes, bytes]:
-    """Return the training and the held-out part of a text."""
+    """Return the training part of a text, and the held-out part: the last twentieth."""
     boundary = len(text) - len(text) // _HELD_OUT
     return text[:boundary], text[boundary:]
 
@@ -30,11 +30,11 @@ def parts(text: bytes) -> tuple[bytes, bytes]:
 class Text:
     """A ``Dataset`` of text: the target of each token is the next token, (B, T) → (B, T).
 
-    Windows follow each other without gaps. In each epoch, the first window starts at a random token below T.
+    Windows of T tokens follow each other without gaps. Each epoch starts at a random token of the first T.
     """
 
     def __init__(self, name: str, text: bytes, tokenizer: Tokenizer, *, length: int, seed: int) -> None:
-        """length: tokens in a window, T. Raises UsageError if the text is too short."""
+        """length: tokens in a window. name: for messages. Raises UsageError if the text is too short."""
         training, held_out = parts(text)
         self._tokens, self._held_out_tokens = tokenizer.encode(training), tokenizer.encode(held_out)
         self._length, self._seed = length, seed
@@ -76,7 +76,7 @@ class MaskedText(Text):
     """
 
     def __init__(self, name: str, text: bytes, tokenizer: Tokenizer, *, length: int, seed: int) -> None:
-        """Take the arguments of ``Text``. Raises UsageError also if no held-out token is masked."""
+        """The arguments are those of ``Text``. Raises UsageError also if no held-out token is masked."""
         super().__init__(name, text, tokenizer, length=length, seed=seed)
         # The mask is an additional token, after those of the tokenizer.
         self._mask = self.vocabulary

@@ -76,9 +76,9 @@ class BytePairs:
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> BytePairs:
-        """Restore a tokenizer from its ``data_state``.
+        """Restore a tokenizer from ``record``, its ``data_state``.
 
-        Raises KeyError, TypeError or ValueError if the record is not of byte pairs.
+        Raises KeyError, TypeError or ValueError if the record is damaged.
         """
         return cls([(int(left), int(right)) for left, right in record["merges"]])
 
@@ -90,7 +90,7 @@ class BytePairs:
 
 
 def encoded(words: Iterable[W], tokens_of: Callable[[W], Sequence[int]], size: int) -> Array:
-    """Join the tokens of all words. Calls ``tokens_of`` once per distinct word. size: vocabulary size."""
+    """Return the tokens of all words. Calls ``tokens_of`` once per distinct word. size: vocabulary size."""
     dtype = np.min_scalar_type(size - 1)
     tokens_by_word: dict[W, Array] = {}
     parts = []
@@ -116,7 +116,7 @@ def merged(tokens: list[int], merges: Mapping[Merge, tuple[int, int]]) -> list[i
 
 
 def learn(text: bytes, size: int) -> BytePairs:
-    """Merge the most frequent pair (on a tie, the smallest) repeatedly until there are ``size`` tokens.
+    """Learn a tokenizer of ``size`` tokens: merge the most frequent pair (on a tie, the smallest) repeatedly.
 
     The result has fewer tokens if no pair occurs twice. Each merge recounts only the words that it changes.
     """

@@ -1,4 +1,4 @@
-"""Choice between NumPy and CuPy. Only this package knows which is used; other code uses ``device.xp``."""
+"""Choice between NumPy and CuPy. Code outside this package calls either module as ``device.xp``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def choose(requested: str, local_rank: int) -> Device:
 
 
 def _select_own_mig_part(local_rank: int) -> None:
-    """Show CUDA only this rank's part of a GPU (MIG), because CUDA uses only the first part that it sees."""
+    """Hide all MIG parts of GPUs but this rank's from CUDA, because CUDA uses only the first that it sees."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     if len(visible) > 1 and all(name.startswith("MIG-") for name in visible):
         os.environ["CUDA_VISIBLE_DEVICES"] = visible[local_rank % len(visible)]

@@ -32,9 +32,9 @@ _MATRIX_BYTES = 1 << 20
 class Kernel:
     """A formula for each element of equally long arrays, computed in a single pass through memory.
 
-    ``host`` computes the formula on NumPy arrays: those of ``reads``, then those of ``writes``, then scalars
-    as keyword arguments. ``code`` is the formula in CUDA C for a single element, with arrays and scalars by
-    name. The formula may also read the arrays in ``writes``.
+    ``host`` is the formula in NumPy. It takes the arrays named in ``reads``, then those in ``writes``, and
+    scalars as keyword arguments. ``code`` is the formula in CUDA C for a single element, with the same
+    names. The formula may also read the arrays in ``writes``.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Device:
         return np.asarray(host, dtype=dtype)
 
     def to_host(self, array: Array) -> Array:
-        """Copy an array to the host. The result is valid until the next call with the same size and dtype."""
+        """Copy an array to the host. The next call with the same size and dtype may overwrite the copy."""
         return array
 
     def matmul(
@@ -83,9 +83,9 @@ class Device:
         return out
 
     def blocked(self, function: Callable[..., None], *arrays: Array) -> None:
-        """Call ``function`` on the same rows of all arrays, in blocks of rows that suit the device.
+        """Call ``function`` with the same rows of all arrays, in blocks of rows that suit the device.
 
-        ``function`` must treat each row independently. It writes results to the given rows, or adds them up.
+        ``function`` must treat each row independently. It may write results to the rows, or sum over blocks.
         """
         rows = len(arrays[0])
         row_bytes = sum(array.nbytes for array in arrays) // max(rows, 1)
@@ -94,7 +94,7 @@ class Device:
             function(*(array[start : start + step] for array in arrays))
 
     def block_rows(self, row_bytes: int) -> int:
-        """Return the number of rows of a temporary matrix to compute at a time. row_bytes: bytes of a row."""
+        """Return how many rows a temporary matrix may have at a time. row_bytes: bytes of a row."""
         return max(1, _MATRIX_BYTES // row_bytes)
 
     def apply(self, kernel: Kernel, scalars: Mapping[str, float], *arrays: Array) -> None:
@@ -109,22 +109,22 @@ class Device:
         return host
 
     def upload(self, host: Array) -> Array:
-        """Start copying a host array to the device. Don't modify ``host`` until it is done."""
+        """Start copying a host array to the device. Don't modify ``host`` until the copy is done."""
         return host
 
     def synchronize(self) -> None:
         """Wait until all queued work of the device is done."""
 
     def mark(self) -> Mark:
-        """Return a mark of the current time; on a GPU, of the end of the current stream's queued work."""
+        """Return a point in time: now, or on a GPU, when the work queued on the current stream will end."""
         return time.perf_counter()
 
     def elapsed_s(self, start: Mark, end: Mark) -> float:
-        """Return the seconds between two marks. Waits for the GPU if necessary."""
+        """Return the seconds between two results of ``mark``. Waits until the GPU has reached both."""
         return float(end - start)
 
     def has_passed(self, mark: Mark) -> bool:  # noqa: ARG002
-        """Return whether the device has done all work that was queued before a mark."""
+        """Return whether the point in time ``mark`` has passed: all work queued before it is done."""
         return True
 
     def pin(self, host: Array) -> None:
@@ -134,7 +134,7 @@ class Device:
         """Unpin host memory. Call this before the memory is freed."""
 
     def copy_out(self, array: Array, host: Array) -> None:
-        """Start copying an array to pinned host memory. Later work on the stream runs after the copy."""
+        """Start copying an array to pinned memory, ``host``. Later work on the stream runs after the copy."""
         np.copyto(host, array)
 
     def memory_bytes(self) -> int:
@@ -148,7 +148,7 @@ class Cpu(Device):
 
 
 def bits(x: Array) -> Array:
-    """View numbers as integers of the same size, so that a product with a 0/1 mask makes even NaN 0."""
+    """View floating-point numbers as integers, so that multiplication by a 0/1 mask turns even NaN into 0."""
     return x.view(f"int{8 * x.itemsize}")
 
 

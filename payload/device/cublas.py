@@ -61,7 +61,6 @@ class Products:
 
 
 def _laid_out(array: Array) -> tuple[Array, int, int, int]:
-    """Return (array, *layout) (see ``_layout``), with a copy if cuBLAS can't read the array itself."""
     layout = _layout(array)
     if layout is None:
         array = array.copy(order="C")
@@ -71,7 +70,7 @@ def _laid_out(array: Array) -> tuple[Array, int, int, int]:
 
 
 def _layout(array: Array) -> tuple[int, int, int] | None:
-    """Return (transpose or not, steps in elements of rows, of matrices), or None if cuBLAS can't read it."""
+    # None if cuBLAS can't read the array, otherwise the operation, and the steps of rows and of matrices.
     size = array.dtype.itemsize
     rows, columns = array.shape[-2:]
     steps = [step // size for step in array.strides]

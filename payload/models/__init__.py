@@ -1,6 +1,6 @@
-"""Models, each in its own file with a function ``build(context, **sizes)`` that returns the units in order.
+"""Models, each in its own file with a function ``build(context, **sizes)`` that returns groups of layers.
 
-A model consists of layers, and does not handle ranks itself. This file imports only the standard library.
+Only the layers, not the models, handle distribution over ranks. This file imports only the standard library.
 """
 
 from __future__ import annotations

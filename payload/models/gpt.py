@@ -34,7 +34,7 @@ def build(
     dropout: float = 0.0,
     norm_eps: float = 1e-5,
 ) -> list[Unit]:
-    """Return the blocks of a model from tokens (B, T), T ≤ ``length``, to next-token logits (B, T, V)."""
+    """Return the blocks of a model that maps tokens (B, T ≤ ``length``) to next-token logits (B, T, V)."""
     embedding = Embedding(context, "embedding", vocabulary, width)
     first = Sequential(
         embedding,  # (B, T) → (B, T, C)

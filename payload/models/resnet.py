@@ -64,13 +64,13 @@ class Residual(Sequential):
 
 
 class _Builder:
-    """Builds the blocks in order, and tracks the side of the image and the FLOPs of each unit."""
+    """Builds the blocks in order, and computes the sizes of their images and their FLOPs."""
 
     def __init__(self, context: Context, side: int) -> None:
         self._context, self._side, self._flops = context, side, 0.0
 
     def unit(self, name: str, layer: Layer) -> Unit:
-        """Return a unit of a layer, with the FLOPs of all convolutions built since the previous unit."""
+        """Return a ``Unit`` of a layer, with the FLOPs of all convolutions built since the previous unit."""
         flops, self._flops = self._flops, 0.0
         return Unit(name, layer, flops)
 
@@ -127,10 +127,10 @@ class _Builder:
         first: bool = False,
         last: bool = False,
     ) -> Layer:
-        """Build a convolution and batch norm.
+        """Build a convolution with batch norm. first: it is the model's first. last: it is a block's last.
 
-        last: whether the convolution is a block's last. Then the gain of the batch norm starts at 0, so that
-        the block first equals its shortcut, which helps with large batches (Goyal et al., arXiv:1706.02677).
+        The weight of a block's last batch norm starts at 0, so that the block first equals its shortcut. This
+        helps with large batches (Goyal et al., arXiv:1706.02677).
         """
         conv = Conv2d(
             *(self._context, conv_name, inputs, outputs, kernel),

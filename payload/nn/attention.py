@@ -87,7 +87,7 @@ class Attention:
         return self.qkv.backward(dqkv, tape)
 
     def _attend(self, q: Array, k: Array, v: Array, o: Array, log_sums: Array, *keys: Array) -> None:
-        """Write the heads' results to ``o``, and log Σ exp(scores) to ``log_sums``. keys: for dropout."""
+        """Write the heads' results to ``o``, and log Σ exp(scores) to ``log_sums``. keys: see ``_keys``."""
         xp = self._device.xp
         q = _scaled(q, self._width**-0.5)
         for rows, columns in self._blocks(q.shape[-2]):
@@ -106,7 +106,6 @@ class Attention:
             o[..., rows, :] = parts
 
     def _differentiate(self, *arrays: Array) -> None:
-        """Write dq, dk and dv. arrays: q, k, v, o, log_sums, do, dq, dk, dv, and any random keys."""
         q, k, v, o, log_sums, do, dq, dk, dv, *keys = arrays
         xp, matmul, kind = self._device.xp, self._device.matmul, q.dtype
         scale = self._width**-0.5
@@ -135,7 +134,7 @@ class Attention:
         dq *= scale
 
     def _scores(self, q: Array, k: Array, rows: slice, columns: slice) -> Array:
-        """Return q kᵀ of these rows and columns, with -inf where a query must not see a key."""
+        """Return q kᵀ of these rows, columns, with -inf for keys after the query if attention is causal."""
         scores = self._device.matmul(
             q[..., rows, :], k[..., columns, :].swapaxes(-1, -2), dtype=acc_dtype(q.dtype)
         )
@@ -165,7 +164,7 @@ class Attention:
         ]
 
     def _keys(self, tape: Tape) -> Sequence[Array]:
-        """Return dropout's random keys (B, h, 2) in a tuple, or an empty tuple if dropout is off."""
+        """Return the keys of dropout's random numbers (B, h, 2) in a tuple, empty if dropout is off."""
         if not self._rate or not tape.training or tape.draw is None:
             return ()
         keys = sample_keys(tape.draw, self._name)
@@ -177,7 +176,7 @@ class Attention:
         return [split[:, :, i].swapaxes(1, 2) for i in range(parts)]
 
     def _each_head(self, function: Callable[..., None], *arrays: Array) -> None:
-        """Call a function on blocks of arrays (B, h, ...), with as many rows and heads as suit the device."""
+        """Call a function on blocks of arrays (B, h, ...): as many samples and heads as suit the device."""
 
         def sample(*blocks: Array) -> None:
             self._device.blocked(function, *(array.swapaxes(0, 1) for array in blocks))
@@ -187,12 +186,11 @@ class Attention:
 
 @cache
 def _later(xp: ModuleType, size: int) -> Array:
-    """Return a (queries, keys) mask, True where the key comes after the query."""
     return xp.triu(xp.ones((size, size), bool), 1)
 
 
 def _scaled(q: Array, scale: float) -> Array:
-    """Return q times scale in q's dtype. (bfloat16 times a Python float would be wider.)"""
+    # In place, because bfloat16 times a Python float would be wider.
     scaled: Array = q.copy()
     scaled *= scale
     return scaled

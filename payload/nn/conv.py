@@ -115,7 +115,7 @@ class Conv2d:
         return padded if self._first else padded[:, padding : padding + height, padding : padding + width]
 
     def _scatter(self, patches: Array, padded: Array, index: tuple[slice, slice]) -> None:
-        """Add patches (n, rows, W', kernel, kernel, inputs) to dx. index: slices of samples and of rows."""
+        # patches: (n, rows, W', kernel, kernel, inputs). padded: the padded dx. index: samples, rows of dy.
         samples, rows = index
         stride, width = self._stride, patches.shape[2]
         for i in range(self._kernel):
@@ -129,7 +129,7 @@ class Conv2d:
                 places += patches[:, :, :, i, j]
 
     def _suits_winograd(self, y: Array) -> bool:
-        """Return whether Winograd's algorithm suits ``y``. ``y`` must fill over 3/4 of the tiles' area."""
+        """Return whether to use Winograd's algorithm for an output ``y``. It must fill most of the tiles."""
         batch, height, width, _ = y.shape
         tiles = math.ceil(height / _TILE) * math.ceil(width / _TILE)
         return (
@@ -162,10 +162,8 @@ class Conv2d:
     def _tiles(
         self, x: Array, transform: Array, padding: int, shape: tuple[int, ...]
     ) -> Iterator[tuple[tuple[slice, slice], Array]]:
-        """Yield ((samples, tile rows), transformed x) of each block: two slices, and (36, tiles, channels).
-
-        transform: Winograd's matrix, for windows or for tiles of x. shape: of the array cut into tiles.
-        """
+        # Yields for each block ((samples, tile rows), transformed x (36, tiles, channels)). transform: matrix
+        # for windows or for tiles of x. shape: shape of the array that is cut into tiles.
         xp, size = self._device.xp, math.isqrt(transform.shape[1])
         grid = (math.ceil(shape[1] / _TILE), math.ceil(shape[2] / _TILE))
         transform = self._device.asarray(transform, x.dtype)
@@ -175,7 +173,7 @@ class Conv2d:
             yield index, self._device.matmul(transform, numbers).reshape(len(transform), -1, x.shape[3])
 
     def _write_tiles(self, products: Array, y: Array, index: tuple[slice, slice]) -> None:
-        """Transform products (36, tiles, channels) back, and write the cropped tiles to ``y[index]``."""
+        # Transform back, and crop tiles at the edges of y. products: (36, tiles, channels).
         samples, rows = index
         target = y[samples, rows.start * _TILE : rows.stop * _TILE]
         back = self._device.asarray(_OF_TILE.T, y.dtype)
@@ -186,15 +184,12 @@ class Conv2d:
             part[...] = tiles[i, j, :, : part.shape[1], : part.shape[2]]
 
     def _rows(self) -> Array:
-        """Return the weights as (kernel · kernel · inputs, outputs), with rows in the order of a patch."""
         flipped = self.weight.value[:, ::-1, ::-1].transpose(1, 2, 0, 3)
         return self._device.xp.ascontiguousarray(flipped).reshape(-1, self._outputs)
 
     def _patches(self, x: Array, stride: int, padding: int) -> Iterator[tuple[tuple[slice, slice], Array]]:
-        """Yield ((samples, rows), patches): two slices, and an array (positions, kernel · kernel · channels).
-
-        The patches of all blocks are in the same array. The caller may overwrite this array.
-        """
+        # Yields for each block ((samples, rows), patches (positions, kernel · kernel · channels)). All blocks
+        # use the same array, which the caller may overwrite.
         kernel, (batch, height, width, channels) = self._kernel, x.shape
         if not batch:
             return
@@ -231,11 +226,9 @@ def output_size(size: int, kernel: int, stride: int, padding: int) -> int:
 def _blocks(
     xp: ModuleType, x: Array, grid: tuple[int, int], *, kernel: int, stride: int, padding: int, positions: int
 ) -> Iterator[tuple[tuple[slice, slice], Array]]:
-    """Yield ((samples, rows), windows): two slices, and an array (n, rows, wide, kernel, kernel, channels).
-
-    Windows are views of a padded copy, which the next block may overwrite. grid: (rows of windows, windows in
-    a row). positions: maximum number of windows in a block; but a block has at least a row.
-    """
+    # Yields for each block ((samples, rows), windows (n, rows, wide, kernel, kernel, channels)). Windows are
+    # views of a padded copy, which the next block may overwrite. grid: (rows of windows, windows in a row).
+    # positions: maximum number of windows in a block, but a block has at least a row.
     (batch, height, width, channels), (high, wide) = x.shape, grid
     if not batch:
         return

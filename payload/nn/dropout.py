@@ -13,7 +13,7 @@ from payload.nn.random import keep_mask, sample_keys
 class Dropout:
     """In training, set a share ``rate`` of the numbers to 0 and scale up the rest to keep the expected value.
 
-    The choice of numbers depends only on the tape's ``draw``, the layer's name and the position in a sample.
+    The choice of numbers depends on seed, iteration, sample, position and the layer's name, not on ranks.
     """
 
     parameters: Sequence[Parameter] = ()
@@ -43,7 +43,7 @@ class Dropout:
         return dy if mask is None else self._scaled(dy, mask)
 
     def _index(self, shape: tuple[int, ...]) -> Array:
-        """Return each number's position in a sample that has the numbers of all tensor-parallel ranks."""
+        """Return each number's position in its sample, which may be split over tensor-parallel ranks."""
         width, arange = shape[-1], self._device.xp.arange
         rows = arange(math.prod(shape[:-1]), dtype="uint32")[:, None] * (width * self._parts)
         index: Array = rows + arange(self._part * width, (self._part + 1) * width, dtype="uint32")

@@ -40,7 +40,7 @@ class Embedding:
         return y
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        """Add to the table's gradient. Tokens have no gradient, so the caller must ignore the result."""
+        """Add dy to the table's gradient. The result means nothing, because tokens have no gradient."""
         local, is_local = tape.pop()
         xp = self._device.xp
         if self._tp.size > 1:

@@ -19,7 +19,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Conversion to PyTorch: reshape to ``split``, flip ``reversed`` axes, transpose, and reshape."""
+    """A conversion to PyTorch: reshape to ``split``, flip axes, transpose by ``order``, reshape again."""
 
     # Shape in PyTorch.
     shape: Shape
@@ -33,7 +33,7 @@ class Form:
         return cut.transpose(self.order).reshape(self.shape)
 
     def from_torch(self, torch_weight: Array) -> Array:
-        """Convert a PyTorch weight back, to the shape ``split``. Raise ValueError if the sizes differ."""
+        """Convert a weight back, from PyTorch's layout to shape ``split``, or raise ValueError."""
         cut = torch_weight.reshape([self.split[axis] for axis in self.order])
         return np.flip(cut.transpose(np.argsort(self.order)), self.reversed)
 

@@ -32,7 +32,7 @@ class SoftmaxCrossEntropy:
         self._device, self._tp, self._split = context.device, context.tp, split
 
     def forward(self, logits: Array, targets: Array, tape: Tape) -> LossSums:
-        """Return the sums over all targets >= 0, and ignore negative targets.
+        """Return loss, correct predictions and number of targets. Negative targets are ignored.
 
         logits: (..., classes or this rank's part). targets: (...) integers.
         """
@@ -87,10 +87,9 @@ class SoftmaxCrossEntropy:
 
 
 def _is_local(index: Array, logits: Array) -> Array:
-    """Return whether this rank has each target's logit. index: target minus the rank's first class."""
     return (index >= 0) & (index < logits.shape[1])
 
 
 def _local_index(xp: ModuleType, index: Array, logits: Array) -> tuple[Array, Array]:
-    """Return rows and columns of the targets' logits. If a logit is on another rank, any valid column."""
+    # For logits on other ranks, the columns are arbitrary.
     return xp.arange(len(logits)), index.clip(0, logits.shape[1] - 1)

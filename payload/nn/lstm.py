@@ -22,7 +22,7 @@ class LSTM:
     """
 
     def __init__(self, context: Context, name: str, inputs: int, hidden: int, *, number: int = 0) -> None:
-        """Create the layer with weights uniform in ±1/√hidden. number: its index in a ``torch.nn.LSTM``."""
+        """Create the layer with weights uniform in ±1/√hidden. number: index in ``torch.nn.LSTM``."""
         self._device, self._hidden = context.device, hidden
         init = uniform(hidden**-0.5)
         of_x, of_h = matrix(inputs, 4 * hidden), matrix(hidden, 4 * hidden)
@@ -84,7 +84,6 @@ class LSTM:
 
 
 def _parts(gates: Array, size: int) -> list[Array]:
-    """Return views (B, H) of the four gates (B, 4 H)."""
     return [gates[:, start : start + size] for start in range(0, 4 * size, size)]
 
 

@@ -25,7 +25,7 @@ from payload.nn.form import Form, Shape, identity
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Values that determine a micro-batch's random numbers, in any layout of ranks and in repeated passes."""
+    """Seed of a micro-batch's random numbers: the same for any layout of ranks and in repeated passes."""
 
     seed: int
     iteration: int
@@ -57,7 +57,7 @@ class Tape:
         return self._stack.pop()
 
     def fork(self, *, recompute: bool) -> Tape:
-        """Return an empty tape for a group of layers. recompute: whether the forward pass is a repetition."""
+        """Return an empty tape for the same micro-batch. recompute: whether to repeat a forward pass."""
         return Tape(self.training, self.draw, recompute)
 
     @property
@@ -68,7 +68,6 @@ class Tape:
 
 
 def _owners(value: Any) -> Iterator[Array]:
-    """Yield the array that owns the memory of each array in a value, such as a list of arrays."""
     if isinstance(value, tuple | list):
         for part in value:
             yield from _owners(part)
@@ -111,7 +110,7 @@ class Parameter:
             axis: axis that is split over tensor-parallel ranks. Default: every rank holds the whole tensor.
             decay: whether weight decay applies. Default: only to tensors of two or more axes.
             form: conversion to PyTorch's layout, without padding. Default: the same layout.
-            rows: number of rows (first axis) before the padding, which is 0 and stays 0. Default: all.
+            rows: number of rows (first axis) before the padding, whose values stay 0. Default: no padding.
 
         Raises:
             UsageError: ``axis`` cannot be divided evenly among the tensor-parallel ranks.
@@ -163,7 +162,7 @@ class Parameter:
         return full[index]
 
     def add(self, gradient: Array) -> None:
-        """Add an array to ``grad``: of any shape, but with the same elements in the same order."""
+        """Add a gradient to ``grad``. Its shape may differ, but not the order of its elements."""
         gradient = gradient.reshape(self.shape)
         if self.grad_unset:
             self.grad[...] = gradient
@@ -189,7 +188,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A piece of a parameter, at elements [start, stop) of a flat array."""
+    """A piece of a parameter, stored in the elements [start, stop) of a flat array."""
 
     parameter: Parameter
     start: int
@@ -218,7 +217,7 @@ def uniform(limit: float) -> Init:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Arguments of all layers: the device, and communicators for tensor and data parallelism."""
+    """Arguments for creating any layer: the device, and communicators for tensor and data parallelism."""
 
     device: Device
     # Ranks that hold parts of the same layers.
@@ -261,7 +260,7 @@ class Sequential:
 
 
 class Residual(Sequential):
-    """y = x + f(x), with f a sequence of layers. The first must not change x, the last must not change dy."""
+    """y = x + f(x), with f a sequence of layers. The first must not overwrite x, the last not dy."""
 
     def forward(self, x: Array, tape: Tape) -> Array:
         y = super().forward(x, tape)
@@ -339,5 +338,5 @@ class Recompute(Sequential):
 
 
 def recomputed(units: Sequence[Unit]) -> list[Unit]:
-    """Wrap all units but the last in ``Recompute``. The last unit's backward pass follows immediately."""
+    """Wrap all units in ``Recompute`` but the last, whose backward pass directly follows its forward pass."""
     return [*(replace(unit, layer=Recompute(unit.layer)) for unit in units[:-1]), *units[-1:]]

@@ -203,7 +203,7 @@ _LANES = 32
 
 
 def _sum(rows: Array) -> Array:
-    """Return the sum (channels,) of all rows. First adding every 32nd row is faster and more accurate."""
+    """Return the sum (channels,) of all rows, in two steps, which is faster and more accurate."""
     channels, even = rows.shape[1], len(rows) // _LANES * _LANES
     lanes = rows[:even].reshape(-1, _LANES * channels).sum(axis=0)
     total: Array = lanes.reshape(_LANES, channels).sum(axis=0)

@@ -56,7 +56,7 @@ class MaxPool2d:
         return padded[:, edge : height - edge, edge : width - edge]
 
     def _positions(self, padded: Array) -> Iterator[Array]:
-        """Yield a view (B, H', W', C) for each position in a window: all windows' inputs at that position."""
+        """For each position in a window, yield the inputs of all windows at that position (B, H', W', C)."""
         _, height, width, _ = padded.shape
         kernel, stride = self._kernel, self._stride
         for i in range(kernel):

@@ -1,7 +1,7 @@
 """Counter-based random numbers (after Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011).
 
-Each number is a hash of its purpose and position. It depends neither on the layout of ranks nor on the order
-of computation, and is the same in NumPy and CuPy.
+Each number is a hash of seed, iteration, sample, purpose and position. It depends neither on the layout of
+ranks nor on the order of computation, and is the same in NumPy and CuPy.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from payload.nn.module import Draw
 
 
 def sample_keys(draw: Draw, stream: str) -> Array:
-    """Return a random key for each sample: (B, 2) uint32. stream: unique name of the layer or purpose."""
+    """Return a random key for each sample: (B, 2) uint32. stream: name of the layer that uses the key."""
     words = hashlib.blake2b(f"{draw.seed} {draw.iteration} {stream}".encode(), digest_size=8).digest()
     low, high = int.from_bytes(words[:4], "little"), int.from_bytes(words[4:], "little")
     keys = draw.samples[:, None].repeat(2, axis=1)

@@ -10,7 +10,7 @@ from payload.nn.module import Context, Parameter, Tape, normal
 
 
 class Positions:
-    """Add a learned vector for each position. y overwrites x, and dx is dy."""
+    """Positional embedding: add a learned vector for each position. y overwrites x, and dx is dy."""
 
     def __init__(self, context: Context, name: str, length: int, width: int) -> None:
         self.table = Parameter(context, f"{name}.weight", (length, width), normal(0.02))
@@ -28,7 +28,7 @@ class Positions:
 
 
 class Segments:
-    """Add the learned vector of the first segment to each token. y overwrites x, and dx is dy."""
+    """BERT's segment embedding for a single segment: add its vector to each token, in place."""
 
     def __init__(self, context: Context, name: str, width: int) -> None:
         """Create a table of two vectors, although only the first is used, so that BERT's weights fit."""

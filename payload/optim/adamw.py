@@ -55,7 +55,7 @@ class Moments:
         }
 
     def scalars(self, lr: float, scale: float, updates: int) -> dict[str, float]:
-        """Return the kernels' scalars, with rate and eps such that rate·m / (√v + eps) = lr·m̂ / (√v̂ + ε)."""
+        """Return scalars for update number ``updates``, so that rate·m / (√v + eps) = lr·m̂ / (√v̂ + ε)."""
         first, second = 1 - self._beta1**updates, 1 - self._beta2**updates
         root = math.sqrt(second)
         rate, eps = lr * root / first, self._eps * root
@@ -65,7 +65,7 @@ class Moments:
 def update_moments(
     grad: Array, mean: Array, square: Array, *, scale: float, beta1: float, beta2: float
 ) -> Array:
-    """Update the averages ``mean`` and ``square`` in place. Return an array that the caller may overwrite."""
+    """Update the averages ``mean`` and ``square`` in place. Return a temporary array for the caller's use."""
     gradient = grad * scale if scale != 1 else grad
     mean *= beta1
     scratch = gradient * (1 - beta1)

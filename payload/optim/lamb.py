@@ -38,8 +38,8 @@ class LAMB:
         Args:
             segments: positions of the parameters in this rank's ``weights``.
             parameters: all parameters of this rank and the ranks in ``groups``, in the same order on each.
-            groups: communicators of the ranks that own other pieces, and of the tensor-parallel ranks. Not
-                those of data-parallel ranks that all own the same pieces.
+            groups: communicators over which norms are computed: of ranks that own other pieces, and of
+                tensor-parallel ranks. Not of data-parallel ranks that all own the same pieces.
         """
         self._device, self._moments = device, Moments(device, weights, beta1, beta2, eps)
         self._runs = runs(segments, weight_decay)
@@ -64,7 +64,7 @@ class LAMB:
             weights[run] -= grads[run]
 
     def _ratios(self, weights: Array, directions: Array) -> Array:
-        """Return ‖x‖/‖r‖ of each whole parameter, over all ranks that have pieces of it.
+        """Return ‖x‖/‖r‖ of each whole parameter, with the pieces on all ranks. directions: r, flat.
 
         Copies of a parameter on several tensor-parallel ranks enlarge both norms equally, not the ratio.
         """
@@ -93,7 +93,6 @@ def _direct(
     eps: float,
     **moments: float,
 ) -> None:
-    """Overwrite ``grad`` with LAMB's direction r."""
     update_moments(grad, mean, square, **moments)
     np.sqrt(square, out=grad)
     grad += eps

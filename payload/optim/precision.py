@@ -34,7 +34,7 @@ PRECISIONS = {
 class LossScale:
     """Factor on the loss that moves the gradients into the range of the format.
 
-    When a gradient overflows, a dynamic factor is halved and the step skipped. After ``interval`` steps
+    When a gradient overflows, a dynamic factor is halved and the update skipped. After ``interval`` steps
     without overflow, the factor is doubled. Interval and first value are those of NVIDIA's Apex and PyTorch.
     """
 
@@ -46,7 +46,7 @@ class LossScale:
     unbroken: int = 0
 
     def overflowed(self) -> bool:
-        """Halve the scale after an overflow and return True. If the scale is fixed or <= 1, return False."""
+        """After an overflow, halve a dynamic scale above 1 and return True. Otherwise, return False."""
         if not self.dynamic or self.value <= 1:
             return False
         self.value /= 2
@@ -63,7 +63,7 @@ class LossScale:
 
     @property
     def state(self) -> dict[str, float]:
-        """Values that a checkpoint saves."""
+        """The scale and its counters by name, for a checkpoint."""
         return {"value": self.value, "skipped": self.skipped, "unbroken": self.unbroken}
 
     def restore(self, state: dict[str, float]) -> None:

@@ -1,7 +1,7 @@
 """Layout of the parameters in a stage's flat buffers, and the shard of each buffer that this rank owns.
 
-Consecutive units form a bucket. Its gradients are summed, and its weights gathered and freed, as a whole. A
-bucket is padded to a multiple of the number of owners, the ranks that each own an equal part of the bucket:
+Consecutive units (groups of layers) form a bucket. Ranks sum its gradients, and gather and free its weights,
+as a whole. It is padded so that it can be divided equally between its owners, the data-parallel ranks:
 
     whole    | bucket 0: rank 0 | rank 1 | bucket 1: rank 0 | rank 1 |   all parameters, in the order of units
     owned    | bucket 0 | bucket 1 |                                     of rank 0: a shard of every bucket
@@ -21,7 +21,7 @@ from payload.nn.module import Parameter, Segment, Unit
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Parameters of units that are processed together. A shared parameter belongs to its first unit."""
+    """Parameters of consecutive units (layer groups). A shared parameter is in its first unit's bucket."""
 
     number: int
     # Position in the flat array of all parameters; ``stop`` includes padding.
@@ -35,7 +35,7 @@ class Bucket:
         return self.stop - self.start
 
     def views(self, whole: Array) -> Iterator[tuple[Parameter, Array]]:
-        """Yield each parameter with a view of its values in ``whole``, an array of this bucket alone."""
+        """Yield each parameter with its view of ``whole``, an array that contains only this bucket."""
         for segment in self.segments:
             view = whole[segment.start - self.start : segment.stop - self.start]
             yield segment.parameter, view.reshape(segment.parameter.shape)
@@ -57,7 +57,7 @@ class BufferLayout:
 
     @property
     def size(self) -> int:
-        """Size of the flat array of all parameters."""
+        """Size of the flat array of all parameters, with padding."""
         return self.buckets[-1].stop if self.buckets else 0
 
     @property
@@ -69,7 +69,7 @@ class BufferLayout:
         return slice(bucket.start // self.parts, bucket.stop // self.parts)
 
     def part(self, bucket: Bucket) -> slice:
-        """Return the position of this rank's part of a bucket in an array of that bucket alone."""
+        """Return the position of this rank's part of a bucket in an array that contains only that bucket."""
         size = bucket.size // self.parts
         return slice(self.rank * size, (self.rank + 1) * size)
 
@@ -91,13 +91,13 @@ class BufferLayout:
 def make_layout(
     units: Sequence[Unit], *, min_size: int = 0, parts: int = 1, rank: int = 0, tied: Unit | None = None
 ) -> BufferLayout:
-    """Group units into buckets, from last to first: the order in which a backward pass completes gradients.
+    """Put units (groups of layers) into buckets, from last to first, as a backward pass completes gradients.
 
     Args:
         min_size: minimum number of elements of a bucket. The first bucket may be smaller.
         parts: number of ranks that each own a part of every bucket.
-        tied: unit of the parameters that other pipeline stages share. The first bucket is this unit's alone,
-            so that the unit has the same position on all stages.
+        tied: a unit with the parameters that other pipeline stages have, too. It gets the first bucket for
+            itself, so that it has the same position on all stages.
     """
     all_units = [tied, *units] if tied else list(units)
     first_uses = _first_uses(all_units)
@@ -120,7 +120,7 @@ def make_layout(
 
 
 def _first_uses(units: Sequence[Unit]) -> dict[str, list[Parameter]]:
-    """Map each unit to its parameters, without those that an earlier unit also uses."""
+    """Return the parameters of each unit by the unit's name, without those that an earlier unit also uses."""
     first_uses: dict[str, list[Parameter]] = {}
     seen: set[int] = set()
     for unit in units:
@@ -130,7 +130,7 @@ def _first_uses(units: Sequence[Unit]) -> dict[str, list[Parameter]]:
 
 
 def _runs(sizes: dict[str, int], min_size: int) -> list[list[str]]:
-    """Group names, from last to first. A group is full once its sizes add up to at least ``min_size``."""
+    """Group consecutive names, from the last on. A group ends when its sizes add up to ``min_size``."""
     runs: list[list[str]] = []
     filled = min_size
     for name in reversed(sizes):

@@ -1,4 +1,4 @@
-"""A training step on the mesh: gradients of a global batch, their sum and norm, and the update."""
+"""A training step on a mesh of ranks: gradients of a global batch, their sum and norm, and the update."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Evaluation:
 
 
 class Engine:
-    """Trains and evaluates a model that is distributed over the mesh."""
+    """Trains and evaluates a model that is distributed over a mesh of ranks."""
 
     def __init__(
         self,
@@ -86,8 +86,8 @@ class Engine:
         """Distribute the model over the mesh. Raise UsageError if the mesh does not suit the model.
 
         Args:
-            units: whole model, built with ``mesh.context(device)``. Its parameters are not allocated yet.
-            make_optimizer: called once with this rank's storage; returns the optimizer that updates it.
+            units: layer groups of the whole model, built with ``mesh.context(device)``, without memory yet.
+            make_optimizer: called once with this rank's parameters; returns their optimizer.
             loss_scale: default: no scaling.
             compressor: compresses the gradients. Must be ``mesh.dp`` itself, or the communicator that
                 ``mesh.dp`` wraps.
@@ -134,8 +134,8 @@ class Engine:
 
         Args:
             batches: this rank's micro-batches. Every rank must pass the same number of micro-batches.
-            targets: expected number of targets in the global batch. Gradients are divided by this number, and
-                after the sum corrected to the counted number.
+            targets: expected number of targets in the global batch, by which gradients are divided. If the
+                actual number differs, the summed gradients are corrected.
             flags: this rank's numbers to sum over ranks together with the loss, at no extra cost.
         """
         self.storage.begin()
@@ -173,12 +173,12 @@ class Engine:
         return Evaluation(loss / count, correct / count)
 
     def counts(self, parameter: Parameter) -> bool:
-        """Return whether no lower tensor-parallel rank or earlier stage has a copy of this rank's part."""
+        """Return False if a lower tensor-parallel rank or earlier stage has a copy of this rank's part."""
         is_split = parameter.axis is not None
         return (is_split or self.mesh.tp.rank == 0) and self.ties.counts(parameter)
 
     def _squares(self) -> Array | float:
-        """Return the sum of squares of this rank's gradients, except copies of earlier ranks' gradients."""
+        # Sum of squares of this rank's gradients, without copies that a lower rank also has.
         if not self.storage.sharded and self.mesh.dp.rank:
             return 0.0
         flat = self.storage.grads

@@ -1,4 +1,4 @@
-"""The mesh of ranks (data-, tensor- and pipeline-parallel groups), and options of the layout on it."""
+"""The mesh of ranks (data-, tensor- and pipeline-parallel groups), and options for training on it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Mesh:
     """A grid of DP x TP x PP ranks. The rank at (dp, tp, pp) has the number (pp · DP + dp) · TP + tp.
 
-    Tensor-parallel ranks communicate most, so they are neighbours and share a node. Pipeline stages
-    communicate least, so these groups may span many nodes.
+    Tensor-parallel ranks communicate most, so they have consecutive numbers and share a node. Pipeline stages
+    communicate least, so a pipeline may span many nodes.
     """
 
     world: Communicator
@@ -69,7 +69,7 @@ def make_mesh(world: Transport, *, tp: int = 1, pp: int = 1) -> Mesh:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of the layout and of the training step."""
+    """Options of the distribution over ranks and of the training step."""
 
     # Seed of initial weights and dropout.
     seed: int = 0

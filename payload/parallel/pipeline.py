@@ -29,7 +29,7 @@ _MEMORY_WEIGHT = 1e-3
 
 
 def split(units: Sequence[Unit], stages: int) -> list[Sequence[Unit]]:
-    """Split units into stages of about equal cost. Raise UsageError if there are more stages than units."""
+    """Split a model's units (groups of layers) into stages of about equal cost, or raise UsageError."""
     if stages > len(units):
         raise UsageError(
             f"--pp {stages}: the model has only {len(units)} units to split; use --pp {len(units)} or less",
@@ -71,7 +71,7 @@ class Ties:
     """
 
     def __init__(self, stages: Sequence[Sequence[Unit]], pp: Communicator, device: Device) -> None:
-        """Find the shared parameters. stages: the units of all stages, on every rank."""
+        """Find the shared parameters. stages: the units of each stage. Every rank passes all stages."""
         self._pp, self._device = pp, device
         users: dict[int, list[int]] = {}
         for stage, units in enumerate(stages):
@@ -87,7 +87,7 @@ class Ties:
         """This stage's shared parameters, as its first unit: same position on all stages, and summed last."""
 
     def counts(self, parameter: Parameter) -> bool:
-        """Return whether no earlier stage has the parameter. Norms and checkpoints use the first copy."""
+        """Return whether this stage has the parameter's first copy, which norms and checkpoints use."""
         return self._users.get(id(parameter), [self._pp.rank])[0] == self._pp.rank
 
     def sum(self, grads: Array, segments: Sequence[Segment]) -> None:
@@ -140,7 +140,7 @@ class Link:
         self._sent: deque[Pending] = deque()
 
     def send_activation(self, y: Array, inputs: Shape) -> None:
-        """Send an activation to the later stage. inputs: shape of the micro-batch's inputs."""
+        """Send an activation to the later stage. inputs: shape of the inputs of the model's first stage."""
         if inputs not in self._activation_types:
             self._activation_types[inputs] = y.shape, y.dtype.name
             header = [_DTYPES.index(y.dtype.name), y.ndim, *y.shape]
@@ -196,10 +196,10 @@ class MicroBatch:
 
 
 class Stage:
-    """Consecutive units, with the storage that holds their parameters."""
+    """A pipeline stage: consecutive units (groups of layers), and the storage of their parameters."""
 
     def __init__(self, units: Sequence[Unit], storage: Storage, tied: Unit | None = None) -> None:
-        """Create the stage. tied: a unit of the parameters that other stages also have (see ``Ties``)."""
+        """Create the stage. tied: a unit with the parameters that other stages also have (see ``Ties``)."""
         self.units, self.storage, self._tied = units, storage, tied
 
     def forward(self, x: Array, tape: Tape) -> Array:
@@ -255,7 +255,7 @@ class Pipeline:
         self._next_link = Link(device, pp, pp.rank + 1) if self._later else None
 
     def train(self, batches: Sequence[MicroBatch], *, scale: float, seed: int, iteration: int) -> LossSums:
-        """Add up the gradients of ``scale`` times the summed loss. Return the sums of loss and targets."""
+        """Add the gradients of ``scale`` times the summed loss. Return the sums over all micro-batches."""
         sums = _NOTHING
         remaining, in_flight = deque(batches), deque[tuple[MicroBatch, Tape]]()
         for forward in one_forward_one_backward(len(batches), self._later):
@@ -271,7 +271,7 @@ class Pipeline:
         return sums
 
     def evaluate(self, batches: Iterable[MicroBatch]) -> LossSums:
-        """Run forward passes only. Return the sums of loss and targets."""
+        """Run forward passes only. Return loss, correct predictions and targets, summed over the batches."""
         sums = _NOTHING
         for batch in batches:
             sums += self._forward(batch, Tape(training=False))

@@ -16,10 +16,10 @@ from payload.parallel.engine import Engine
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Elements [start, stop) of tensor-parallel part number ``part`` of a tensor, flattened, on ``rank``."""
-
     rank: int
+    # Index of the tensor-parallel part of the tensor.
     part: int
+    # Elements of the flattened part.
     start: int
     stop: int
 
@@ -31,7 +31,7 @@ class WholeTensors:
     """
 
     def __init__(self, engine: Engine, units: Sequence[Unit]) -> None:
-        """Find the rank that holds each piece. All ranks must call this together. units: the whole model."""
+        """Find the ranks that hold each tensor. All ranks must call this together. units: the whole model."""
         self._engine, self._world = engine, engine.mesh.world
         self._parameters = {p.name: p for unit in units for p in unit.layer.parameters}
         self.shapes: dict[str, Shape] = dict(sorted(torch_shapes(units).items()))
@@ -45,7 +45,7 @@ class WholeTensors:
                 self._pieces.setdefault(name, []).extend(rank_pieces)
 
     def __iter__(self) -> Iterator[tuple[str, Array]]:
-        """Yield (name, tensor), with empty arrays on all ranks but 0. All ranks must iterate to the end."""
+        """Yield (name, tensor). On ranks other than 0, tensors are empty, but the rank must iterate, too."""
         for name, shape in self.shapes.items():
             if self._world.rank == 0:
                 yield name, np.ascontiguousarray(self._joined(name).astype("float32").reshape(shape))
@@ -55,7 +55,7 @@ class WholeTensors:
                 yield name, np.empty(0, "float32")
 
     def _find_own_pieces(self) -> Iterator[tuple[str, _Piece, Array]]:
-        """Yield (tensor's name, piece, numbers) of pieces that this rank, and no earlier rank, holds."""
+        """Yield (tensor's name, piece, numbers) for pieces of which this rank holds the first copy."""
         engine, mesh, storage = self._engine, self._engine.mesh, self._engine.storage
         rank = self._world.rank
         if storage.sharded or mesh.dp.rank == 0:
@@ -71,7 +71,6 @@ class WholeTensors:
                 yield name, _Piece(rank, 0, 0, array.size), array.reshape(-1)
 
     def _joined(self, name: str) -> Array:
-        """Assemble a tensor from the pieces of all ranks, in PyTorch's layout."""
         parameter = self._parameters.get(name)
         size = parameter.size if parameter else math.prod(self.shapes[name])
         parts: dict[int, Array] = {}

@@ -44,7 +44,7 @@ class Storage:
         *,
         tied: Unit | None = None,
     ) -> None:
-        """Allocate buffers and draw initial weights. tied: parameters shared with other pipeline stages."""
+        """Allocate buffers, draw initial weights. tied: unit of parameters that other stages also have."""
         self.device, zero, master = device, options.zero, options.precision.master
         # A CPU device is already in host memory.
         self.optimizer_device: Device = (
@@ -103,7 +103,7 @@ class Storage:
 
     @property
     def weights(self) -> Array:
-        """The layers' weights that this rank holds permanently. May be the array of the master weights."""
+        """The layers' weights that this rank holds permanently. May be the array ``master_weights``."""
         return self._weights.resident
 
     @property
@@ -130,7 +130,7 @@ class Storage:
         self._gradients.begin()
 
     def gather(self, unit: Unit, *, backward: bool = False) -> None:
-        """Set ``value`` of a unit's parameters to complete weights. backward: whether to set ``grad`` too."""
+        """Set ``value`` of a unit's parameters to whole weights. backward: also set ``grad``."""
         self._weights.gather(unit, backward=backward)
         if backward:
             self._gradients.expect(unit)
@@ -150,7 +150,7 @@ class Storage:
     def reduce(self, across: Callable[[Array, Sequence[Segment]], None] = lambda *_: None) -> None:
         """Wait until ``grads`` are sums over the data-parallel ranks.
 
-        across: called with the sums that this rank owns, and ``segments``. May change the sums in place.
+        across: called with this rank's sums, and the positions of parameters in them. May change the sums.
         """
         self._gradients.finish()
         across(self.grad_buffer, self.segments)
@@ -158,7 +158,7 @@ class Storage:
             self.grads[...] = self.device.to_host(self.grad_buffer)
 
     def publish(self) -> None:
-        """Pass the updated ``master_weights`` on to the layers."""
+        """Copy the updated ``master_weights`` to the weights of the layers."""
         # Convert on the host, because the layers' dtype may be half as large to copy.
         if self._offloaded:
             self._weights.publish(self.device.asarray(self.master_weights, self._weights.resident.dtype))
@@ -167,12 +167,12 @@ class Storage:
 
 
 class ReplicatedGradients:
-    """Complete gradients, which each rank keeps for an iteration, and sums after the last micro-batch."""
+    """Gradients in ZeRO stages 0 and 1: each rank keeps all, and sums them after the last micro-batch."""
 
     def __init__(
         self, layout: BufferLayout, dp: Communicator, whole: Array, owned_grads: Array, *, overlap: bool
     ) -> None:
-        """Bind gradients to ``whole``. owned_grads: for this rank's sums; ``whole`` if it owns all sums."""
+        """Put gradients into ``whole``. owned_grads: array for this rank's sums, which may be ``whole``."""
         self._layout, self._dp, self._overlap = layout, dp, overlap
         self._whole, self._owned_grads = whole, owned_grads
         self._pending: list[Pending] = []
@@ -186,7 +186,7 @@ class ReplicatedGradients:
 
     @property
     def resident(self) -> Sequence[Array]:
-        """Buffers that this rank holds permanently: the gradients it owns, any buffer of all gradients."""
+        """Buffers that this rank holds permanently: of its sums and, if different, of all gradients."""
         return [self._owned_grads] if self._whole is self._owned_grads else [self._owned_grads, self._whole]
 
     def begin(self) -> None:
@@ -194,7 +194,7 @@ class ReplicatedGradients:
             mark_grads_unset(bucket)
 
     def expect(self, unit: Unit) -> None:
-        """Do nothing: the parameters are always bound to their gradients."""
+        """Do nothing: ``grad`` of each parameter is always set."""
 
     def backward_done(self, unit: Unit, *, last: bool) -> None:
         """In the ``last`` micro-batch, start to sum the buckets that the unit's backward pass completed."""
@@ -232,7 +232,7 @@ class ReplicatedGradients:
         )
 
     def _slices(self, bucket: Bucket) -> tuple[Array, Array]:
-        """Return (a bucket's gradients, this rank's part of the sums): the same array if it owns all sums."""
+        # A bucket's gradients, and the array for this rank's sums.
         whole = self._whole[bucket.start : bucket.stop]
         if self._whole is self._owned_grads:
             return whole, whole
@@ -241,7 +241,7 @@ class ReplicatedGradients:
 
 @dataclass(slots=True)
 class _Scatter:
-    """A reduce-scatter in progress, which sums a bucket's gradients of a micro-batch on their owners."""
+    """A reduce-scatter in progress: it sums a bucket's gradients, and each rank receives its own part."""
 
     pending: Pending
     whole: Array
@@ -252,10 +252,10 @@ class _Scatter:
 
 
 class ShardedGradients:
-    """Gradients that exist only from a bucket's first backward pass in a micro-batch until their sum."""
+    """Gradients in ZeRO stages 2 and 3: a bucket's gradients exist only until a micro-batch's sum is done."""
 
     def __init__(self, device: Device, layout: BufferLayout, dp: Communicator, owned_grads: Array) -> None:
-        """Create buffers for gradients. owned_grads: receives the sums of the numbers that this rank owns."""
+        """Create buffers for gradients. owned_grads: array for the sums that this rank owns."""
         self._layout, self._dp, self._owned_grads = layout, dp, owned_grads
         self._pool = Pool(device, owned_grads.dtype)
         self._live: dict[int, Array] = {}
@@ -310,13 +310,13 @@ class ShardedGradients:
 
 
 def bind_gradients(bucket: Bucket, whole: Array) -> None:
-    """Set ``grad`` of a bucket's parameters to views of ``whole``, an array of that bucket alone."""
+    """Set ``grad`` of a bucket's parameters to views of ``whole``, an array with only this bucket."""
     for parameter, view in bucket.views(whole):
         parameter.grad = view
 
 
 def mark_grads_unset(bucket: Bucket) -> None:
-    """Let the next gradients of a bucket replace the current gradients."""
+    """Make the next gradients of a bucket replace the current gradients, instead of being added."""
     for segment in bucket.segments:
         segment.parameter.grad_unset = True
 
@@ -327,7 +327,7 @@ def zero_unset_grads(bucket: Bucket) -> None:
 
 
 class ReplicatedWeights:
-    """Complete weights on every rank. Each rank converts the part that it owns, and gathers other parts."""
+    """Weights in ZeRO stages 0 to 2: each rank has all weights, and after an update gathers them anew."""
 
     def __init__(self, layout: BufferLayout, dp: Communicator, whole: Array) -> None:
         """Bind the parameters' values to ``whole``, which may be the array of the master weights."""
@@ -367,7 +367,7 @@ class ReplicatedWeights:
 
 
 class ShardedWeights:
-    """Weights sharded over ranks. While a unit runs, ranks already gather the weights of the next unit."""
+    """Sharded weights, in ZeRO stage 3. While a layer group runs, ranks gather the next group's weights."""
 
     def __init__(
         self,
@@ -429,7 +429,7 @@ class ShardedWeights:
 
 
 def bind_values(bucket: Bucket, whole: Array) -> None:
-    """Set ``value`` of a bucket's parameters to views of ``whole``, an array of that bucket alone."""
+    """Set ``value`` of a bucket's parameters to views of ``whole``, an array with only this bucket."""
     for parameter, view in bucket.views(whole):
         parameter.value = view
 

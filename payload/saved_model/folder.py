@@ -38,7 +38,7 @@ Weights = Mapping[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class WeightsFile:
-    """The description of a file with the weights at an iteration of a run."""
+    """The description of a file that contains a model's weights at an iteration of the training."""
 
     file: str
     iteration: int
@@ -61,7 +61,7 @@ class ModelRecord:
     files: Mapping[str, WeightsFile] = field(default_factory=dict)
 
     def fields(self) -> dict[str, Any]:
-        """Return the record's fields, for JSON."""
+        """Return the fields as a dictionary, for JSON."""
         return {"format": FORMAT, **asdict(self)}
 
     def encode(self) -> str:
@@ -69,7 +69,7 @@ class ModelRecord:
 
 
 def read_record(folder: Path) -> ModelRecord:
-    """Read the record of a model folder. Raises UsageError if the record is missing or damaged."""
+    """Read the description in a model folder. Raises UsageError if it is missing or damaged."""
     path = folder / RECORD
     try:
         return parse_record(json.loads(path.read_bytes()), path)
@@ -83,7 +83,7 @@ def read_record(folder: Path) -> ModelRecord:
 
 
 def parse_record(fields: Any, path: Path) -> ModelRecord:
-    """Restore a record from ``ModelRecord.fields``. path: source of the fields, for messages.
+    """Restore a record from the result of ``ModelRecord.fields``. path: its file, for messages.
 
     Raises UsageError if the fields are damaged, or the model is unknown.
     """
@@ -107,7 +107,7 @@ def parse_record(fields: Any, path: Path) -> ModelRecord:
 
 
 def read_weights(folder: Path, which: str = BEST, record: ModelRecord | None = None) -> dict[str, Array]:
-    """Read the ``final`` or the ``best`` weights of a model folder. record: the folder's record, if known.
+    """Read the ``final`` or ``best`` weights of a model folder. record: the folder's model.json, if read.
 
     Raises UsageError if the folder does not have these weights, or the weights are damaged.
     """
@@ -143,12 +143,15 @@ def sha256_of(path: Path) -> str:
 
 
 def module_of(model: str) -> ModuleType:
-    """Return the module that builds a model."""
+    """Return the Python module that builds the model with this name."""
     return import_module(f"payload.models.{MODELS[model].module}")
 
 
 def make_units(model: str, settings: Mapping[str, Any], context: Context) -> list[Unit]:
-    """Build the units of a model, without weights. Raises UsageError if the settings do not fit the model."""
+    """Build a model as groups of layers, without weights. settings: arguments of the model's ``build``.
+
+    Raises UsageError if the settings do not fit the model.
+    """
     module = module_of(model)
     unknown = [name for name in settings if name not in inspect.signature(module.build).parameters]
     if unknown:
@@ -161,7 +164,7 @@ def make_units(model: str, settings: Mapping[str, Any], context: Context) -> lis
 
 
 def build(record: ModelRecord, weights: Weights, device: Device, *, dtype: str = "float32") -> list[Unit]:
-    """Build a whole model on this rank: its units with their weights, in the order of the forward pass.
+    """Build a whole model on this rank: groups of layers with weights, in the order of the forward pass.
 
     Raises UsageError if the weights do not fit the model.
     """
@@ -174,7 +177,7 @@ def build(record: ModelRecord, weights: Weights, device: Device, *, dtype: str =
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """A model with its weights."""
+    """A trained model, ready for predictions."""
 
     record: ModelRecord
     units: Sequence[Unit]
@@ -217,7 +220,7 @@ def load(folder: Path, weights: str, device: Device, *, takes: str = "") -> Trai
 
 
 def fitted(units: Sequence[Unit], weights: Weights) -> Iterator[tuple[Parameter, Array]]:
-    """Yield each parameter with its whole tensor from ``weights``, converted to the payload's layout.
+    """Yield each parameter with its whole tensor from ``weights``, converted from PyTorch's layout.
 
     Raises UsageError if weights are missing, unknown, or of another shape.
     """
@@ -227,7 +230,7 @@ def fitted(units: Sequence[Unit], weights: Weights) -> Iterator[tuple[Parameter,
 
 
 def refuse_unfit(shapes: Mapping[str, tuple[int, ...]], weights: Weights) -> None:
-    """Raise UsageError unless the weights have the names and shapes of the model's tensors, ``shapes``."""
+    """Raise UsageError unless the weights have exactly the names and shapes in ``shapes``."""
     problems = [f"{name} is missing" for name in shapes if name not in weights]
     problems += [f"{name} is not in the model" for name in weights if name not in shapes]
     problems += [
@@ -243,13 +246,13 @@ def refuse_unfit(shapes: Mapping[str, tuple[int, ...]], weights: Weights) -> Non
 
 
 def set_state(units: Sequence[Unit], weights: Weights, device: Device) -> None:
-    """Set, from ``weights``, the state that layers have besides parameters, such as running means."""
+    """Set the layers' state that is not a parameter, such as running means, to its values in ``weights``."""
     for name, array in state_of([unit.layer for unit in units]).items():
         array[...] = device.asarray(np.asarray(weights[name], "float64"))
 
 
 def set_weights(engine: Engine, units: Sequence[Unit], weights: Weights) -> None:
-    """Set the weights with which training starts, on any layout of ranks. units: all units of the model.
+    """Set the engine's weights before training, for any layout of ranks. units: all units of the model.
 
     Raises UsageError if the weights do not fit the model.
     """

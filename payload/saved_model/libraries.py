@@ -2,7 +2,7 @@
 
 Exported models load in these libraries with ``strict=True``, and training can start from the libraries'
 weights. Tensors differ in their names, and transformers stores the linear layers of GPT-2 as (inputs,
-outputs). In this module, ``ours`` means names or tensors of the payload, ``theirs`` those of a library.
+outputs). In this module, ``ours`` means names or tensors of this package, ``theirs`` those of a library.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAME = re.compile(r"(?:layers\.(\d+)\.)?(.+?)(?:[._](weight|bias))?")
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """The names of a model's tensors in a library."""
+    """The names that a library, such as transformers, has for a model's tensors."""
 
     names: Mapping[str, str]
     """The library's module by the payload's module, with * for a block's number. If the library splits the
@@ -42,7 +42,7 @@ class Naming:
     unused: str = ""
 
     def library_names(self, ours: str) -> list[str]:
-        """Return the library's name for a tensor of the payload, or the names of the tensor's parts."""
+        """Return the library's name for this package's tensor ``ours``, or the names if it is split there."""
         if not self.names:
             return [ours]
         match = _NAME.fullmatch(ours)
@@ -60,7 +60,7 @@ class Naming:
         return dict(sorted({**theirs, **tied}.items()))
 
     def _parts(self, ours: str, array: Array) -> Iterator[tuple[str, Array]]:
-        """Yield the library's (name, tensor) for each part of the payload's tensor ``array``, as views."""
+        """Split and convert this package's tensor. Yield the library's (name, view of ``array``)."""
         names = self.library_names(ours)
         for name, part in zip(names, np.split(array, len(names)), strict=True):
             if self._turned(ours, array.ndim):
@@ -74,11 +74,11 @@ class Naming:
     def from_library(
         self, shapes: Shapes, theirs: Mapping[str, Array], without: Collection[str]
     ) -> dict[str, Array]:
-        """Convert a library's weights to the payload's names and layouts.
+        """Convert a library's weights, ``theirs``, to the names and layouts of this package.
 
         Args:
-            shapes: shapes of all tensors of the payload's model.
-            without: names of the payload's tensors to leave out.
+            shapes: shapes of all tensors of this package's model, by name.
+            without: this package's names of tensors to leave out.
 
         Raises UsageError if tensors are missing, unknown, or of another shape.
         """
@@ -115,7 +115,7 @@ class Naming:
         return weights
 
     def count_known(self, shapes: Shapes, names: Sequence[str]) -> int:
-        """Return how many of ``names`` the library uses for a model with tensors of ``shapes``."""
+        """Return how many of ``names`` are the library's names for the tensors of a model, ``shapes``."""
         known_names = {name for ours in shapes for name in self.library_names(ours)}
         return len({*names} & {*known_names, *(name.removeprefix(self.prefix) for name in known_names)})
 
@@ -202,7 +202,7 @@ LIBRARIES: Mapping[str, Mapping[str, Naming]] = {
 
 
 def naming(library: str, model: str) -> Naming:
-    """Return a library's names for a model. Raises UsageError if the library does not have the model."""
+    """Return a library's tensor names for a model. Raises UsageError if the library lacks the model."""
     namings = LIBRARIES[library]
     if (module := MODELS[model].module) in namings:
         return namings[module]
@@ -216,10 +216,10 @@ def naming(library: str, model: str) -> Naming:
 def from_any(
     model: str, shapes: Shapes, weights: Mapping[str, Array], without: Collection[str] = ()
 ) -> tuple[dict[str, Array], bool]:
-    """Convert the weights of a file, by this payload or a library, to the payload's names and layouts.
+    """Convert the weights of a file, by this package or a library, to the names and layouts of this package.
 
     Return the weights, and whether the file has transformers' names. Raises UsageError if the weights do not
-    fit the model. without: names of the payload's tensors to leave out.
+    fit the model. shapes: the model's tensors. without: this package's names of tensors to leave out.
     """
     module = MODELS[model].module
     namings = [by_module[module] for by_module in LIBRARIES.values() if module in by_module]

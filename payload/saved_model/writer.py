@@ -45,10 +45,10 @@ class ModelWriter:
     ) -> None:
         """
         Args:
-            record: the model's record without files.
+            record: the model's description, without files of weights.
             units: the units of the whole model.
-            resumed: folder of the resumed checkpoint, and the model's record there. Of the two best
-                weights, in the checkpoint and in ``folder``, those with the lower loss are kept.
+            resumed: folder of the resumed checkpoint, and the model's description in it. Its best weights
+                replace those in ``folder`` if their held-out loss is lower.
 
         Raises PayloadError on every rank if the folder cannot be written.
         """
@@ -62,7 +62,7 @@ class ModelWriter:
             self._files = self._world.allgather(files)[0]
 
     def _existing_files(self, checkpoint: Path, record: Mapping[str, Any]) -> dict[str, WeightsFile]:
-        """Copy the checkpoint's best weights if better than the folder's. Return the folder's files."""
+        """Copy the checkpoint's best weights if they are better. Return the folder's files of weights."""
         # A missing or unreadable record is replaced.
         with suppress(UsageError):
             self._files = dict(read_record(self._folder).files)
@@ -76,7 +76,7 @@ class ModelWriter:
         return self._files
 
     def save_best(self, folder: Path) -> dict[str, Any]:
-        """Copy the best weights so far to another folder, and return a record of the copy.
+        """Copy the best weights so far to another folder, and return the model's description, for JSON.
 
         Only rank 0 calls this method. Raises PayloadError if the folder cannot be written.
         """
@@ -131,7 +131,7 @@ class ModelWriter:
         self._files[which] = replace(facts, sha256=digest)
 
     def _publish(self, facts: WeightsFile, which: str) -> None:
-        """Add the file of the ``which`` weights to model.json, and delete weights of an earlier run."""
+        """Add ``facts``, the final or best weights, to model.json, and delete weights of an earlier run."""
         files = {**self._files, which: facts}
         path = self._folder / RECORD
         try:
@@ -179,7 +179,7 @@ def place(source: Path, target: Path) -> None:
 
 
 def _loss(facts: WeightsFile | None) -> float:
-    """Return the held-out loss of weights. Infinite: there are no weights, or no evaluation of them."""
+    """Return the held-out loss of weights, or infinity if there are no weights or they were not evaluated."""
     return facts.metrics["loss"] if facts and facts.metrics else math.inf
 
 

@@ -52,7 +52,7 @@ def model_record(model: Model, dataset: Dataset) -> ModelRecord:
 
 
 def model_sizes(model: Model, dataset: Dataset) -> dict[str, Any]:
-    """Return all arguments for building the model. Raises UsageError for a size that has no effect on it."""
+    """Return all arguments for building the model. Raises UsageError for a flag that this model lacks."""
     parameters = inspect.signature(module_of(model.model).build).parameters
     defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
     given = {name: value for name, value in asdict(model).items() if name != "model" and value is not None}
@@ -84,7 +84,7 @@ def run_identity(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
 
 
 def build_optimizer(settings: Optimizer, storage: Storage, mesh: Mesh) -> base.Optimizer:
-    """Build the optimizer for the parameters that this rank updates."""
+    """Build the optimizer that ``settings`` name, for the parameters that this rank updates."""
     device, values, segments = storage.optimizer_device, storage.master_weights, storage.segments
     decay = settings.weight_decay or 0.0
     if settings.optimizer == "sgd":
@@ -170,7 +170,7 @@ def build_loader(
 ) -> Loader:
     """Build the loader of this rank's samples. Raises UsageError if the global batch exceeds the data.
 
-    eval_only: load only held-out samples, in small batches, because training may have had more ranks.
+    eval_only: load only held-out samples. Batches are small, so that fewer ranks than in training suffice.
     """
     global_batch, micro_batch = config.batch.global_batch_size, config.batch.micro_batch_size
     if eval_only:

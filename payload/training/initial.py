@@ -38,7 +38,7 @@ class Initial:
     record: ModelRecord | None
 
     def data_state(self, tokenizer: str) -> Mapping[str, Any] | None:
-        """Return the state of the model's tokenizer, for ``open_dataset``. None: the tokenizer has no state.
+        """Return the learned state of the tokenizer that belongs to these weights. None: there is no state.
 
         Raises UsageError if the model was trained with another kind of tokenizer than ``tokenizer``.
         """
@@ -85,7 +85,7 @@ class Initial:
         set_weights(engine, units, weights)
 
     def _refuse_other(self, model: str, settings: Mapping[str, Any], *, foreign: bool) -> None:
-        """Raise UsageError if the weights were trained with other settings, such as the number of heads."""
+        """Raise UsageError if the weights' settings differ. foreign: whether the file is from a library."""
         if self.record:
             for name in _NOT_IN_SHAPES:
                 size = self.record.settings.get(name, settings.get(name))
@@ -105,7 +105,7 @@ class Initial:
 
 
 def find_initial(path: Path | None, world: Communicator) -> Initial | None:
-    """Find the weights at the path of ``--init``, if it is set. All ranks must call this function together.
+    """Find the weights at the path of ``--init``. None: no path. All ranks must call this function together.
 
     Raises UsageError on every rank if the weights cannot be found or read.
     """

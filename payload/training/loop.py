@@ -41,7 +41,7 @@ from payload.training.trace import Timeline
 def train(config: TrainConfig, device: Device, world: Transport, signals: StopSignals | None = None) -> int:
     """Train on all ranks of ``world``, record the metrics, and return the exit code.
 
-    signals: tells the run that a signal came. The run then saves its work and ends. Default: catch none.
+    signals: when its ``came`` is True, the run saves its work and ends. Default: signals are not handled.
     """
     trace, times = _timeline(config, device), CommTimes(device)
     mesh, compressor = build_mesh(config.layout, world)
@@ -95,7 +95,7 @@ def train(config: TrainConfig, device: Device, world: Transport, signals: StopSi
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """The objects that the iterations of a run use."""
+    """The objects that the iterations of a training run use."""
 
     engine: Engine
     loader: Loader
@@ -168,7 +168,7 @@ class Trainer:
         return result
 
     def evaluate(self, iteration: int, epoch: int, result: StepResult) -> Evaluation:
-        """Evaluate on the held-out samples, and record and print the result."""
+        """Evaluate on the held-out samples, record and print the result, and save the model if it is best."""
         evaluation = self._evaluate(iteration)
         bytes_per_target = self.dataset.bytes_per_target
         self.metrics.evaluation(iteration, epoch, evaluation, bytes_per_target)

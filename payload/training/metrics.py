@@ -1,4 +1,4 @@
-"""The record of a run in metrics.jsonl and on stdout, written by rank 0."""
+"""Writes a run's measurements to metrics.jsonl and stdout, on rank 0."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FLOPS_FORMULA = "3 x the matrix products of the forward pass; recomputation is n
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The size and cost of a sample."""
+    """The number of tokens and floating-point operations of a training sample."""
 
     # Of the sample's forward pass, summed over tensor-parallel ranks and pipeline stages.
     flops: float
@@ -55,7 +55,7 @@ class Metrics(Report):
         *,
         done: int = 0,
     ) -> None:
-        """Open the files, and remove records of iterations after ``done``, which a resumed run repeats.
+        """Open the files, and remove lines about iterations after ``done``, which a resumed run repeats.
 
         Raises UsageError on every rank if a file cannot be written.
         """
@@ -76,7 +76,7 @@ class Metrics(Report):
         return record["kind"] != "result" and int(record.get("step", 0)) <= self._done
 
     def introduce(self, data: Mapping[str, Any]) -> None:
-        """Record the ranks, their devices, the settings, and ``data``, the result of ``data_record``."""
+        """Record the ranks, their devices, the settings, and ``data``, a description of the data set."""
         more = {"cores": own_cores(), "device_note": self._device.note}
         ranks = self._comm.allgather({**place(self._comm.rank, self._device), **more})
         dtype = PRECISIONS[self._config.precision.precision].compute
@@ -168,7 +168,7 @@ class Metrics(Report):
         }
 
     def conclude(self, storage: Storage, mesh: Mesh, evaluation: Evaluation, *, seconds: float) -> None:
-        """Record the result. Raises PayloadError if the replicas of a parameter differ between ranks."""
+        """Record the final result. Raises PayloadError if ranks with the same parameters differ in values."""
         weights = storage.optimizer_device.to_host(storage.master_weights)
         digest = hashlib.sha256(weights.tobytes()).hexdigest()
         place = (mesh.pp.rank, mesh.tp.rank, mesh.dp.rank if storage.sharded else 0)

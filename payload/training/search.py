@@ -94,7 +94,7 @@ def measure_speeds(config: TrainConfig, device: Device, mesh: Mesh, dataset: Dat
 
 
 def _speed_alone(config: TrainConfig, device: Device, dataset: Dataset, size: int) -> float:
-    """Return this rank's samples per second with micro-batches of ``size``. NaN: the memory is too small."""
+    """Return this rank's samples per second with micro-batches of ``size``. NaN: not enough memory."""
     batch = replace(config.batch, global_batch_size=size, micro_batch_size=size)
     config_of_size, mesh = replace(config, batch=batch), alone()
     seconds = math.inf
@@ -138,13 +138,13 @@ def measure_losses(config: TrainConfig, engine: Engine, dataset: Dataset) -> Ite
 
 
 def fastest_size(sizes: list[Speed]) -> int:
-    """Return the smallest micro-batch size with about the best speed."""
+    """Return the smallest micro-batch size with at least 95 % of the best speed."""
     best = max(speed.samples_per_s for speed in sizes)
     return min(speed.micro_batch for speed in sizes if speed.samples_per_s >= _GOOD_ENOUGH * best)
 
 
 def fit_to_ranks(size: int, batch: int, ranks: int, samples: int) -> tuple[int, int]:
-    """Return (size, batch), with a size of at most samples / ranks, and a batch of at least size · ranks."""
+    """Return the micro-batch size, at most samples / ranks, and the global batch, at least size · ranks."""
     size = min(size, max(1, samples // ranks))
     return size, max(batch, size * ranks)
 
@@ -152,7 +152,7 @@ def fit_to_ranks(size: int, batch: int, ranks: int, samples: int) -> tuple[int, 
 def steepest_rate(points: list[Point]) -> float:
     """Return the learning rate at which the loss falls fastest per logarithm of the rate.
 
-    Rates above the rate with the lowest loss do not count. Raises UsageError if the loss never falls.
+    Only rates below the rate with the lowest loss are considered. Raises UsageError if the loss never falls.
     """
     lowest = min(range(len(points)), key=lambda index: points[index].loss, default=0)
     slopes = [

@@ -12,7 +12,7 @@ from payload.errors import RankError, UsageError
 
 
 class EventFile:
-    """Writer of scalars by name and iteration.
+    """A file of scalars by name and iteration, which TensorBoard shows.
 
     tensorboardX's SummaryWriter is not used: on a full disk its thread ends with a traceback, and the rank
     then waits for that thread forever.
@@ -21,7 +21,7 @@ class EventFile:
     def __init__(self, folder: Path, *, done: int = 0) -> None:
         """Open the event file.
 
-        done: the iteration from which a run resumes. TensorBoard hides an earlier run's later iterations.
+        done: the iteration from which a run resumes: TensorBoard hides the earlier run's later iterations.
 
         Raises UsageError if tensorboardX is not installed, or the folder cannot be written.
         """

@@ -50,7 +50,7 @@ class CommTimes:
         self._exposed.append(interval)
 
     def add_exposed(self, start: Mark) -> Mark:
-        """Count a call that began at ``start`` and ends now, and return its end. The operation may go on."""
+        """Count a call that began at ``start`` and ends now, and return its end. Its operation may go on."""
         end = self.device.mark()
         self._exposed.append((start, end))
         return end
@@ -59,7 +59,7 @@ class CommTimes:
         self._total.append((start, end))
 
     def count(self, comm: Communicator) -> None:
-        """From now on, count the bytes that ``comm``, or the communicator that ``comm`` wraps, sends."""
+        """From now on, count the bytes that ``comm`` sends. If it is a wrapper, the inner one's bytes."""
         while (inner := getattr(comm, "inner", None)) is not None:
             comm = inner
         self._comms[id(comm)] = comm
@@ -73,7 +73,7 @@ class CommTimes:
         return CommTime(total, exposed, self._sent - sent_before)
 
     def _covered_s(self, intervals: Sequence[tuple[Mark, Mark]]) -> float:
-        """Return the length of the union of the intervals in seconds."""
+        """Return the total time that the intervals cover, in seconds. Overlaps count once."""
         if not intervals:
             return 0.0
         covered, reached = 0.0, -math.inf
@@ -88,7 +88,7 @@ class CommTimes:
 def _blocking(method: str, shown: str, array: int | None = None) -> Callable[..., Any]:
     """Return a method that calls and times ``method``, a blocking method of the inner communicator.
 
-    shown: name on the timeline. array: index of the array argument, if any, for the recorded size.
+    shown: name on the timeline. array: index of the array argument whose size is recorded, if any.
     """
 
     def call(timed: TimedCommunicator, *arguments: Any) -> Any:

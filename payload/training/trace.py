@@ -69,7 +69,7 @@ class Timeline:
                 self._nvtx.RangePop()
 
     def begin_flight(self, name: str, category: str, **details: object) -> Callable[[], None]:
-        """Record the start of an operation that runs in parallel. The returned function records the end."""
+        """Record the start of an operation that runs in parallel. Call the returned function at its end."""
         if not self._on:
             return lambda: None
         self._flights += 1
@@ -79,7 +79,7 @@ class Timeline:
         return lambda: self._events.append({**common, "ph": "e", "ts": self._now_ns()})
 
     def number_of(self, draw: Draw | None) -> int | None:
-        """Return the index, in its iteration, of the micro-batch with this draw. None: there is no draw."""
+        """Return the index in its iteration of the micro-batch with this random seed. None: no ``draw``."""
         if draw is None:
             return None
         for number, earlier in enumerate(self._draws):
