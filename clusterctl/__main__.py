@@ -9,7 +9,7 @@ _ALLOCATIONS = 50_000
 
 
 def main() -> None:
-    """Run the command line, and exit with its code."""
+    """Run the command line, and exit with the command's exit status."""
     # Imported modules are never garbage. Searching them repeatedly would take 15 ms of each command.
     gc.set_threshold(_ALLOCATIONS)
     try:

@@ -85,7 +85,7 @@ def _path(path: str | Path | None) -> Path | None:
 
 
 def _confirm(prompt: str, *, yes: bool) -> None:
-    """Raise UsageError with the question ``prompt``, unless ``yes`` is set or there is no question ("")."""
+    """Raise UsageError with the question ``prompt``, unless ``yes`` is set or ``prompt`` is ""."""
     if prompt and not yes:
         reason = "Python programs are not prompted"
         raise UsageError(prompt, code="needs-confirmation", why=reason, fix="pass yes=True")
@@ -95,7 +95,8 @@ def _confirm(prompt: str, *, yes: bool) -> None:
 class Cluster:
     """A cluster. Its methods raise ClusterctlError.
 
-    spec: the spec file. name: the cluster's name, instead of a spec file. Default: as on the command line.
+    spec: the spec file. name: the cluster's name, instead of a spec file. Default: ./cluster.yaml; if it does
+        not exist, the only cluster that is up.
     report: called with each line of progress. ``report=print`` shows them.
     accept_host_key, become_password: for your own machines, as the options of `up`.
     """
@@ -197,7 +198,7 @@ class Cluster:
         weights: Literal["best", "final"] = "best",
         **options: Unpack[JobKeywords],
     ) -> Job:
-        """Submit a bundled job or a script. ``run``: the run from which the job loads the ``weights``."""
+        """Submit a bundled job or a script. ``run``: a run whose model (its ``weights``) the job loads."""
         if is_job_file(str(target)):
             raise UsageError(
                 f"{target} is a job file, which may contain several jobs",
@@ -216,7 +217,7 @@ class Cluster:
         variants: _Names = (),
         **options: Unpack[JobKeywords],
     ) -> tuple[Job, ...]:
-        """Submit the jobs of a job file. ``variants``: submit only these variants. Empty: all variants."""
+        """Submit the jobs in a job file. ``variants``: names of the jobs to submit. Empty: all jobs."""
         return self._submit(self._submission(path, args, options, variants=_as_list(variants)))
 
     def render(
@@ -236,7 +237,7 @@ class Cluster:
         model: ChosenModel | None = None,
         variants: Sequence[str] = (),
     ) -> Submission:
-        """Read the jobs, and reject mistakes that are visible without a cluster."""
+        """Read the jobs in ``target``, and reject mistakes that are visible without a cluster."""
         reject_unknown(options, JobKeywords.__annotations__, "jobs have no option")
         if isinstance(sweep := options.get("sweep"), Mapping):
             options["sweep"] = {k: v if k in _OF_SWEEP else _as_texts(v) for k, v in sweep.items()}
@@ -261,9 +262,9 @@ class Cluster:
         failed: bool = False,
         **flags: Any,
     ) -> Job | None:
-        """Submit a collected run again.
+        """Submit the job of a collected run again.
 
-        changes: options of the program to change.
+        changes: the program's options with other values: name -> value.
         failed: submit only failed tasks. If no task failed, submit nothing and return None.
         flags: options of the command `replay`, such as ``partition`` and ``time``.
         """
@@ -305,9 +306,9 @@ class Cluster:
         max_file: str | None = None,
         everything: bool = False,
     ) -> tuple[Row, ...]:
-        """Copy runs from the cluster.
+        """Copy the results of jobs (runs) from the cluster. The arguments are the options of `collect`.
 
-        ids: the jobs whose runs to copy. Empty: all runs that are not collected yet.
+        ids: the jobs. Empty: all jobs whose runs are not collected yet.
         """
         selection = selection_of(checkpoints, max_checkpoint, max_file, everything=everything)
         folder = _path(out) or RUNS
@@ -318,11 +319,11 @@ class Cluster:
         return tuple(Row(run) for run in runs)
 
     def put(self, paths: _Paths, to: str = ".") -> str:
-        """Copy files and folders to a folder on the cluster, by default your home. Return its full path."""
+        """Copy files to a folder on the cluster, by default your home. Return the folder's full path."""
         return files.put(self._chosen, [*_as_list(paths), to]).sent.folder
 
     def get(self, paths: _Names, to: str | Path = ".") -> Path:
-        """Copy files and folders from the cluster to a folder on this machine. Return its full path."""
+        """Copy files from the cluster to a folder on this machine. Return the folder's full path."""
         files.get(self._chosen, [*_as_list(paths), str(to)])
         return Path(to).absolute()
 
@@ -384,7 +385,7 @@ class Job:
             return ended
 
     def logs(self, *, stream: Literal["stdout", "stderr"] | None = None, rank: int | None = None) -> str:
-        """Return the last 8 MiB of the job's output so far. ``stream``, ``rank``: only output from these."""
+        """Return the last 8 MiB of the job's output so far. ``stream``, ``rank``: only this output."""
         kept = KeptLogs()
         with self.cluster._session() as session:
             watch.logs(session, self.id, on_output=kept.keep, rank="" if rank is None else str(rank))
@@ -402,7 +403,7 @@ class Job:
         self.cluster.cancel([self.id])
 
     def collect(self, **options: Any) -> Row:
-        """Copy the job's run from the cluster, with the options of ``Cluster.collect``."""
+        """Copy the job's results (run) from the cluster, with the options of ``Cluster.collect``."""
         (run,) = self.cluster.collect([self.id], **options)
         return run
 
@@ -442,7 +443,7 @@ def list_runs(
 
 
 def report(runs: Row | Sequence[Row]) -> Report:
-    """Return the report of a run, a sweep, or several runs in comparison.
+    """Return the report about a run or a sweep, or the comparison of several runs.
 
     The report has the methods ``as_html()``, ``as_markdown()`` and ``as_dict()``. Raise UsageError if the
     tasks of a sweep have no metric to rank them.

@@ -1,4 +1,4 @@
-"""All expected errors. Each has a message, a place, a cause and a fix.
+"""All expected errors: each has a message, and may have a place, a cause and a fix (advice to the user).
 
 Code that calls a library (paramiko, ansible-runner, pydantic) or the operating system translates their errors
 to these classes, with ``from exc``. The command line shows all of them in the same format, without a
@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failure as `-o json` shows it. ``host`` and ``phase`` are set if they apply."""
+    """A failure as `-o json` shows it. ``host`` and ``phase`` say where it happened, if that is known."""
 
     code: str
     cause: str
@@ -29,7 +29,7 @@ class Failure:
 
 
 class Notice(str):
-    """A note or a warning for the user, with its stable code in docs/errors.md."""
+    """A note or a warning for the user. ``code``: its name in docs/errors.md, which never changes."""
 
     __slots__ = ("code",)
     code: str
@@ -100,7 +100,7 @@ class ClusterctlError(Exception):
 
         what: the message, in which ``{hosts}`` is replaced by the names of the hosts.
         fix: used instead of the fixes of the failures. Empty: the fixes of the failures.
-        then: a further fix, which is shown last.
+        then: another fix, which is shown last.
         """
         failures = tuple(failures)
         hosts = ", ".join(dict.fromkeys(str(failure.host) for failure in failures))
@@ -119,7 +119,7 @@ class ClusterctlError(Exception):
         return f"{self.what}: {self.why}" if self.why else self.what
 
     def on(self, host: str, phase: str) -> Failure:
-        """Return this error as a failure of this host in this phase."""
+        """Return this error as a failure that happened on ``host`` in ``phase``."""
         return Failure(self.code, self.why or self.what, host, phase, self.fix, self.retryable)
 
     @property
@@ -165,7 +165,7 @@ class NotUpError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem in a spec or job file. ``line`` and ``column`` count from 1; ``key`` is a dotted path."""
+    """A mistake in a spec or job file. ``line`` and ``column`` count from 1; ``key``: path such as `a.b`."""
 
     file: str
     line: int
@@ -202,7 +202,7 @@ class SpecError(UsageError):
 
 
 class BundleError(UsageError):
-    """A bundle is damaged, incomplete or made for another spec; ``failures`` has an entry for each fault."""
+    """A bundle (software for offline hosts) is damaged, incomplete or wrong. ``failures``: each fault."""
 
     code = "bundle"
 
@@ -253,8 +253,8 @@ class ApiOffError(CloudError):
 class TerraformError(ProvisionError):
     """Terraform or the cloud failed in part; ``failures`` has an entry for each cause and host.
 
-    ``transient``: all causes are temporary, so a later retry helps. ``already_exists``: the resources that
-    could not be created because they exist, Terraform address -> ID.
+    ``transient``: all causes are temporary, so a later retry helps. ``already_exists``: Terraform address ->
+    ID of each resource that could not be created, because it exists already.
     """
 
     code = "terraform"
@@ -263,7 +263,7 @@ class TerraformError(ProvisionError):
 
 
 class StalePlanError(ProvisionError):
-    """The plan that the user saw is out of date, because something changed in the meantime."""
+    """The changes that the user confirmed are out of date, because something changed in the meantime."""
 
     code = "stale-plan"
     retryable = True
@@ -318,7 +318,7 @@ class HostKeyError(TransportError):
 
 
 class CommandError(TransportError):
-    """A command on a host failed; ``rc`` is its exit status, ``why`` the end of its stderr."""
+    """A command on a host failed; ``rc`` is its exit status, ``why`` the last part of its stderr."""
 
     code = "command"
 

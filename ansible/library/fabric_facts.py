@@ -37,9 +37,9 @@ IPV4_MAPPED = "0000:0000:0000:0000:0000:ffff:"
 
 
 class Port(NamedTuple):
-    """A port that is up.
+    """A port of a network adapter that is up.
 
-    rate: in Gbit/s. gid_index: index of the GID with its IPv4 address under RoCE v2.
+    rate: in Gbit/s. gid_index: index of the GID with its IPv4 address under RoCE v2, None without RoCE.
     """
 
     device: str
@@ -51,7 +51,7 @@ class Port(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The port's name for UCX and NCCL."""
+        """The port's name for UCX and NCCL, such as mlx5_0:1."""
         return f"{self.device}:{self.number}"
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ class Port(NamedTuple):
 
 
 def read(path: Path) -> str:
-    """Return the text of a file in sysfs; "" if it can't be read, as an unused entry of the GID table."""
+    """Return the text of a file in sysfs; "" if it can't be read, such as the file of an unused GID."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -67,7 +67,7 @@ def read(path: Path) -> str:
 
 
 def ports(root: Path, interface: str) -> Iterator[Port]:
-    """Yield the ports that are up."""
+    """Yield the ports in ``root`` that are up. interface: the network interface for RoCE."""
     for folder in sorted(root.glob("*/ports/*"), key=lambda path: (path.parent.parent.name, path.name)):
         if read(folder / "state") != ACTIVE:
             continue
@@ -83,7 +83,7 @@ def ports(root: Path, interface: str) -> Iterator[Port]:
 
 
 def roce_index(port: Path, interface: str) -> int | None:
-    """Return the index of the GID with the interface's IPv4 address under RoCE v2, which can be routed."""
+    """Return the index of the interface's IPv4 address for RoCE v2 in a port's GID table. None: no index."""
     for index in sorted(int(path.name) for path in port.glob("gids/*")):
         attributes = port / "gid_attrs"
         is_ours = read(attributes / "ndevs" / str(index)) == interface
@@ -94,7 +94,7 @@ def roce_index(port: Path, interface: str) -> int | None:
 
 
 def ports_for_jobs(active: Iterable[Port], interface: str) -> list[Port]:
-    """Return the ports that jobs use. Slower InfiniBand ports serve storage and management."""
+    """Return the fastest InfiniBand ports; without InfiniBand, the fastest RoCE ports of ``interface``."""
     every = list(active)
     fast = [port for port in every if port.link_layer == INFINIBAND]
     if not fast:
@@ -104,7 +104,7 @@ def ports_for_jobs(active: Iterable[Port], interface: str) -> list[Port]:
 
 
 def variables(chosen: list[Port], interface: str) -> dict[str, str]:
-    """Return the environment variables of jobs. For NCCL, `=` demands exact names instead of prefixes."""
+    """Return the environment variables for jobs. In NCCL_IB_HCA, `=` means exact names, not prefixes."""
     if not chosen:
         return {"UCX_NET_DEVICES": interface}
     names = ",".join(port.name for port in chosen)

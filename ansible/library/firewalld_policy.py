@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Ansible module: firewalld lets the hosts of a cluster reach ports of this host, regardless of zones.
+"""Ansible module: lets firewalld open ports of this host for all hosts of a cluster, regardless of zones.
 
 The module writes a policy and an ipset, each to a file of its own, and changes no settings of the user. The
 files take effect with a reload, which drops runtime settings that are not permanent. If there are such
@@ -53,11 +53,7 @@ KEPT_BY_A_RELOAD = frozenset({"interfaces"})
 
 
 def ipset_xml(addresses: list[str]) -> str:
-    """Return firewalld's file of the addresses.
-
-    Raises:
-        ValueError: an address is not an IPv4 address.
-    """
+    """Return firewalld's XML file for an ipset of these addresses. Raise ValueError unless all are IPv4."""
     root = ElementTree.Element("ipset", {"type": "hash:ip"})
     ElementTree.SubElement(root, "short").text = "Hosts of this cluster (clusterctl)"
     for address in sorted(set(map(ipaddress.IPv4Address, addresses))):
@@ -66,7 +62,7 @@ def ipset_xml(addresses: list[str]) -> str:
 
 
 def policy_xml(name: str, ports: list[str]) -> str:
-    """Return firewalld's file of the policy that opens the ports for the addresses in the ipset ``name``."""
+    """Return firewalld's XML file for a policy that opens the ports for all addresses in ipset ``name``."""
     root = ElementTree.Element("policy", {"priority": "-1", "target": "CONTINUE"})
     ElementTree.SubElement(root, "short").text = "Slurm, MPI and the shared folder (clusterctl)"
     ElementTree.SubElement(root, "ingress-zone", {"name": "ANY"})
@@ -81,13 +77,15 @@ def policy_xml(name: str, ports: list[str]) -> str:
 
 
 def as_text(root: ElementTree.Element) -> str:
-    """Return the document in firewalld's format."""
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
 def sections(kind: str, text: str) -> Sections:
-    """Parse the output of ``firewall-cmd --list-all-...``, without settings that a reload keeps."""
+    """Parse the output of ``firewall-cmd --list-all-...``. kind: "zone" or "policy".
+
+    Settings that a reload of firewalld does not change are left out.
+    """
     words_by_key: dict[str, set[str]] = {}
     name, key = "", ""
     for line in text.splitlines():
@@ -103,7 +101,7 @@ def sections(kind: str, text: str) -> Sections:
 
 
 def differences(running: Sections, permanent: Sections) -> Iterator[str]:
-    """Yield the settings that a reload would drop, or activate, in words."""
+    """Yield a text about each setting that a reload of firewalld would drop, or activate."""
     for key in sorted({*running, *permanent}):
         now, then = running.get(key, frozenset()), permanent.get(key, frozenset())
         yield from (f"{key} {word} (not permanent)" for word in sorted(now - then))
@@ -117,7 +115,6 @@ class Firewalld:
         self._module = module
 
     def run_command(self, *words: str, check: bool = True) -> str:
-        """Run firewall-cmd and return its standard output."""
         _, stdout, _ = self._module.run_command([COMMAND, *words], check_rc=check)
         return str(stdout)
 
@@ -144,7 +141,7 @@ class Firewalld:
         return frozenset(line.strip() for line in listed.splitlines() if line.strip())
 
     def has(self, name: str, addresses: list[str], ports: list[str]) -> bool:
-        """Return whether a policy with these addresses and ports is in effect."""
+        """Return whether policy and ipset ``name``, with these addresses and ports, are in effect."""
         rules = self.rules(name)
         numbers = [port.partition("/") for port in ports]
         has_all_ports = all(
@@ -155,7 +152,7 @@ class Firewalld:
 
 
 def reject_unsaved(module: AnsibleModule, firewalld: Firewalld, name: str) -> None:
-    """Fail if a reload would change settings of the user."""
+    """Fail if a reload would change settings of the user: all except the policy and the ipset ``name``."""
     running = firewalld.read_settings(permanent=False, exclude=name)
     lost = list(differences(running, firewalld.read_settings(permanent=True, exclude=name)))
     if lost:
@@ -169,7 +166,7 @@ def reject_unsaved(module: AnsibleModule, firewalld: Firewalld, name: str) -> No
 
 
 def write(module: AnsibleModule, path: Path, text: str) -> None:
-    """Write a file atomically, with the SELinux labels of its place."""
+    """Write a file atomically, with the default SELinux label of its path."""
     path.parent.mkdir(mode=0o750, exist_ok=True)
     fresh = Path(module.tmpdir) / path.name
     fresh.write_text(text, encoding="utf-8")

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Ansible module: the state of a host before clusterctl changed it, and its restoration."""
+"""Ansible module: records the state of a host before clusterctl changes the host, and restores this state."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def act(module: AnsibleModule) -> dict[str, object]:
-    """Perform the action and return the module's result."""
+    """Record or restore the host's state, as the parameter ``state`` says, and return the module's result."""
     store = Store(module.params["path"])
     ledger = store.read()
     cluster_id = module.params["cluster"]

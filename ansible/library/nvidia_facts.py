@@ -39,14 +39,14 @@ VERSION = re.compile(r"\b\d{3}\.\d+(?:\.\d+)?\b")
 
 
 def classes(devices: Path) -> Iterator[int]:
-    """Yield the PCI classes of the NVIDIA devices."""
+    """Yield the PCI class (0x03: GPU, 0x06: NVSwitch) of each NVIDIA device. devices: a folder in sysfs."""
     for device in sorted(devices.glob("*")):
         if read(device / "vendor") == NVIDIA:
             yield int(read(device / "class") or "0", 16) >> 16
 
 
 def read(path: Path) -> str:
-    """Return the text of a file of the kernel; "" if it can't be read."""
+    """Return the text of a file in /proc or /sys; "" if it can't be read."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -54,13 +54,13 @@ def read(path: Path) -> str:
 
 
 def version(text: str) -> str:
-    """Return the driver's version in a text, or ""."""
+    """Return the first driver version in a text, such as 550.54.15; "" if the text has no version."""
     match = VERSION.search(text)
     return match[0] if match else ""
 
 
 def built(module: AnsibleModule) -> Iterator[str]:
-    """Yield the versions of the driver's modules, first for the running kernel."""
+    """Yield the versions of the installed nvidia kernel modules, for the running kernel first."""
     modinfo = module.get_bin_path("modinfo")
     kernels = [os.uname().release, *sorted(path.name for path in Path("/lib/modules").glob("*"))]
     for kernel in dict.fromkeys(kernels) if modinfo else ():
@@ -70,7 +70,6 @@ def built(module: AnsibleModule) -> Iterator[str]:
 
 
 def facts(module: AnsibleModule) -> dict[str, Any]:
-    """Return the facts."""
     device_classes = list(classes(Path(module.params["devices"])))
     loaded = version(read(Path(module.params["driver"])))
     units = {path.name for folder in module.params["units"] for path in Path(folder).glob("nvidia-*.service")}

@@ -66,20 +66,20 @@ LISTEN = "0A"
 
 
 def read_unit(module: AnsibleModule, name: str) -> dict[str, str]:
-    """Return the relevant properties of a unit."""
+    """Return the properties of a systemd unit that this module needs: name -> value."""
     argv = ["systemctl", "show", name + ".service", "--property=" + ",".join(PROPERTIES)]
     _, stdout, _ = module.run_command(argv, check_rc=True)
     return dict(line.split("=", 1) for line in stdout.splitlines() if "=" in line)
 
 
 def is_stale(unit: dict[str, str], config: list[str], *, now: float, monotonic: float) -> bool:
-    """Return whether a file changed after the start of the unit, or does not exist yet. Times in seconds."""
+    """Return whether a ``config`` file is newer than the start of the unit, or missing. Times in seconds."""
     started = now - monotonic + max(int(unit.get(key) or 0) for key in STARTED) / 1e6
     return any(not Path(path).exists() or os.stat(path).st_ctime > started for path in config)  # noqa: PTH116
 
 
 def is_run(program: str) -> bool:
-    """Return whether a process runs this program, or is its interpreter."""
+    """Return whether a process runs this program or script."""
     for process in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = process.read_bytes().split(b"\0")
@@ -92,7 +92,7 @@ def is_run(program: str) -> bool:
 
 
 def listens(port: int, tables: tuple[str, ...] = ("/proc/net/tcp", "/proc/net/tcp6")) -> bool:
-    """Return whether a process listens on a TCP port, without a connection, which Slurm would log."""
+    """Return whether a process listens on a TCP port. Don't connect, because Slurm would log an error."""
     for table in tables:
         try:
             lines = Path(table).read_text().splitlines()[1:]
@@ -107,7 +107,6 @@ def listens(port: int, tables: tuple[str, ...] = ("/proc/net/tcp", "/proc/net/tc
 
 
 def size(log: str | None) -> int:
-    """Return the size of a log in bytes; 0 if it does not exist."""
     return Path(log).stat().st_size if log and Path(log).exists() else 0
 
 
@@ -122,7 +121,7 @@ def errors_since(log: str | None, start: int) -> list[str]:
 
 
 def wait_ready(module: AnsibleModule, name: str, start: int) -> None:
-    """Wait until the unit is active and listens. Fail with its log if that takes too long."""
+    """Wait until the unit is active and listens on its port. Fail, with its log, if that takes too long."""
     port, timeout_s = module.params["port"], module.params["timeout_s"]
     deadline = time.monotonic() + timeout_s
     while True:
@@ -135,7 +134,7 @@ def wait_ready(module: AnsibleModule, name: str, start: int) -> None:
 
 
 def fail_with_logs(module: AnsibleModule, name: str, message: str, start: int) -> None:
-    """Fail with the end of the unit's journal, and the errors in its log file after byte ``start``."""
+    """Fail with a message, the end of the unit's journal, and the errors in its log after byte ``start``."""
     argv = ["journalctl", "--unit", name, "--lines=20", "--no-pager", "--output=cat"]
     _, journal, _ = module.run_command(argv)
     text = f"{message}; the journal of {name} ends with:\n{journal.strip()}"
@@ -183,7 +182,7 @@ def main() -> None:
 
 
 def enable_offline(module: AnsibleModule, name: str) -> bool:
-    """Enable a unit without systemd, and return whether it was disabled before."""
+    """Enable a unit where systemd is not running, such as in an image. Return whether it was disabled."""
     environ = {"SYSTEMD_OFFLINE": "1", "SYSTEMCTL_SKIP_SYSV": "1"}
     rc, _, _ = module.run_command(["systemctl", "is-enabled", name], environ_update=environ)
     if rc != 0 and not module.check_mode:
@@ -192,7 +191,7 @@ def enable_offline(module: AnsibleModule, name: str) -> bool:
 
 
 def apply(module: AnsibleModule, name: str, unit: dict[str, str], *, action: str, enable: bool) -> None:
-    """Enable, start or restart the unit, then wait until it is ready."""
+    """Enable the unit if ``enable``; start or restart it, as ``action`` says; and wait until it is ready."""
     if enable:
         # This also reloads the unit files. The hooks for Debian's SysV scripts are slow and skipped.
         environ = {"SYSTEMCTL_SKIP_SYSV": "1"}

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Ansible module: accounts, users and qualities of service in Slurm's accounting database.
+"""Ansible module: accounts, users and qualities of service (QOS) in Slurm's accounting database.
 
 The module adds and modifies entities, but never removes them, because past jobs refer to them.
 """
@@ -85,7 +85,7 @@ def wall_time(seconds: int | None) -> str:
 
 
 def plan_qos(qualities: list[dict[str, Any]], rows: Rows) -> Rows:
-    """Return the commands for qualities of service. Present rows: name, priority, MaxWall, flags."""
+    """Return the sacctmgr commands for QOS. rows: the existing QOS as name, priority, MaxWall, flags."""
     present = {name: (int(priority or 0), wall, flags) for name, priority, wall, flags in rows}
     commands = []
     for qos in qualities:
@@ -102,7 +102,7 @@ def plan_qos(qualities: list[dict[str, Any]], rows: Rows) -> Rows:
 
 
 def plan_allowed_qos(cluster: str, qualities: list[dict[str, Any]], rows: Rows) -> Rows:
-    """Return the commands that let all users request all qualities. Rows: account, user, qualities."""
+    """Return the sacctmgr commands that let all users request all QOS. rows: account, user, allowed QOS."""
     names = {DEFAULT_QOS, *(qos["name"] for qos in qualities)}
     root = next((row[2] for row in rows if row[:2] == ["root", ""]), "")
     if names <= set(root.split(",")):
@@ -112,7 +112,10 @@ def plan_allowed_qos(cluster: str, qualities: list[dict[str, Any]], rows: Rows) 
 
 
 def plan_users(cluster: str, wanted_users: list[dict[str, Any]], associations: Rows, users: Rows) -> Rows:
-    """Return the commands for users. Rows: account, user, ...; and user, default account, admin level."""
+    """Return the sacctmgr commands for users. associations: account, user, QOS.
+
+    users: the existing users as name, default account, admin level.
+    """
     pairs = {(account, user) for account, user, *_ in associations}
     present = {name: (default, admin) for name, default, admin in users}
     commands = []
@@ -131,14 +134,14 @@ def plan_users(cluster: str, wanted_users: list[dict[str, Any]], associations: R
 
 
 def plan_accounts(cluster: str, names: list[str], associations: Rows) -> Rows:
-    """Return the commands for accounts. Rows: account, user, ..."""
+    """Return the sacctmgr command that adds missing accounts. associations: account, user, QOS."""
     present = {account for account, user, *_ in associations if not user}
     missing = [name for name in names if name not in present]
     return [["add", "account", ",".join(missing), f"cluster={cluster}"]] if missing else []
 
 
 def plan(params: dict[str, Any], tables: dict[str, Rows]) -> Rows:
-    """Return all commands in the order of their dependencies."""
+    """Return all sacctmgr commands, in an order in which each can be executed."""
     cluster, associations = params["cluster"], tables["associations"]
     # Each registered cluster has a root account.
     is_registered = any(row[:2] == ["root", ""] for row in associations)
@@ -152,7 +155,7 @@ def plan(params: dict[str, Any], tables: dict[str, Rows]) -> Rows:
 
 
 def answers(module: AnsibleModule) -> bool:
-    """Return whether Slurm's accounting is installed and answers."""
+    """Return whether sacctmgr is installed, and slurmdbd answers it."""
     if module.get_bin_path("sacctmgr") is None:
         return False
     rc, _, _ = module.run_command(["sacctmgr", "--noheader", "show", "cluster"])
@@ -160,7 +163,7 @@ def answers(module: AnsibleModule) -> bool:
 
 
 def read_tables(module: AnsibleModule, cluster: str) -> dict[str, Rows]:
-    """Read the tables of the database. The queries run in parallel, because they mostly wait."""
+    """Read "associations", "user" and "qos". The queries run in parallel, because they mostly wait."""
     queries = {
         "associations": ["associations", f"cluster={cluster}", "format=account,user,qos"],
         "user": ["user", "format=user,defaultaccount,adminlevel"],
@@ -181,7 +184,7 @@ def read_tables(module: AnsibleModule, cluster: str) -> dict[str, Rows]:
 
 
 def apply(module: AnsibleModule, commands: Rows) -> None:
-    """Run all commands in a single session, because connections are slow."""
+    """Run all sacctmgr commands in a single process, because connecting to slurmdbd is slow."""
     for word in (word for words in commands for word in words):
         if not WORD.fullmatch(word):
             module.fail_json(msg=f"{word!r} has characters that sacctmgr can't read")

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Ansible module: clusterctl's files in the home of a job user, created with that user's rights.
+"""Ansible module: creates clusterctl's files in the home of the user of jobs, with the rights of this user.
 
 A job can replace any file in its home by a link to /etc, a pipe, or huge data. Root never follows these.
 """
@@ -68,7 +68,7 @@ PUBLIC_KEY = re.compile(rb"ssh-ed25519 [A-Za-z0-9+/]+=*(?: [^\r\n]*)?\n?")
 
 
 class Home:
-    """A home. All methods except ``adopt`` must be called with the rights of its account."""
+    """The home folder of an account. Call all methods except ``adopt`` with the rights of the account."""
 
     def __init__(self, module: AnsibleModule, account: pwd.struct_passwd, path: str) -> None:
         self._module = module
@@ -77,7 +77,7 @@ class Home:
         self.changed = False
 
     def adopt(self, name: str) -> None:
-        """Make the account the owner of a folder in its home, and create the folder if only root can."""
+        """Make the account the owner of a folder in its home. Create the folder if the account can't."""
         place = f"{self._path}/{name}"
         with acting_as(self._account.pw_uid, self._account.pw_gid):
             closed = not os.access(self._path, os.W_OK | os.X_OK, effective_ids=True)
@@ -95,7 +95,7 @@ class Home:
             os.close(fd)
 
     def folder(self, name: str) -> str:
-        """Create a folder with the mode 0700, unless it exists, and return its path."""
+        """Create a folder with the mode 0700 in the home, unless it exists, and return its path."""
         place = f"{self._path}/{name}"
         with suppress(OSError):
             # A link to another folder of the account is followed.
@@ -112,7 +112,7 @@ class Home:
         return place
 
     def authorize(self, keys: list[str], options: str) -> None:
-        """Add keys to the file authorized_keys."""
+        """Add keys, with these key options, to .ssh/authorized_keys."""
         place = f"{self.folder('.ssh')}/authorized_keys"
         text = _read(place, follow=True)
         lines = (text or b"").decode(errors="surrogateescape").splitlines()
@@ -123,7 +123,7 @@ class Home:
             self._write(place, "".join(f"{line}\n" for line in new_lines), 0o600, kept=text is not None)
 
     def public_key(self, name: str) -> str:
-        """Return the public key of a pair in .ssh; "" if the pair is missing or incomplete."""
+        """Return the public key of pair ``name`` in .ssh; "" if a file of the pair is missing or invalid."""
         private = f"{self.folder('.ssh')}/{name}"
         public = _read(f"{private}.pub")
         if not (_read(private) and public and PUBLIC_KEY.fullmatch(public) and self._is_own(private, 0o600)):
@@ -131,13 +131,12 @@ class Home:
         return public.decode(errors="replace").strip()
 
     def write_pair(self, name: str, private: str, public: str) -> None:
-        """Write a key pair to .ssh."""
         place = f"{self.folder('.ssh')}/{name}"
         self._write(place, private, 0o600)
         self._write(f"{place}.pub", public, 0o644)
 
     def link(self, name: str, target: str) -> None:
-        """Create a link in the home, unless it exists."""
+        """Create a link in the home to ``target``. Rename an existing file or other link of this name."""
         place = f"{self._path}/{name}"
         if os.path.islink(place) and os.readlink(place) == target:  # noqa: PTH114, PTH115
             return
@@ -150,13 +149,12 @@ class Home:
         return not self._module.check_mode
 
     def _is_own(self, place: str, mode: int) -> bool:
-        """Return whether a path is a regular file that belongs to the account and has this mode."""
         status = os.lstat(place)
         is_own = stat.S_ISREG(status.st_mode) and status.st_uid == self._account.pw_uid
         return is_own and stat.S_IMODE(status.st_mode) == mode
 
     def _write(self, place: str, text: str, mode: int, *, kept: bool = False) -> None:
-        """Write a file. Move an existing file aside, unless it is ``kept``, because the text includes it."""
+        """Write a file. Rename an existing file, unless ``kept``: the new text contains the old text."""
         if not self._may_change():
             return
         fresh = f"{place}.clusterctl-{secrets.token_hex(4)}"
@@ -181,7 +179,6 @@ class Home:
 
 
 def _read(place: str, *, follow: bool = False) -> bytes | None:
-    """Return the content of a file, if it can be read."""
     try:
         return read_regular(place, MOST_BYTES, follow=follow)
     except OSError:
@@ -189,7 +186,7 @@ def _read(place: str, *, follow: bool = False) -> bytes | None:
 
 
 def _add_key(lines: list[str], key: str, options: str) -> None:
-    """Add a key with its options, or replace the line that has the key with other options."""
+    """Append a key with its options. If a line has the key with other options, replace this line instead."""
     kind, blob = key.split()[:2]
     line = f"{options} {key}" if options else key
     for number, old_line in enumerate(lines):
@@ -202,7 +199,7 @@ def _add_key(lines: list[str], key: str, options: str) -> None:
 
 
 def make_pair(module: AnsibleModule, comment: str) -> tuple[str, str]:
-    """Return a new key pair: the private key and the public key."""
+    """Return a new SSH key pair as texts: (private key, public key)."""
     fresh = Path(module.tmpdir, secrets.token_hex(8))
     argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(fresh)]
     module.run_command(argv, check_rc=True)
@@ -210,7 +207,7 @@ def make_pair(module: AnsibleModule, comment: str) -> tuple[str, str]:
 
 
 def converge(module: AnsibleModule, account: pwd.struct_passwd) -> dict[str, Any]:
-    """Create everything in the home that the parameters ask for, and return the module's result."""
+    """Create the files, folders and links that the parameters ask for, and return the module's result."""
     params, answer = module.params, {}
     home = Home(module, account, params["home"] or account.pw_dir)
     needs_ssh = params["authorized_keys"] or params["key_pair"]

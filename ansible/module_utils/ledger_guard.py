@@ -1,7 +1,7 @@
-"""A guard for the files in /etc while packages are purged, because some packages remove whole folders.
+"""Protection of files in /etc while packages are purged, because some packages remove whole folders there.
 
-Each file gets a second hard link in the ledger's folder, so that a restored file is the same file, without
-the cost of a copy. The links survive a crash, and the next attempt restores the files.
+Each file gets a second hard link, in the folder that records the host's earlier state. So a restored file is
+the same file, without the cost of a copy. After a crash, the next attempt finds the links and restores files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ETC = "/etc"
 
 
 def names(root: str = ETC) -> list[str]:
-    """Return every path below ``root`` that is not a folder."""
+    """Return the paths of all files and links below ``root``."""
     return sorted(
         os.path.join(folder, name)  # noqa: PTH118
         for folder, folders, files in os.walk(root)
@@ -28,7 +28,7 @@ def names(root: str = ETC) -> list[str]:
 
 
 class FolderMover:
-    """A mover that renames folders while packages are purged, so that the purge can't remove them.
+    """Renames folders while packages are purged, so that the purge can't remove them.
 
     After a crash, ``put_back`` of the next attempt restores the names.
     """
@@ -37,7 +37,7 @@ class FolderMover:
         self._folders = folders
 
     def move(self, paths: Collection[str]) -> list[str]:
-        """Rename folders, and return folders that can't be renamed, such as mount points."""
+        """Rename these folders. Return the folders that can't be renamed, such as mount points."""
         unmoved = []
         for path in paths:
             try:
@@ -47,9 +47,9 @@ class FolderMover:
         return unmoved
 
     def put_back(self) -> dict[str, str]:
-        """Restore the names of all folders.
+        """Restore the names of all renamed folders, unless a package has put files into a new folder.
 
-        If a new folder of the same name is not empty, the old folder stays. Returns path -> place of these.
+        Returns the folders that were not restored: original path -> path to which the folder was renamed.
         """
         unmoved = {}
         for path in self._folders:
@@ -67,14 +67,14 @@ def _moved_path(path: str) -> Path:
 
 
 class Guard:
-    """A guard for all files below ``root``. ``held`` is the folder of the hard links."""
+    """Protects all files below ``root`` by hard links in the folder ``held``."""
 
     def __init__(self, held: str, root: str = ETC) -> None:
         self._held = Path(held)
         self._root = root
 
     def hold(self) -> None:
-        """Link every file, unless an earlier attempt has."""
+        """Create a hard link to every file, unless an earlier attempt has created all links."""
         if self._held.exists():
             return
         fresh = self._held.with_name(self._held.name + ".new")
@@ -90,7 +90,7 @@ class Guard:
         fresh.rename(self._held)
 
     def put_back(self, exclude: Collection[str]) -> list[str]:
-        """Restore files that are missing by now, except those in ``exclude``. Return their paths."""
+        """Restore the removed files, except paths in ``exclude``. Return the paths of the restored files."""
         restored = []
         for name in names(str(self._held)):
             path = self._root + name[len(str(self._held)) :]

@@ -23,13 +23,13 @@ _SYSTEM = 1000
 
 
 class Units:
-    """The units of systemd."""
+    """Reads and changes systemd units."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
 
     def read(self, unit: str) -> dict[str, str]:
-        """Return the load state of a unit, whether it starts at boot (``file``), and whether it runs."""
+        """Return LoadState ("load"), UnitFileState ("file") and "active" (active or inactive) of a unit."""
         _, out, _ = self._run(["systemctl", "show", unit, "--property=LoadState,UnitFileState,ActiveState"])
         properties = dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
         running = properties.get("ActiveState") in ("active", "activating", "reloading")
@@ -40,7 +40,7 @@ class Units:
         }
 
     def stop(self, unit: str, before: dict[str, str]) -> list[str]:
-        """Stop and disable a unit, unless it ran and was enabled ``before``. Return the actions."""
+        """Stop a unit unless it ran ``before``; disable it unless it was enabled. Return texts of both."""
         now = self.read(unit)
         done = []
         if now["active"] == "active" and before["active"] != "active":
@@ -52,9 +52,9 @@ class Units:
         return done
 
     def start(self, unit: str, before: dict[str, str], *, changed: bool, reload: bool) -> list[str]:
-        """Give a unit the state that it had ``before``, and return the actions.
+        """Give a unit the state that it had ``before``. Return texts about the steps.
 
-        changed: whether its files changed, so that it must read them. reload: whether a reload is enough.
+        changed: whether its files changed, so that it must restart. reload: a reload is enough for that.
         """
         now = self.read(unit)
         done = []
@@ -76,7 +76,6 @@ class Units:
         return done
 
     def reload(self) -> None:
-        """Make systemd read its unit files again."""
         self._do("daemon-reload")
 
     def _do(self, *words: str) -> None:
@@ -85,27 +84,26 @@ class Units:
 
 
 def users() -> list[str]:
-    """Return the local accounts in /etc/passwd, without accounts of a directory service."""
+    """Return the names in /etc/passwd, without accounts of a directory service such as LDAP."""
     return _local_names(_ETC / "passwd")
 
 
 def groups() -> list[str]:
-    """Return the local groups in /etc/group."""
     return _local_names(_ETC / "group")
 
 
 def is_system_user(name: str) -> bool:
-    """Return whether an account has a system uid, as accounts that packages create."""
+    """Return whether an account's uid is below 1000, as the uids of accounts that packages create."""
     return pwd.getpwnam(name).pw_uid < _SYSTEM
 
 
 def is_system_group(name: str) -> bool:
-    """Return whether a group has a system gid, as groups that packages create."""
+    """Return whether a group's gid is below 1000, as the gids of groups that packages create."""
     return grp.getgrnam(name).gr_gid < _SYSTEM
 
 
 def remove_user(run: Run, name: str) -> str:
-    """Kill an account's processes and remove the account. Return the path of its home, which stays."""
+    """Kill an account's processes and remove the account, but not its home. Return the path of the home."""
     entry = pwd.getpwnam(name)
     _end_processes(entry.pw_uid)
     run(["userdel", name], check_rc=True)
@@ -113,10 +111,7 @@ def remove_user(run: Run, name: str) -> str:
 
 
 def remove_group(run: Run, name: str) -> bool:
-    """Remove a group, and return whether it was removed.
-
-    It may be gone with its account, and it stays if it is an account's primary group.
-    """
+    """Remove a group. Return False if it is gone already, or is still an account's primary group."""
     try:
         entry = grp.getgrnam(name)
     except KeyError:
@@ -133,11 +128,6 @@ def _local_names(table: Path) -> list[str]:
 
 
 def _end_processes(uid: int) -> None:
-    """Kill every process of an account.
-
-    Raises:
-        TimeoutError: a process does not end.
-    """
     deadline = time.monotonic() + _PATIENCE_S
     while pids := [pid for pid in _pids() if _uid(pid) == uid]:
         for pid in pids:
@@ -153,7 +143,7 @@ def _pids() -> list[int]:
 
 
 def _uid(pid: int) -> int | None:
-    """Return the uid of a process; None if it has ended, or runs in a container with other uids."""
+    """Return the uid of a process; None if the process has ended, or runs in a container."""
     with suppress(OSError):
         if (_PROC / str(pid) / "ns/pid").readlink() != (_PROC / "self/ns/pid").readlink():
             return None

@@ -1,4 +1,4 @@
-"""The packages of a host, through dpkg or rpm, and the cluster's packages that can be removed."""
+"""The packages of a host, by dpkg or rpm, and the removal of those that clusterctl installed."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _NOT_INSTALLED = ("not-installed", "config-files")
 
 
 class PackageError(Exception):
-    """A failure of the package manager. The text is its output."""
+    """The package manager failed. The text is its output."""
 
 
 class _Manager(abc.ABC):
-    """The common part of package managers. ``TEST`` is the command that simulates a removal."""
+    """The common part of both package managers. ``TEST``: command that only simulates a removal."""
 
     TEST: tuple[str, ...]
 
@@ -37,10 +37,10 @@ class _Manager(abc.ABC):
 
     @abc.abstractmethod
     def needed(self, output: str, names: Collection[str]) -> set[str]:
-        """Return the packages among ``names`` that other packages need, by the output of ``TEST``."""
+        """Return the packages among ``names`` that other packages need, found in the output of ``TEST``."""
 
     def removable(self, names: Iterable[str]) -> list[str]:
-        """Return the packages among ``names`` that no other installed package needs."""
+        """Return the packages among ``names`` that can be removed, because no other package needs them."""
         left = sorted(names)
         while left:
             rc, out, err = self._run([*self.TEST, *left])
@@ -63,17 +63,17 @@ class Dpkg(_Manager):
         return {name: version for status, name, version in self._all() if status not in _NOT_INSTALLED}
 
     def settings(self) -> list[str]:
-        """Return packages that were removed without their settings."""
+        """Return the removed packages whose configuration files still exist (dpkg's state config-files)."""
         return sorted(name for status, name, _ in self._all() if status == "config-files")
 
     def changed_settings(self, names: Iterable[str]) -> list[str]:
-        """Return the changed settings files of packages, which a removal deletes."""
+        """Return the configuration files of packages that were changed. A purge would delete them."""
         out = _run_checked(self._run, ["dpkg-query", "-W", "-f", "${Conffiles}\n", *sorted(names)])
         rows = (line.split() for line in out.splitlines() if line.startswith(" "))
         return sorted(row[0] for row in rows if Path(row[0]).is_file() and _md5(row[0]) != row[1])
 
     def purged(self, names: Iterable[str], folders: Iterable[str]) -> list[str]:
-        """Return the folders that the purge scripts of the packages mention."""
+        """Return the folders that are mentioned in the packages' postrm scripts, which may delete them."""
         scripts = [Path(_INFO, f"{stem}.postrm") for name in names for stem in (name, name.partition(":")[0])]
         text = "".join(script.read_text(errors="replace") for script in scripts if script.is_file())
         return [folder for folder in folders if folder in text]
@@ -83,7 +83,7 @@ class Dpkg(_Manager):
         return sorted(_run_checked(self._run, ["apt-mark", "showauto"]).split())
 
     def mark_automatic(self, names: Collection[str]) -> None:
-        """Mark packages as dependencies, so that the package manager may remove them when unneeded."""
+        """Mark packages as dependencies, so that `apt autoremove` may remove them."""
         manual = set(_run_checked(self._run, ["apt-mark", "showmanual"]).split())
         if to_mark := sorted(manual.intersection(names)):
             _run_checked(self._run, ["apt-mark", "auto", *to_mark])
@@ -93,7 +93,7 @@ class Dpkg(_Manager):
         return {name for name in names if name.partition(":")[0] in failed}
 
     def remove(self, names: Collection[str], keep_settings: Collection[str] = ()) -> None:
-        """Remove packages with their settings, except settings of packages in ``keep_settings``."""
+        """Purge packages. For packages in ``keep_settings``, keep the configuration files."""
         environ = {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
         argv = ["apt-get", "--yes", "--option=DPkg::Lock::Timeout=300", "--no-auto-remove"]
         kept = sorted(set(names).intersection(keep_settings))
@@ -116,21 +116,21 @@ class Rpm(_Manager):
     TEST = ("rpm", "-e", "--test")
 
     def installed(self) -> dict[str, str]:
-        """Return installed packages, name -> version, including the keys of signatures."""
+        """Return installed packages, name -> version. rpm lists the keys of signatures like packages."""
         out = _run_checked(self._run, ["rpm", "-qa", "--qf", "%{NAME} %{VERSION}-%{RELEASE} %{ARCH}\n"])
         rows = (line.split(" ") for line in out.splitlines())
         return {(f"{row[0]}-{row[1]}" if row[0] == _KEY else f"{row[0]}.{row[2]}"): row[1] for row in rows}
 
     def settings(self) -> list[str]:
-        """Return nothing: rpm removes settings with their package, unless they were changed."""
+        """Return nothing: rpm removes unchanged configuration files with their package."""
         return []
 
     def changed_settings(self, names: Iterable[str]) -> list[str]:  # noqa: ARG002
-        """Return nothing: rpm itself keeps a changed file, as NAME.rpmsave."""
+        """Return nothing: rpm itself keeps a changed configuration file, as NAME.rpmsave."""
         return []
 
     def purged(self, names: Iterable[str], folders: Iterable[str]) -> list[str]:  # noqa: ARG002
-        """Return nothing: rpm removes only files of its packages."""
+        """Return nothing: a removal by rpm deletes only files of its packages."""
         return []
 
     def automatic(self) -> list[str]:
@@ -141,7 +141,7 @@ class Rpm(_Manager):
         return sorted(row[0] for row in rows if row[1:] in (["dependency"], ["weak-dependency"]))
 
     def mark_automatic(self, names: Collection[str]) -> None:
-        """Mark packages as dependencies, so that the package manager may remove them when unneeded."""
+        """Mark packages as dependencies, so that `dnf autoremove` may remove them."""
         if to_mark := sorted(set(self.installed()).intersection(names).difference(self.automatic())):
             _run_checked(self._run, ["dnf", "--quiet", "mark", "remove", *to_mark])
 
@@ -150,7 +150,7 @@ class Rpm(_Manager):
         return self._providers(requirements).intersection(names)
 
     def remove(self, names: Collection[str], keep_settings: Collection[str] = ()) -> None:  # noqa: ARG002
-        """Remove packages. rpm decides about their settings."""
+        """Remove packages. ``keep_settings`` has no effect: rpm keeps changed configuration files."""
         keys = sorted(name for name in names if name.startswith(_KEY))
         packages = sorted(set(names) - set(keys))
         if packages:
@@ -170,14 +170,13 @@ class Rpm(_Manager):
 
 
 def manager(run: Run) -> Dpkg | Rpm | None:
-    """Return the package manager of this host, if it is supported."""
+    """Return the package manager of this host; None if it has neither dnf nor apt-get."""
     if shutil.which("dnf"):
         return Rpm(run)
     return Dpkg(run) if shutil.which("apt-get") else None
 
 
 def _md5(path: str) -> str:
-    """Return the MD5 digest of a file, as in dpkg's database."""
     return hashlib.md5(Path(path).read_bytes()).hexdigest()  # noqa: S324
 
 

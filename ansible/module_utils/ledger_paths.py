@@ -1,4 +1,4 @@
-"""The state of files, links and folders: reading and restoring it, and separating the cluster's lines."""
+"""The state of files, links and folders: reading, restoring, and removing lines that clusterctl added."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ State = dict[str, Any]
 
 
 def read_state(path: str, keep: Callable[[bytes], str] | None = None) -> State:
-    """Return the present state of a path.
+    """Return the state of a path: its kind, owner, mode, hash of the content, and target of the link.
 
     keep: called with the content of a file; stores it and returns its hash. Default: only hash the content.
     """
@@ -48,7 +48,6 @@ def read_state(path: str, keep: Callable[[bytes], str] | None = None) -> State:
 
 
 def _read_state(path: str) -> tuple[State, bytes | None]:
-    """Return the state of a path, and the content if it is a file."""
     try:
         status = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -67,7 +66,7 @@ def _read_state(path: str) -> tuple[State, bytes | None]:
 
 
 def read(path: str) -> bytes:
-    """Return the content of a regular file. In a home, use its owner's rights and a size limit."""
+    """Return the content of a regular file. In a home, use its owner's rights and a limit of the size."""
     with rights_for(path):
         return read_regular(path, MOST_BYTES if owner_above(path) else None)
 
@@ -79,7 +78,7 @@ def remove(path: str) -> None:
 
 
 def changed_ns(path: str) -> int | None:
-    """Return the time of the last change of a file's content, if the file exists."""
+    """Return the mtime of a path in nanoseconds; None if it does not exist."""
     try:
         with rights_for(path):
             return os.lstat(path).st_mtime_ns
@@ -88,9 +87,9 @@ def changed_ns(path: str) -> int | None:
 
 
 def write_state(path: str, state: State, content: bytes = b"", when_ns: int | None = None) -> None:
-    """Give a path this state. A file is replaced atomically; a folder is created without content.
+    """Give a path this state. A file is replaced atomically. A folder is created without its content.
 
-    when_ns: time of the last change. Default: now.
+    when_ns: new mtime in nanoseconds. Default: now.
     """
     with rights_for(path):
         _write_state(path, state, content, when_ns)
@@ -126,7 +125,7 @@ def _write_state(path: str, state: State, content: bytes, when_ns: int | None) -
 
 
 def save_beside(path: str, state: State, content: bytes) -> str:
-    """Save a foreign version of a file beside it, and return the new path."""
+    """Save a version of a file in the same folder as ``path``, and return the new file's path."""
     for number in range(100):
         place = f"{path}{KEPT}" + (f".{number}" if number else "")
         with rights_for(path):
@@ -146,7 +145,10 @@ def _read_or_none(path: str) -> bytes | None:
 def owner_version(
     path: str, before: State, after: State, now: bytes, content: Callable[[str], bytes]
 ) -> bytes | None:
-    """Return the owner's version of a file, without the cluster's lines, if they can be separated."""
+    """Return a changed file's content without the lines that clusterctl added; None if that is impossible.
+
+    before, after: states before and after clusterctl's change. now: present content. content: gets a hash.
+    """
     if after["kind"] != "file" or before["kind"] not in ("file", "absent"):
         return None
     if before["kind"] == "file":
@@ -157,7 +159,7 @@ def owner_version(
 
 
 def remove_added_lines(before: bytes, after: bytes, now: bytes) -> bytes | None:
-    """Return ``now`` without the lines added between ``before`` and ``after``, unless lines were changed."""
+    """Return ``now`` without the lines that ``after`` has and ``before`` lacks; None: lines were changed."""
     old, new = before.splitlines(True), after.splitlines(True)
     changes = difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
     if any(tag not in ("equal", "insert") for tag, *_ in changes):
@@ -184,7 +186,7 @@ def remove_empty(path: str) -> bool:
 
 
 def remove_tree(path: str) -> list[str]:
-    """Remove a folder of the cluster's except files of users and mount points, and return these."""
+    """Remove a folder. Keep files of people and mount points in it, and return their paths."""
     if os.path.islink(path) or not Path(path).is_dir():  # noqa: PTH114
         _discard(path)
         return []
@@ -211,7 +213,6 @@ def remove_tree(path: str) -> list[str]:
 
 
 def _remove_empty(folders: Iterable[str]) -> None:
-    """Remove the empty folders among these. Folders that are gone already are ignored."""
     for folder in folders:
         try:
             Path(folder).rmdir()
@@ -221,7 +222,6 @@ def _remove_empty(folders: Iterable[str]) -> None:
 
 
 def _is_person(uid: int) -> bool:
-    """Return whether a uid belongs to an existing account of a person."""
     try:
         pwd.getpwuid(uid)
     except KeyError:
@@ -230,7 +230,7 @@ def _is_person(uid: int) -> bool:
 
 
 def _remove_block(lines: list[bytes], block: list[bytes]) -> list[bytes]:
-    """Return the lines without a block of lines. If the block was split up, remove each of its lines once."""
+    """Return the lines without a block of lines. If they are not together, remove each line of it once."""
     size = len(block)
     for start in range(len(lines) - size + 1):
         if lines[start : start + size] == block:
@@ -243,10 +243,7 @@ def _remove_block(lines: list[bytes], block: list[bytes]) -> list[bytes]:
 
 
 def _apply_metadata(path: str, state: State) -> None:
-    """Set owner, mode and extended attributes, in this order.
-
-    A change of owner drops the set-id bits of the mode, and an access list includes the mode.
-    """
+    # In this order: chown drops the set-id bits of the mode, and an access list includes the mode.
     with _ignore_denied():
         os.chown(path, state["uid"], state["gid"])
     Path(path).chmod(state["mode"])
@@ -259,7 +256,7 @@ def _apply_metadata(path: str, state: State) -> None:
 
 @contextmanager
 def _ignore_denied() -> Iterator[None]:
-    """Ignore missing permissions: in a home, restored files of root's become the person's."""
+    # In a home, a restored file of root then belongs to the home's owner.
     try:
         yield
     except PermissionError:
@@ -268,7 +265,7 @@ def _ignore_denied() -> Iterator[None]:
 
 
 def _attributes(path: str) -> dict[str, str]:
-    """Return the extended attributes in hexadecimal: SELinux context, access list, capabilities."""
+    """Return the extended attributes, name -> value in hex: SELinux label, access list, capabilities."""
     try:
         return {name: os.getxattr(path, name).hex() for name in os.listxattr(path)}
     except OSError:

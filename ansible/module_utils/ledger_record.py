@@ -1,4 +1,4 @@
-"""The recorder of a host ledger: the state of a host before and after the roles change it."""
+"""The record of a host's state before and after Ansible's roles change the host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Touches = Mapping[str, Mapping[str, Any]]
 
 
 class Recorder:
-    """The writer of this host's ledger. ``record`` runs before every change by the roles, ``seal`` after."""
+    """Writer of the record of a host's state. Call ``record`` before the roles run, and ``seal`` after."""
 
     def __init__(
         self, run: Callable[..., Any], store: Store, ledger: dict[str, Any], packages: Dpkg | Rpm | None
@@ -28,7 +28,10 @@ class Recorder:
         self._packages = packages
 
     def record(self, touches: Touches) -> None:
-        """Record the present state of new items, and changes that others made since the last ``seal``."""
+        """Record the state of new paths and units in ``touches``, and changes that the host's owner has made.
+
+        touches: for each role, the paths, units and accounts that it may change.
+        """
         if not self._store.is_there:
             # A killed run may have left a folder without a ledger.
             self._store.remove()
@@ -43,11 +46,7 @@ class Recorder:
         self._store.write(self._ledger)
 
     def seal(self, touches: Touches) -> None:
-        """Record the state after the roles have run.
-
-        Raises:
-            LedgerError: the state before the roles was not recorded.
-        """
+        """Record the state after the roles have run. Raise LedgerError if ``record`` has not run before."""
         if not self._store.is_there:
             raise LedgerError(f"{self._store.root} on this host has no record of the host's earlier state")
         for role, names in touches.items():
@@ -80,7 +79,7 @@ class Recorder:
             self._ledger["mounts"].setdefault(path, os.path.ismount(path))
 
     def _record_foreign_change(self, path: str, entry: dict[str, Any]) -> None:
-        """Record a change to a path that someone else made since the last ``seal``."""
+        """Record a change to a path since the last ``seal``, which the roles can't have made."""
         before, after = entry["before"], entry["after"]
         if not self._ledger["sealed"] or after is None:
             return
@@ -99,7 +98,6 @@ class Recorder:
                 self._ledger["versions"].setdefault(path, []).append(now)
 
     def _owner_content(self, path: str, before: State, after: State, now: State) -> str | None:
-        """Store a file without the cluster's lines and return its hash, if they can be separated."""
         text = owner_version(path, before, after, self._store.content(now["content"]), self._store.content)
         return None if text is None else self._store.keep(text)
 
@@ -117,10 +115,7 @@ class Recorder:
         self._ledger["reloads"] = sorted({*self._ledger["reloads"], *names.get("reloads", ())})
 
     def _record_packages(self) -> None:
-        """Record the owner's packages: all that the cluster did not install.
-
-        After a run that was not sealed, new packages may be the cluster's and are not recorded.
-        """
+        # After a run without ``seal``, new packages may be the roles' and are not recorded.
         if self._packages is None:
             return
         record = self._ledger["packages"]
@@ -148,7 +143,7 @@ class Recorder:
                 record["before"] = sorted(set(names) - set(record["ours"]))
 
     def _seal_accounts(self, named: set[str]) -> None:
-        """Record the new accounts that the roles (``named``) or the packages that they installed created."""
+        # New system accounts belong to packages that the roles installed.
         kinds = (
             ("users", host.users(), host.is_system_user),
             ("groups", host.groups(), host.is_system_group),
@@ -160,7 +155,7 @@ class Recorder:
 
 
 def new_in_etc(store: Store, ledger: dict[str, Any]) -> set[str]:
-    """Return paths in /etc that are new since the record of /etc."""
+    """Return the paths in /etc that did not exist when ``Recorder.record`` listed the files there."""
     before = ledger["etc"]["before"]
     return set(ledger_guard.names()) - set(store.content(before).decode().split("\n")) if before else set()
 
@@ -171,7 +166,7 @@ def _patterns(touches: Touches) -> Iterator[str]:
 
 
 def _paths(names: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield each pattern of a role with its paths. `~user` is skipped if the account does not exist."""
+    """Yield (pattern, path) for each path of a role. `~user` is skipped if the account does not exist."""
     spared = tuple(f"{folder}/" for folder in names.get("spared", ()))
     for pattern in (*names.get("files", ()), *names.get("folders", ())):
         path = os.path.expanduser(pattern)  # noqa: PTH111

@@ -1,4 +1,4 @@
-"""The restoration of a host from its ledger. Items that can't be restored are reported."""
+"""Restores the state of a host before clusterctl changed it, and reports items that can't be restored."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SHOWN = 10
 
 
 class Restorer:
-    """The undoing of the changes in this host's ledger. Every step is idempotent."""
+    """Undoes all recorded changes to this host. Every step can be repeated, such as after a crash."""
 
     def __init__(
         self, module: AnsibleModule, store: Store, ledger: dict[str, Any], packages: Dpkg | Rpm | None
@@ -57,7 +57,7 @@ class Restorer:
         self._mover = FolderMover([path for path, was in ledger["trees"].items() if was])
 
     def restore(self) -> dict[str, object]:
-        """Restore the host and return the module's result."""
+        """Restore the host. Return the module's result, with notes about items that were not restored."""
         if not self._store.is_there:
             # A run may have been killed before it wrote the ledger, or while it deleted the ledger.
             leftover = self._store.root.exists()
@@ -95,23 +95,23 @@ class Restorer:
         return {"changed": True, "done": self._done, "clusterctl_notes": self._left}
 
     def _check_contents(self) -> None:
-        """Check that every content to restore is in the store, before anything is removed."""
+        # Raises LedgerError if the earlier content of a file is missing, before anything is removed.
         for entry in self._ledger["paths"].values():
             if entry["before"]["kind"] == "file" and entry["after"] != entry["before"]:
                 self._store.content(entry["before"]["content"])
 
     def _spare_foreign_databases(self) -> None:
-        """Keep the MariaDB that the cluster installed if it has databases of other programs."""
+        """Keep MariaDB, although clusterctl installed it, if it has databases of other programs."""
         if not self._ledger["trees"].get(DATABASES, True) and (foreign := _foreign_databases()):
             self._spared = _MARIADB
             self._left.append(f"MariaDB was kept because it has other databases: {_shorten(foreign)}")
 
     def _is_spared(self, name: str) -> bool:
-        """Return whether a package, a unit or a folder belongs to a MariaDB that stays."""
+        """Return whether a package, unit or folder belongs to MariaDB, and MariaDB is kept."""
         return Path(name).name.startswith(self._spared)
 
     def _keep_foreign_versions(self) -> None:
-        """Store the versions of the cluster's files that others changed, before anything is removed."""
+        """Before anything is removed, store clusterctl's files that someone else has changed since."""
         for path, entry in self._ledger["paths"].items():
             before, after, now = entry["before"], entry["after"], read_state(path)
             if after is None or after == before or now["kind"] != "file" or now == after:
@@ -132,7 +132,6 @@ class Restorer:
                 entry.update(before={**base, "content": self._store.keep(text)}, when_ns=None)
 
     def _keep(self, path: str, state: State) -> None:
-        """Record a foreign version of a file. It is saved beside the file at the end, also after a crash."""
         versions = self._ledger["versions"].setdefault(path, [])
         if state not in versions:
             versions.append(state)
@@ -178,9 +177,9 @@ class Restorer:
             self._packages.mark_automatic(record["marked"])
 
     def _keep_settings(self, names: list[str], existing_folders: list[str]) -> list[str]:
-        """Move existing folders out of the way of a purge.
+        """Rename folders that the purge of these packages would empty, but that existed before clusterctl.
 
-        Returns the packages whose purge would empty a folder that can't be moved.
+        Returns the packages that must not be purged, because such a folder can't be renamed.
         """
         packages = self._packages
         unmovable = self._mover.move(packages.purged(names, existing_folders)) if packages else []
@@ -230,7 +229,7 @@ class Restorer:
             self._left.append(f"{path}: {exc.strerror or exc}")
 
     def _remove_saved(self) -> None:
-        """Remove the copies that rpm saves of changed settings, if the cluster made the change."""
+        """Remove .rpmsave files of changed configuration files, if clusterctl has changed these files."""
         for path, entry in self._ledger["paths"].items():
             saved = f"{path}{RPM_SAVED}"
             now, after = read_state(saved), entry["after"]
@@ -253,7 +252,7 @@ class Restorer:
         return set(ledger["etc"]["ours"]) if ledger["sealed"] else new_in_etc(self._store, ledger)
 
     def _remove_generated(self) -> None:
-        """Remove files that the cluster's packages generated in folders of their own."""
+        """Remove new files in /etc that are in folders that clusterctl's packages created."""
         new = [path for path, entry in self._ledger["paths"].items() if entry["before"] == ABSENT]
         folders = [path for path in new if Path(path).is_dir() and not self._is_spared(path)]
         for path in sorted(self._cluster_files_in_etc()):
@@ -270,7 +269,7 @@ class Restorer:
             self._done.append(f"removed {path}")
 
     def _restore_folders(self) -> None:
-        """Restore or remove folders, the deepest first, because only empty folders can be removed."""
+        """Restore or remove folders: subfolders first, because only empty folders can be removed."""
         for path, entry in sorted(self._ledger["paths"].items(), reverse=True):
             before, now = entry["before"], read_state(path)
             if now["kind"] != "folder" or now == before or entry["after"] == before or self._is_spared(path):
@@ -296,7 +295,10 @@ class Restorer:
                 self._done.append(f"removed the group {name}")
 
     def _cluster_accounts(self, kind: str, names: list[str], is_system: Any) -> Iterator[str]:
-        """Yield the accounts that the cluster created; without a ``seal``, also new system accounts."""
+        """Yield the names that clusterctl created. kind: "users" or "groups". names: all that exist.
+
+        If the record of the last run is incomplete, every new system account counts as created by clusterctl.
+        """
         record = self._ledger[kind]
         for name in names:
             is_new = name not in record["before"]
@@ -306,7 +308,7 @@ class Restorer:
 
 
 def _foreign_databases() -> list[str]:
-    """Return the databases that are neither MariaDB's own nor the cluster's."""
+    """Return the databases that are neither MariaDB's own nor Slurm's."""
     names = {path.name for path in Path(DATABASES).glob("*") if path.is_dir()}
     return sorted(name for name in names - _OWN_DATABASES if not name.startswith(("#", ".")))
 
@@ -317,6 +319,5 @@ def _list_folder(path: str) -> list[str]:
 
 
 def _shorten(names: list[str]) -> str:
-    """Join the names, but at most the first few."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more

@@ -1,4 +1,4 @@
-"""The ledger of a host on disk: a JSON document, and the contents of files by their hash.
+"""The record of a host's earlier state on disk: a JSON document, and contents of files named by their hash.
 
 Only root can read it. The document is replaced atomically, so that a crash leaves the previous document.
 """
@@ -46,25 +46,25 @@ ENTRIES: dict[str, Any] = {
 
 
 class LedgerError(Exception):
-    """The error for an unusable ledger, with the cause."""
+    """The record of a host's earlier state is damaged, incomplete, or of a newer version."""
 
 
 class Store:
-    """The folder of a ledger."""
+    """The folder with the record (ledger.json) and the contents of files."""
 
     def __init__(self, root: str) -> None:
         self.root = Path(root)
 
     @property
     def is_there(self) -> bool:
-        """Whether the ledger has been written."""
+        """Whether ledger.json exists."""
         return (self.root / "ledger.json").exists()
 
     def read(self) -> dict[str, Any]:
-        """Return the ledger, or an empty ledger if it has not been written.
+        """Return the content of ledger.json, or an empty record if the file does not exist.
 
         Raises:
-            LedgerError: the ledger is damaged, or a newer clusterctl wrote it.
+            LedgerError: the file is damaged, or a newer clusterctl wrote it.
         """
         try:
             text = (self.root / "ledger.json").read_bytes()
@@ -85,24 +85,20 @@ class Store:
             ) from exc
 
     def write(self, ledger: dict[str, Any]) -> None:
-        """Replace the ledger. An unchanged ledger is not written, so that this works on a full disk."""
+        """Replace ledger.json. If nothing has changed, write nothing, so that this works on a full disk."""
         text = json.dumps(ledger, indent=1, sort_keys=True).encode() + b"\n"
         if not self.is_there or (self.root / "ledger.json").read_bytes() != text:
             self._write_file("ledger.json", text)
 
     def keep(self, content: bytes) -> str:
-        """Store a content and return its hash."""
+        """Store the content of a file, and return its hash."""
         name = hashlib.sha256(content).hexdigest()
         if not (self.root / "contents" / name).exists():
             self._write_file(f"contents/{name}", content)
         return name
 
     def content(self, name: str) -> bytes:
-        """Return the content with this hash.
-
-        Raises:
-            LedgerError: the content is missing or damaged.
-        """
+        """Return the stored content with this hash. Raise LedgerError if it is missing or damaged."""
         try:
             content = (self.root / "contents" / name).read_bytes()
         except FileNotFoundError as exc:
@@ -112,7 +108,7 @@ class Store:
         return content
 
     def remove(self) -> None:
-        """Delete the folder, the document first: without it, the remaining files have no meaning."""
+        """Delete the folder: ledger.json first, because without it the other files have no meaning."""
         if self.root.exists():
             (self.root / "ledger.json").unlink(missing_ok=True)
             shutil.rmtree(self.root)
@@ -132,7 +128,7 @@ class Store:
 
 
 def _has_form(value: Any, form: Any) -> bool:
-    """Return whether a value has all keys of the form, with values of the same types."""
+    """Return whether a value has all keys of ``form`` (also in nested objects), with the same types."""
     inner = form.items() if isinstance(form, dict) else ()
     return isinstance(value, type(form)) and all(
         name in value and _has_form(value[name], inner_form) for name, inner_form in inner

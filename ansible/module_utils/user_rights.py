@@ -41,12 +41,12 @@ def _groups(uid: int, gid: int) -> list[int]:
 
 
 def is_person_uid(uid: int) -> bool:
-    """Return whether a uid is in the range for accounts of people."""
+    """Return whether a uid is in the range of people's accounts, not of system accounts."""
     return uid >= ORDINARY and uid not in SYSTEM
 
 
 def owner_above(path: str) -> os.stat_result | None:
-    """Return the status of the topmost folder of a path that belongs to a person, if any.
+    """Return the status of the first folder above ``path``, from the root, that belongs to a person, if any.
 
     Links above this folder belong to root.
     """
@@ -62,19 +62,16 @@ def owner_above(path: str) -> os.stat_result | None:
 
 @contextmanager
 def rights_for(path: str) -> Iterator[None]:
-    """Run the body as the owner of the home that contains the path, or as root outside of homes."""
+    """Run the body with the rights of the owner of the home that contains the path; elsewhere, as root."""
     person = owner_above(path)
     with acting_as(person.st_uid, person.st_gid) if person else acting_as(0, 0):
         yield
 
 
 def read_regular(path: str, most: int | None = None, *, follow: bool = False) -> bytes:
-    """Return the content of a regular file, without blocking.
+    """Return the content of a regular file, without blocking. Raise OSError for anything else.
 
-    most: size limit in bytes. Default: no limit. follow: whether to follow a link.
-
-    Raises:
-        OSError: the path is not a regular file, or it is too large.
+    most: size limit in bytes, above which OSError is raised. Default: no limit. follow: accept a link.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     with os.fdopen(os.open(path, flags), "rb") as file:

@@ -1,4 +1,4 @@
-"""Ansible strategy plugin: mitogen's linear strategy, with less work on the control host for each task.
+"""Ansible strategy plugin: mitogen's linear strategy, but with less work on the control host for each task.
 
 A playbook needs more processor time on the control host than on any other host. This plugin saves a process
 for each host that skips a task, repeated compilation of the same modules, and garbage collections among
@@ -30,7 +30,7 @@ _compiled = functools.cache(lambda source, mode: builtins.compile(source, "<modu
 
 
 def _compile(source: bytes, _name: str, mode: str) -> CodeType:
-    """Compile each source only once. Mitogen compiles modules for each task, to read their imports."""
+    """Compile each source only once. Mitogen compiles a module for each task, to find its imports."""
     code: CodeType = _compiled(source, mode)
     return code
 
@@ -42,7 +42,7 @@ _Linear: Any = ansible_mitogen.loaders.strategy_loader.get("linear", class_only=
 
 
 class StrategyModule(ansible_mitogen.strategy.StrategyMixin, _Linear):  # type: ignore[misc]
-    """A linear strategy that skips tasks in this process. Other tasks get a process for each host."""
+    """Linear strategy that skips a task without a new process. Tasks that run get a process for each host."""
 
     def _queue_task(
         self, host: Host, task: Task, task_vars: dict[str, Any], play_context: PlayContext
@@ -60,7 +60,7 @@ class StrategyModule(ansible_mitogen.strategy.StrategyMixin, _Linear):  # type: 
         self._pending_results += 1
 
     def _skipped(self, task: Task, task_vars: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the result of a skipped task, if its condition is false."""
+        """Return the result of a task whose condition is false; None if the task may have to run."""
         if not task.when or task.loop is not None or task.delegate_to or task.no_log:
             return None
         failed_condition: dict[str, Any] = {}

@@ -1,1 +1,1 @@
-"""The state of clusters on the user's machine: workspaces, inventories, and records of jobs and runs."""
+"""The state of clusters on the user's machine: a folder per cluster, and records of its hosts and jobs."""

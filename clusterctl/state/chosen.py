@@ -1,4 +1,4 @@
-"""The choice of a cluster: by its name, by a spec file, or because it is the only cluster that is up."""
+"""The choice of the cluster for a command: by its name, by a spec file, or as the only cluster that is up."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ BUILT_IN: Final = Notice(
 
 @dataclass(frozen=True)
 class ChosenCluster:
-    """The cluster chosen by a spec file or a name.
+    """The cluster that a command is about, chosen by a spec file or a name.
 
-    file: the spec file. Default: ./cluster.yaml if it exists, otherwise the only cluster that is up,
+    file: the spec file (YAML). Default: ./cluster.yaml if it exists, otherwise the only cluster that is up,
         otherwise the built-in local cluster.
-    name: the name of a cluster. The spec of its last `up` is used.
+    name: the name of a cluster, instead of a spec file. Its spec is then that of its last `clusterctl up`.
     note: called with a line for the user, such as which cluster was chosen.
     """
 
@@ -45,13 +45,13 @@ class ChosenCluster:
 
     @property
     def spec_file(self) -> Path | None:
-        """The given spec file; else ./cluster.yaml, if it exists."""
+        """Path of the spec: ``file``, otherwise ./cluster.yaml; None if that file does not exist."""
         return self.file or find_spec(Path.cwd())
 
     def workspace(self, *, named: bool = False) -> Workspace:
-        """Return the cluster's workspace. If the cluster is up, only the name in its spec file is read.
+        """Return the cluster's local folder. If it exists, only the cluster's name is read from the spec.
 
-        named: reject a cluster that is chosen only because it is the only cluster that is up.
+        named: raise UsageError instead of choosing a cluster only because it is the only cluster that is up.
         Raise UsageError if the file can't be read or lacks a valid name, or if several clusters are up.
         Raise NotUpError if the spec file has errors, and the cluster is not up.
         """
@@ -66,7 +66,7 @@ class ChosenCluster:
         return _known_workspace(path) or self._workspace_of_file(path)
 
     def named_workspace(self) -> Workspace:
-        """Return the workspace of cluster ``name``. UsageError: invalid name, or a spec file is given too."""
+        """Return the local folder of cluster ``name``. UsageError: ``name`` is invalid or ``file`` is set."""
         if self.file is not None:
             raise excluded("-f", "--cluster")
         if not is_cluster_name(self.name or ""):
@@ -74,9 +74,10 @@ class ChosenCluster:
         return Workspace.of(self.name or "")
 
     def only_cluster(self, *, named: bool = False) -> str | None:
-        """Return the only cluster that is up. None: no cluster or the built-in is up, or a cluster is chosen.
+        """Return the name of the only cluster that is up, if the user has chosen no cluster.
 
-        Raise UsageError if several clusters are up; with ``named``, also if only a single cluster is up.
+        Return None if the user has chosen a cluster, or if no cluster or the built-in cluster is up. Raise
+        UsageError if several clusters are up; with ``named``, also if only a single cluster is up.
         """
         clusters = clusters_up()
         if self.name is not None or self.spec_file or not clusters or DEFAULT_CLUSTER in clusters:
@@ -128,7 +129,7 @@ def unknown_cluster(name: str) -> UsageError:
 
 
 def _known_workspace(path: Path) -> Workspace | None:
-    """Return the workspace of the cluster that a spec file names, if it exists. Don't parse the file."""
+    # Find the name without parsing the file, because importing a parser takes long.
     with suppress(OSError, UnicodeDecodeError):
         names = [match[2] for match in _NAME_LINE.finditer(path.read_text())]
         if len(names) == 1 and (workspace := Workspace.of(names[0])).root.is_dir():
@@ -138,9 +139,9 @@ def _known_workspace(path: Path) -> Workspace | None:
 
 @contextmanager
 def naming_lock_holder(workspace: Workspace) -> Iterator[None]:
-    """Raise LockedError if the `with` block fails because the cluster does not answer while it is locked.
+    """If the `with` block fails while another clusterctl process holds the cluster's lock, raise LockedError.
 
-    The error names the clusterctl process that holds the lock, which explains the failure.
+    The error names that process, which may be the reason why the cluster does not answer.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""The spec of the chosen cluster."""
+"""The spec (content of the YAML file) of the cluster that a command is about."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from clusterctl.state.workspace import Workspace
 
 
 def spec_of(chosen: ChosenCluster) -> ClusterSpec:
-    """Return the spec of the chosen file, of ./cluster.yaml, or of the built-in local cluster.
+    """Return the spec in the chosen file, in ./cluster.yaml, or of the built-in local cluster.
 
-    For a cluster chosen by its name, return the spec of its last `up`. If that spec breaks rules that are
-    newer than the cluster, violations become notes, so that the cluster can be repaired. Raise SpecError if
-    the file has errors, UsageError if the file or cluster does not exist.
+    For a cluster chosen by its name, return the spec of its last `clusterctl up`. If that spec breaks a rule
+    of a newer clusterctl, report this as a note, not as an error, so that the cluster can still be repaired.
+    Raise SpecError if the file has errors, UsageError if the file or cluster does not exist.
     """
     if chosen.name is not None:
         workspace = chosen.named_workspace()
@@ -34,5 +34,5 @@ def spec_of(chosen: ChosenCluster) -> ClusterSpec:
 
 
 def spec_of_existing(chosen: ChosenCluster) -> ClusterSpec:
-    """Return the same as `spec_of`; but without a spec file, the spec of the only cluster that is up."""
+    """Like `spec_of`, but if no file or name is chosen, return the spec of the only cluster that is up."""
     return spec_of(replace(chosen, name=chosen.only_cluster() or chosen.name))

@@ -1,6 +1,6 @@
-"""Facts about a cluster that job commands need, read from its record hosts.json or from a spec.
+"""Properties of a cluster that commands for jobs need, read from its file hosts.json or from a spec.
 
-This module does without the pydantic models of hosts.json and of specs, which take 0.1 s to import.
+This module does not import the pydantic models of hosts.json and of specs, because that takes 0.1 s.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PartitionFacts:
-    """A partition of the cluster.
+    """A Slurm partition of the cluster.
 
     nodes: the names of its nodes, in order.
-    max_time: the time limit of jobs in seconds, if the spec sets it.
-    gpus: number of GPUs of each node, if the spec sets it.
+    max_time: the time limit of jobs in seconds. None: the spec sets no limit.
+    gpus: number of GPUs of each node. None: the spec does not set it.
     """
 
     name: str
@@ -34,16 +34,16 @@ class PartitionFacts:
 
 @dataclass(frozen=True, slots=True)
 class ClusterFacts:
-    """Facts about a cluster that matter to jobs.
+    """Properties of a cluster that commands for jobs need.
 
     Args:
-        compute: the hosts that run jobs. job_user: the account that jobs run as.
+        compute: names of the hosts that run jobs. job_user: the account that jobs run as.
         is_shared: whether the hosts have a shared folder, with the home folders.
         pmix: whether Slurm itself starts the ranks of MPI programs.
         interval_s: seconds between two samples of telemetry.
-        requirements: the requirements file of the jobs' Python, if the spec has one.
+        requirements: the pip requirements file for the Python of all jobs. None: the spec has no such file.
         root: the folder on the hosts with the software of jobs, such as their Python.
-        provider: the provider's type. "" if the facts are from a spec.
+        provider: the spec's ``provider.type``. "" if these properties were read from a spec.
     """
 
     cluster: str
@@ -61,7 +61,7 @@ class ClusterFacts:
 
 
 def facts_of(workspace: Workspace) -> ClusterFacts:
-    """Read the facts that `up` recorded. NotUpError: the cluster is not up. UsageError: damaged record."""
+    """Read the properties from hosts.json. NotUpError: there is no hosts.json. UsageError: it is damaged."""
     try:
         return _facts_of_record(json.loads(workspace.inventory.read_bytes()))
     except FileNotFoundError as exc:
@@ -108,7 +108,7 @@ def damaged(workspace: Workspace) -> UsageError:
 
 
 def applied_text(workspace: Workspace) -> bytes:
-    """Return the text of the spec of the last `up`. Raise UsageError if the spec can't be read."""
+    """Return the text of the spec of the last `clusterctl up`. Raise UsageError if it can't be read."""
     try:
         return workspace.spec.read_bytes()
     except OSError as exc:
@@ -116,7 +116,7 @@ def applied_text(workspace: Workspace) -> bytes:
 
 
 def facts_of_spec(spec: ClusterSpec) -> ClusterFacts:
-    """Return the facts of a spec with all defaults set. The cluster need not be up."""
+    """Return the properties that the cluster of a spec has or will have; the cluster need not be up."""
     recorded = job_settings(spec)
     del recorded["scheduler"]
     return ClusterFacts(
@@ -131,7 +131,7 @@ def facts_of_spec(spec: ClusterSpec) -> ClusterFacts:
 
 
 def job_settings(spec: ClusterSpec) -> dict[str, Any]:
-    """Return a spec's settings that job commands need: name of a field of ``Inventory`` -> value."""
+    """Return the fields of ``Inventory`` that job commands need, from a spec: name of the field -> value."""
     requirements = spec.software.python.requirements
     return {
         "scheduler": spec.scheduler,

@@ -89,7 +89,7 @@ class Host(BaseModel):
 
 
 class SharedFolder(BaseModel):
-    """The source of the shared folder.
+    """The source of the folder that all hosts share.
 
     `existing`: hosts have the folder mounted already. `nfs`: the controller exports the folder. `filestore`:
     a Filestore instance exports it. `server`: the user's NFS server exports it. `none`: no shared folder.
@@ -146,7 +146,7 @@ class Inventory(BaseModel):
 
     @property
     def compute(self) -> tuple[Host, ...]:
-        """The hosts that run slurmd, in partition order."""
+        """The hosts that run slurmd, in the order of the partitions."""
         return tuple(h for h in self.hosts if h.is_compute)
 
     @property
@@ -178,7 +178,7 @@ class Inventory(BaseModel):
         return next((h for h in self.hosts if h.name == name), None)
 
     def ssh_config(self, *, key: Path, known_hosts: Path) -> str:
-        """Return an ssh_config for all hosts. With it, ssh uses only these two files and never asks.
+        """Return an ssh_config for all hosts. With it, ssh uses only these two files, and never prompts.
 
         Hosts with a proxy command get a longer connection timeout. Paths are quoted, because paths may
         contain spaces.
@@ -192,7 +192,7 @@ class Inventory(BaseModel):
 
 
 def inventory_of(workspace: Workspace) -> Inventory:
-    """Return the inventory that `up` wrote. UsageError: the cluster is not up, or hosts.json is damaged."""
+    """Read hosts.json, which `clusterctl up` writes. UsageError: the file is missing or damaged."""
     try:
         return Inventory.model_validate_json(workspace.inventory.read_bytes())
     except ValidationError as exc:
@@ -202,28 +202,28 @@ def inventory_of(workspace: Workspace) -> Inventory:
 
 
 def inventory_if_known(workspace: Workspace) -> Inventory | None:
-    """Return the inventory that `up` wrote, unless it is missing or damaged."""
+    """Read hosts.json like ``inventory_of``, but return None if the file is missing or damaged."""
     with suppress(UsageError):
         return inventory_of(workspace)
     return None
 
 
 def applied_spec(workspace: Workspace) -> ClusterSpec:
-    """Return the spec of the last `up`. The user's spec file may have changed since."""
+    """Return the spec of the last `clusterctl up`. The user may have changed the spec file since then."""
     from clusterctl.spec.load import load_spec  # noqa: PLC0415 - as above
 
     return load_spec(workspace.spec, recorded=True)
 
 
 def applied_if_known(workspace: Workspace) -> ClusterSpec | None:
-    """Return the spec of the last `up`, unless it is missing or damaged."""
+    """Return the spec of the last `clusterctl up`; None if it is missing or damaged."""
     with suppress(UsageError):
         return applied_spec(workspace)
     return None
 
 
 def keeps_storage(workspace: Workspace, *, if_damaged: bool = False) -> bool:
-    """Return whether the spec of the last `up` keeps the shared folder; if unreadable, ``if_damaged``."""
+    """Return whether the last `up`'s spec keeps the shared folder; ``if_damaged`` if it can't be read."""
     try:
         return applied_spec(workspace).storage.keep
     except UsageError:
@@ -231,9 +231,9 @@ def keeps_storage(workspace: Workspace, *, if_damaged: bool = False) -> bool:
 
 
 def may_keep_storage(workspace: Workspace) -> bool:
-    """Return whether a shared folder may remain after `down`.
+    """Return whether a shared folder may remain after `down`: the spec keeps it, or `up` never finished.
 
-    An earlier `up` that failed before it configured the hosts may have attached an earlier cluster's folder.
+    In the second case, `up` may have attached the folder of an earlier cluster.
     """
     if keeps_storage(workspace, if_damaged=True):
         return True
@@ -241,7 +241,7 @@ def may_keep_storage(workspace: Workspace) -> bool:
 
 
 def planned_distribution(spec: ClusterSpec, workspace: Workspace) -> Distribution | None:
-    """Return the Linux distribution of the hosts; None if it is unknown before `up` probes the hosts."""
+    """Return the Linux distribution that the hosts have or will have; None before `up` has looked at them."""
     try:
         return inventory_of(workspace).distribution
     except UsageError:

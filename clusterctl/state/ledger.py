@@ -1,6 +1,6 @@
-"""The record of a collected run, run.json, and the folders that have runs.
+"""Collected runs (results of jobs, copied to this machine): the record run.json, and the folders with runs.
 
-Later versions read run.json, so unknown keys are tolerated.
+Unknown keys in run.json are ignored, because another version of clusterctl may have written the file.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class SweepRecord(TypedDict, total=False):
 
 
 class TaskRecord(_Stored):
-    """The end state of a job or of a task of an array. Times are Unix seconds."""
+    """The final state of a job, or of a task of a job array. Times are Unix seconds."""
 
     id: str
     state: str
@@ -99,7 +99,7 @@ class TaskRecord(_Stored):
 
 
 def node_hours(tasks: Iterable[TaskRecord]) -> float:
-    """Return the sum over tasks of nodes times hours. A shared node is added fully, an unended task as 0."""
+    """Return the tasks' node-hours. A node shared with other jobs counts in full, an unfinished task as 0."""
     times = ((task.start_time, task.end_time, len(task.nodes)) for task in tasks)
     return sum(count * (end - start) for start, end, count in times if start and end) / 3600
 
@@ -107,7 +107,7 @@ def node_hours(tasks: Iterable[TaskRecord]) -> float:
 class Skipped(_Stored):
     """A file or folder of a job that `collect` did not copy, and why.
 
-    path: path in the job's folder, made printable. bytes: total size. files: number of files; 0: no data.
+    path: path in the job's folder, made printable. bytes: total size. files: 0 if there is no data to copy.
     """
 
     path: str
@@ -135,8 +135,8 @@ class RunRecord(_Stored):
     args: arguments of the program. config: the program's options and its configuration in metrics.jsonl.
         Each task of an array has its own ``config`` and ``metrics``.
     tags, note: set by the user. sweep: the varied options of a sweep, and how its tasks are ranked.
-    replay_of: token of the original run. of_failed: the replay has only the failed tasks of the original,
-        and replaces them in rankings.
+    replay_of: token of the run that this run repeats. of_failed: whether only the failed tasks of that run
+        were repeated; their results then replace the failed tasks in rankings.
     """
 
     version: int = 1
@@ -207,7 +207,7 @@ def runs_folders() -> tuple[Path, ...]:
 
 
 def note_runs_folder(folder: Path) -> None:
-    """Record a folder with collected runs. Ignore a full disk, because the runs are already collected."""
+    """Add a folder to the list of folders with runs. Ignore a full disk: the runs are already copied."""
     path = state_home() / _FOLDERS
     if all(row.get("folder") != str(folder) for row in read_rows(path)):
         with suppress(MachineError):

@@ -1,6 +1,6 @@
-"""The ledger of submitted jobs, and the names of clusterctl's files in the folders of jobs and runs.
+"""The list of submitted jobs (jobs.jsonl), and the names of clusterctl's files in folders of jobs and runs.
 
-Later versions read the ledger, so unknown keys are tolerated.
+Unknown keys in jobs.jsonl are ignored, because another version of clusterctl may have written the file.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ UNCHANGED = "unchanged since it was submitted"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEntry:
-    """A submission, recorded before the job is sent to Slurm. ``token``: random text that identifies it.
+    """A submitted job, recorded before it is sent to Slurm. ``token``: random text that identifies the job.
 
     job_id: set when sbatch has answered. refused: whether Slurm rejected the job, so it never gets an id.
-    state: the job's final state, once known.
-    run_dir: the folder of the collected run. run_state: the job's state when it was collected.
+    state: the job's final state; None until it is known.
+    run_dir: local folder with the job's collected results. run_state: the job's state when they were copied.
     """
 
     token: str
@@ -72,7 +72,7 @@ _KEYS = frozenset(field.name for field in fields(JobEntry))
 
 
 class Ledger:
-    """The submissions in a workspace's jobs.jsonl. Lines are only appended; a later line updates an entry.
+    """The list of a cluster's submitted jobs, in jobs.jsonl. A change appends a line, which updates the job.
 
     jobs/TOKEN/ has copies of the files that clusterctl sent, because a job can change files in its folder.
     """
@@ -88,7 +88,7 @@ class Ledger:
         return Workspace(self._path.parent)
 
     def entries(self) -> tuple[JobEntry, ...]:
-        """Return all submissions, the oldest first."""
+        """Return all submitted jobs, the oldest first."""
         merged: dict[str, dict[str, Any]] = {}
         for row in (*read_rows(self._path), *self._unwritten):
             if "token" in row:
@@ -98,18 +98,18 @@ class Ledger:
         )
 
     def find(self, job_id: str) -> JobEntry | None:
-        """Return the submission of this job or array task, if it was submitted from this machine."""
+        """Return the entry of this job or array task; None if the job was not submitted from this machine."""
         base = job_id.partition("_")[0]
         return next((entry for entry in reversed(self.entries()) if entry.job_id == base), None)
 
     def add(self, entry: JobEntry) -> JobEntry:
-        """Record a submission. The record is on disk when this method returns."""
+        """Record a submitted job. The record is on disk when this method returns."""
         row = {key: value for key, value in asdict(entry).items() if value is not None}
         append_line(self._path, json.dumps(row, separators=(",", ":")))
         return entry
 
     def update(self, entry: JobEntry, **changes: str | bool) -> JobEntry:
-        """Record changes of an entry. If the disk is full, keep changes and error (``refusal``) in memory."""
+        """Return the changed entry. Record the changes: in memory if the disk is full (see ``refusal``)."""
         row = {"token": entry.token, **changes}
         try:
             append_line(self._path, json.dumps(row, separators=(",", ":")))
@@ -119,7 +119,7 @@ class Ledger:
         return replace(entry, **changes)  # type: ignore[arg-type]  # fields of these types
 
     def keep(self, token: str, files: Mapping[str, bytes]) -> None:
-        """Store clusterctl's files of a job in the workspace. If writing fails, store nothing."""
+        """Store copies of the files (name -> content) sent for a job. After an error, no file is stored."""
         folder = self._folder(token)
         try:
             with translating_write_errors(folder):
@@ -133,7 +133,7 @@ class Ledger:
             raise
 
     def kept(self, token: str) -> Mapping[str, bytes]:
-        """Return name -> content of the files that ``keep`` stored; {} for a job sent by another machine."""
+        """Return name -> content of files that ``keep`` stored; {} if another machine submitted the job."""
         folder = self._folder(token)
         return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.is_dir() else {}
 

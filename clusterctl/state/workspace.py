@@ -1,6 +1,6 @@
-"""The workspace of a cluster: the paths of all its files, its lock, and atomic writes.
+"""The workspace of a cluster (its folder on the user's machine): its paths and lock, and atomic writes.
 
-The state folder is `$CLUSTERCTL_HOME`, by default the caller's XDG state directory. Folders have mode 0700,
+All workspaces are in `$CLUSTERCTL_HOME`, by default in the caller's XDG state folder. Folders have mode 0700,
 files 0600. The files also work without clusterctl, with ssh, ansible and terraform.
 """
 
@@ -126,13 +126,13 @@ class _Path:
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """The folder with all records and files of a cluster."""
+    """The folder on the user's machine with all records and files of a cluster."""
 
     root: Path
 
     @classmethod
     def of(cls, name: str) -> Workspace:
-        """Return the workspace of the cluster with this name. Nothing is created."""
+        """Return the workspace of the cluster with this name. The folder need not exist."""
         return cls(state_home() / name)
 
     _id = _Path("id")
@@ -177,7 +177,7 @@ class Workspace:
         return self._id.read_text().strip() if self._id.exists() else None
 
     def cluster_id(self) -> str:
-        """Return the cluster's id, drawn once: a letter, which Google's filters need, and five hex digits."""
+        """Return the cluster's random id: a letter, as Google's filters need, and five hex digits."""
         if not self._id.exists():
             write_atomic(self._id, secrets.choice("abcdef") + secrets.token_hex(3)[1:] + "\n")
         return self._id.read_text().strip()
@@ -192,9 +192,9 @@ class Workspace:
 
     @contextmanager
     def begun(self) -> Iterator[None]:
-        """Create the workspace. If it is new and the `with` block fails before writing the spec, remove it.
+        """Create the workspace. If it is new and the `with` block fails, remove it again.
 
-        A workspace with host keys that the user has confirmed is kept.
+        It is not removed if the block has written the spec, or if the user has confirmed host keys.
         """
         existed = self.root.exists()
         try:
@@ -212,7 +212,7 @@ class Workspace:
             write_atomic(self.munge_key, secrets.token_bytes(1024))
 
     def draw_host_key(self) -> str:
-        """Return the public part of ``host_key`` as `ssh-ed25519 AAAA...`. The key is created once."""
+        """Return the public key of ``host_key``: `ssh-ed25519 AAAA...`. Create the pair if it is missing."""
         return _draw_key_pair(self.host_key).read_text().strip()
 
     def remove(self) -> None:
@@ -221,18 +221,18 @@ class Workspace:
 
     @property
     def copies(self) -> Path:
-        """Path of the list of cluster files with a local copy, outside the workspace, to outlive `down`."""
+        """Path of the list of the cluster's files that also exist on this machine. `down` keeps this list."""
         return self.root.parent / f"{self.root.name}.copies.jsonl"
 
     @property
     def lock_file(self) -> Path:
-        """Path of the lock file, outside the workspace, because `down` removes the workspace while locked."""
+        """Path of the lock file. It is outside the workspace, which `down` removes before it unlocks."""
         return self.root.parent / f".{self.root.name}.lock"
 
     def lock(
         self, verb: str, *, wait_s: float, waiting: Callable[[str], None]
     ) -> AbstractContextManager[None]:
-        """Hold the cluster's lock against other clusterctl processes; see ``hold``."""
+        """Return a context that locks the cluster against other clusterctl processes (see ``hold``)."""
         with translating_write_errors(self.root):
             _private_folder(self.root.parent)
         locked = f"cluster {self.root.name!r}"
@@ -284,7 +284,7 @@ def hold(
 ) -> Iterator[None]:
     """Hold a lock during the `with` block.
 
-    verb: the command that is recorded as the holder. ``what``: the locked resource, for messages.
+    verb: this clusterctl command, named to other processes. ``what``: the locked resource, for messages.
     waiting: called once, if the lock is not free, with a message about the process that holds the lock.
     Raise LockedError if another clusterctl process holds the lock for ``wait_s`` seconds, MachineError if the
     lock file can't be created.
@@ -330,14 +330,14 @@ def _acquire(fd: int, kind: int) -> bool:
 
 
 def _name_holder(fd: int, text: str) -> None:
-    """Write the holder to the lock file. Ignore a full or read-only disk."""
+    """Replace the content of the lock file, which names the holder. Ignore a full or read-only disk."""
     with suppress(OSError):
         os.ftruncate(fd, 0)
         os.pwrite(fd, text.encode(), 0)
 
 
 def holder(path: Path) -> Holder | None:
-    """Return the holder of the lock, unless the lock is free."""
+    """Return the process that holds the lock; None if the lock is free or the process is unknown."""
     try:
         owner = Holder(**json.loads(path.read_bytes()))
         # A dead process holds no lock. PermissionError: the process lives under another account.
@@ -363,7 +363,7 @@ def _user() -> str:
 
 
 def open_private(path: str | Path, _flags: int = 0) -> int:
-    """Open a lock file, without following links. Usable as the `opener` of `open`.
+    """Open a lock file, without following links. Can be passed as the `opener` of `open`.
 
     The mode is set to 0600, also of an existing file, because an account that can read the file can lock it.
     """

@@ -65,7 +65,7 @@ except OSError as exc:
 
 
 class Conversation(Protocol):
-    """A running command with open stdin and stdout. The command must read its input before it prints much.
+    """A running command with open stdin and stdout. It must read its input before it prints much.
 
     All methods raise NoAnswerError if no byte passes in either direction for too long. ``send`` and
     ``finish`` raise CommandError if the command exits too early or non-zero, UnreachableError if the
@@ -83,7 +83,7 @@ class Conversation(Protocol):
 
 
 class Transport(Protocol):
-    """Access to a host as a given user. If clusterctl ends, a command is killed or its stdin is closed.
+    """Runs commands on a host as a given user. When clusterctl ends, they are killed, or their stdin closes.
 
     A clusterctl program on the host (see ``remote_argv``) also ends when its stdout is closed.
     """
@@ -112,7 +112,7 @@ class Transport(Protocol):
         """
 
     def stream(self, argv: Sequence[str]) -> Generator[bytes, None, None]:
-        """Run a command without stdin and yield its stdout piece by piece. Raises like ``Conversation``.
+        """Run a command without stdin and yield its stdout in pieces. Raises errors like ``Conversation``.
 
         Closing the generator ends the command.
         """
@@ -159,7 +159,7 @@ def checked_argv(argv: Sequence[str]) -> Sequence[str]:
 def wrap_command(
     argv: Sequence[str], env: Mapping[str, str] | None = None, *, reads: bool = True
 ) -> tuple[str, bytes]:
-    """Return the line that runs a command in any login shell, and the script that stdin must begin with.
+    """Return (line, script): a login shell that gets the line, and the script first on stdin, runs ``argv``.
 
     Raises TransportError if an argument holds a NUL character.
     env: variables to add to the command's environment.
@@ -194,7 +194,7 @@ def command_error(host: str, argv: Sequence[str], rc: int, stderr: str) -> Comma
 def unreachable_error(
     host: str, config: Path, problem: str, cause: Exception | str | None = None
 ) -> UnreachableError:
-    """Return the error for a host that ssh can't connect to. config: `ssh_config` with the host's address."""
+    """Return the error for a host that ssh can't connect to. config: its `ssh_config`. cause: ssh's error."""
     fix = "if the host is down, start it with `clusterctl up`"
     return UnreachableError(f"{host}: {problem}", where=str(config), why=str(cause or ""), fix=fix, host=host)
 

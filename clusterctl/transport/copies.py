@@ -1,7 +1,7 @@
-"""Record of the files that exist both on the cluster and on this machine: files sent or collected.
+"""List of the files that exist both on the cluster and on this machine, because they were sent or collected.
 
-A file on the cluster counts as copied only while the local file has the same size and time (see ``digest`` of
-remote_copies.py). The record lies beside the workspace, because kept storage outlives the workspace.
+If the local file no longer has the same size and time (see ``digest`` of remote_copies.py), the file on the
+cluster is no copy. `down` removes the cluster's local folder, but not this list, which lies beside it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Copies:
     """A file or folder ``top`` on a host that also exists on this machine as ``directory``.
 
     host: "" for the shared file system. names: names of the copied files in the folder; None: all files.
-    sent: whether clusterctl sent the files to the host. Sent files may lie on the shared file system instead.
-    renamed: ending that names directly below ``directory`` have on this machine only.
+    sent: whether clusterctl sent the files to the host. They may then be on the shared file system instead.
+    renamed: suffix that files and folders directly in ``directory`` have, but not their originals in ``top``.
     """
 
     host: str
@@ -37,7 +37,7 @@ class Copies:
     renamed: str = ""
 
     def numbers(self) -> Iterator[int]:
-        """Yield the ``digest`` of each file on the host, computed from the local file's size and time."""
+        """Yield the ``digest`` of each file on the host, if its size and time are those of the local file."""
         hosts = {os.fsencode(self.host), *([b""] if self.sent else [])}
         for local, remote in self._files():
             with suppress(OSError):
@@ -72,7 +72,7 @@ def _is_same_file(remote: bytes, status: os.stat_result) -> bool:
 
 
 def record_copies(workspace: Workspace, copies: Iterable[Copies]) -> None:
-    """Append these copies to the cluster's record of copies.
+    """Append these copies to the list ``workspace.copies``.
 
     If this raises MachineError, `down` will treat these files on the cluster as files without a copy.
     """

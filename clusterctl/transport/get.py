@@ -1,4 +1,4 @@
-"""Download of files from the cluster. Equal local files are skipped; interrupted files are resumed."""
+"""Download of files from the cluster. Files that exist locally are skipped; interrupted files are resumed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _MOST_BYTES = 1 << 28
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Result of a download. sent_bytes: bytes received. skipped: paths of pipes, sockets and devices."""
+    """Result of a download. sent_bytes: bytes that had to be sent. skipped: paths of pipes, devices etc."""
 
     files: int
     bytes: int
@@ -122,10 +122,10 @@ class Sender:
 
     @contextmanager
     def listed(self, request: bytes = b"", *, most: int = sys.maxsize) -> Iterator[Download]:
-        """Send a request to the program, unless it is b"", and yield the list that the program returns.
+        """Send ``request``, unless it is b"", to the program, and yield the list that the program returns.
 
         Raises:
-            TransferError: the list is invalid or longer than ``most`` lines, or the files do not match it.
+            TransferError: the list is invalid or longer than ``most`` lines, or the files don't match it.
             TransportError: the cluster can't be reached, or the program failed.
         """
         try:
@@ -152,7 +152,7 @@ class Sender:
 
 
 class Download:
-    """A host's list: files in ``entries`` can be downloaded, in ``left`` not. ``sent``: bytes received."""
+    """Files that a host offers: ``entries`` can be downloaded, ``left`` can't. ``sent``: bytes received."""
 
     def __init__(self, talk: Conversation, most: int, *, more_follows: bool) -> None:
         self._talk, self._more_follows, self._stream = talk, more_follows, Stream(talk)
@@ -169,12 +169,12 @@ class Download:
         room: str = "free disk space, or choose another folder",
         progress: Progress = lambda *_: None,
     ) -> Mapping[int, str]:
-        """Download these entries into the local ``folder``. Return index -> sha256 of the complete files.
+        """Download these entries into ``folder``. Return index -> sha256 of each complete file.
 
         own: whether only clusterctl writes to ``folder``. If so, a link or file with the name of a folder is
             removed, and every file is hashed. If not, such a link or file raises OSError, and the sha256 of a
-            file that arrives is "".
-        room: the ``fix`` of the TransferError.
+            newly received file is "".
+        room: advice to the user, for the TransferError.
 
         Raises:
             OSError: a file can't be written on this machine.
@@ -217,7 +217,7 @@ class Download:
 
 
 def _hash_here(files: Sequence[Entry], progress: Progress) -> None:
-    """Hash files that exist already. Show the progress, because hashing a large folder takes minutes."""
+    """Set ``known``, the sha256, of each entry whose file exists locally with the listed size."""
     hashable = {}
     for entry in files:
         place = Path(os.fsdecode(entry.final))
@@ -234,7 +234,7 @@ def _hash_here(files: Sequence[Entry], progress: Progress) -> None:
 def parse_listing(
     lines: Iterable[bytes], most: int = sys.maxsize
 ) -> tuple[tuple[Entry, ...], tuple[Entry, ...]]:
-    """Return the entries that can be downloaded, each folder before its content, and the other entries.
+    """Parse a list of files. Return (entries to download, each folder before its content; other entries).
 
     Raises TransferError if the list is invalid or has more than ``most`` lines.
     """
@@ -268,7 +268,7 @@ def parse_listing(
 
 
 def _sensible(entry: Entry, previous: Mapping[bytes, Entry]) -> Entry:
-    """Return the entry if valid; else raise ValueError or LookupError. previous: path -> earlier entry."""
+    """Return the entry if it is valid; else raise ValueError or LookupError. previous: path -> entry."""
     parent, slash, name = entry.path.rpartition(b"/")
     _parts(name)
     Kind(entry.kind)
@@ -285,7 +285,7 @@ def _sensible(entry: Entry, previous: Mapping[bytes, Entry]) -> Entry:
 
 
 def _parts(path: bytes) -> list[bytes]:
-    """Return the names in a relative path without "." and ".."; raise ValueError for any other path."""
+    """Return the names in a relative path; raise ValueError if a name is "", "." or "..", or too long."""
     parts = path.split(b"/")
     if b"\0" in path or any(part in {b"", b".", b".."} or len(part) > _MAX_NAME for part in parts):
         raise ValueError("the path is not inside the folder, or a name is too long")

@@ -1,4 +1,4 @@
-"""Conversations with running programs, and command lines of the ssh program for a cluster's `ssh_config`."""
+"""Command lines of the ssh program for a cluster's `ssh_config`, and conversations with running programs."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def start_conversation(
 ) -> Iterator[Conversation]:
     """Start a program and yield a conversation with it.
 
-    remote: the host, and the command that ssh runs on it, if the program is ssh.
-    script: the first part of stdin, for a command line made by ``wrap_command``.
+    remote: (host, command on the host) if the program is ssh.
+    script: sent first on stdin; needed for a command line made by ``wrap_command``.
     """
     host, argv = remote or ("localhost", words)
     with start_program(words, stdin=stdin, is_ssh=remote is not None) as process:
@@ -114,7 +114,7 @@ def process_group_ending_with_us() -> int:
 
 @cache
 def _leader(_owner: int) -> subprocess.Popen[bytes]:
-    """Start a new process group's leader, which kills the group when this process (pid ``_owner``) ends."""
+    """Start a process that kills its process group when this process, with pid ``_owner``, ends."""
     # Programs do not inherit the writing end, so the kernel closes it when this process ends.
     reading, _ = os.pipe()
     nothing = subprocess.DEVNULL
@@ -129,10 +129,10 @@ def _leader(_owner: int) -> subprocess.Popen[bytes]:
 class Talk:
     """A running program (see ``Conversation``).
 
-    silence_s: seconds without a byte after which NoAnswerError is raised.
-    deadline: time (`time.monotonic`) after which NoAnswerError is raised. ``None``: ``silence_s`` applies.
+    silence_s: seconds without a byte after which NoAnswerError is raised, if ``deadline`` is None.
+    deadline: time (`time.monotonic`) after which NoAnswerError is raised.
     is_ssh: whether the program is ssh.
-    is_wrapped: whether ``MARK``, after which the command's own output begins, has not arrived yet.
+    is_wrapped: whether the program has not yet printed ``MARK``, which precedes the output of the command.
     """
 
     host: str
@@ -210,7 +210,7 @@ class Talk:
     def status(self) -> int:
         """Wait for the command to exit, and return its exit status. Call this at the end of its stdout.
 
-        Raises NoAnswerError if the command does not exit, UnreachableError if the connection broke.
+        Raises NoAnswerError if the command does not exit in time, UnreachableError if the connection broke.
         """
         assert self.process.stderr is not None  # noqa: S101
         poll = select.poll()
@@ -236,7 +236,6 @@ class Talk:
         return self._stderr.decode(errors="replace")
 
     def _status(self, rc: int) -> int:
-        """Return the command's exit status; raise UnreachableError if ssh reports a broken connection."""
         if self.is_ssh and rc == NO_CONNECTION:
             problem = f"{self.host}: the connection broke during `{shown_command(self.argv)}`"
             fix = "if the host is down, start it with `clusterctl up`"
@@ -271,7 +270,7 @@ class Talk:
         )
 
     def _ready(self, events: dict[int, int]) -> set[int]:
-        """Wait until pipes of ``events`` are ready or at end of file. Return their file descriptors."""
+        """Wait until pipes in ``events`` (descriptor -> poll flags) are ready. Return their descriptors."""
         assert self.process.stderr is not None  # noqa: S101
         poll = select.poll()
         for fd, event in events.items():
@@ -313,9 +312,9 @@ class OpenSSH:
     user: str | None = None
 
     def argv(self, host: str, command: str | Sequence[str] = (), *options: str) -> list[str]:
-        """Return the command line that runs ``command`` on ``host``. Empty command: run a login shell.
+        """Return the ssh command line that runs ``command`` on ``host``. Empty command: run a login shell.
 
-        A list of arguments is quoted for the remote shell; a string is passed to the shell unchanged.
+        A list is quoted for the remote shell; a string is passed to the shell unchanged. options: of ssh.
 
         Raises:
             MachineError: this machine has no ssh program.
@@ -335,7 +334,7 @@ class OpenSSH:
 
 
 def write_ssh_files(inventory: Inventory, workspace: Workspace) -> None:
-    """Write known_hosts and `ssh_config`. Don't replace an unchanged file: open connections depend on it."""
+    """Write known_hosts and `ssh_config`. Don't replace unchanged files: that would end open connections."""
     changed = write_atomic(workspace.known_hosts, inventory.known_hosts())
     ssh_config = inventory.ssh_config(key=workspace.key, known_hosts=workspace.known_hosts)
     write_atomic(workspace.ssh_config, ssh_config, anew=changed)

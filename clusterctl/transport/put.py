@@ -1,4 +1,4 @@
-"""Upload of files to the cluster. Files that the cluster has are skipped; interrupted files are resumed."""
+"""Upload of files to the cluster. Files that the cluster has are skipped; interrupted uploads are resumed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PIECE = 1 << 18  # bytes
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Result of an upload to ``folder`` on the cluster. sent_bytes: bytes sent over the network.
+    """Result of an upload to ``folder`` on the cluster. bytes: size of all files. sent_bytes: bytes sent.
 
     at: paths of the files in the cluster's file store; () if the files were sent to another folder.
     """
@@ -67,10 +67,10 @@ def send_new_folder(
     ours: Mapping[str, bytes],
     progress: Progress = lambda *_: None,
 ) -> Sent:
-    """Create a folder on the cluster from ``items`` and from generated files, ``ours`` (name -> content).
+    """Create a folder on the cluster from ``items`` and from the generated files ``ours`` (name -> content).
 
-    Items are uploaded to the cluster's file store and copied to the folder, which appears complete or not at
-    all. An archive is not copied: it becomes the folder ``ARCHIVES/NAME`` of the store.
+    Files are uploaded to the cluster's file store and copied to the folder, which appears when complete.
+    An item of kind ARCHIVE only goes to the store. hashes: local path of each file -> sha256.
     """
     return _converse(transport, _receiver(folder), items, hashes, progress, ours=ours)
 
@@ -110,7 +110,7 @@ def send_to_store(
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A file that the cluster requests. The cluster has ``have`` bytes of it, or a file with ``sha256``."""
+    """A file that the cluster requests. have: bytes that the cluster has. sha256: of its file, or ""."""
 
     item: Item
     have: int
@@ -126,7 +126,10 @@ def _converse(
     *,
     ours: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Sent:
-    """Send the list of items, then the requested files. hashes: path -> sha256, or None: hash on request."""
+    """Run ``argv`` on the cluster, and send it the list of items and the files that it then requests.
+
+    hashes: local path -> sha256. If None, the list has no hashes.
+    """
     try:
         with transport.converse(argv) as talk:
             answers = _answers(talk)
@@ -194,7 +197,7 @@ def _listing(
 
 
 def _send_requested(outgoing: _Outgoing, requests: Sequence[_Request], hashes: Mapping[Path, str]) -> int:
-    """Send the requested files, except files that the cluster has complete. Return the bytes to send."""
+    """Send the requested files. Return the number of bytes, without files that the cluster has already."""
     changed = [file for file in requests if not file.sha256 or hashes[file.item.origin] != file.sha256]
     total = outgoing.total = sum(file.item.size - file.have for file in changed)
     outgoing.sent = done = 0
@@ -225,14 +228,14 @@ def _send_requested(outgoing: _Outgoing, requests: Sequence[_Request], hashes: M
 
 
 def archive_of(folder: Path) -> bytes:
-    """Return a folder as compressed JSON: path -> bytes as Latin-1. Paths begin with the folder's name."""
+    """Return a folder's files as compressed JSON: path -> bytes as Latin-1. Paths begin with its name."""
     files = {path.relative_to(folder.parent).as_posix(): path.read_bytes() for path in tree_files(folder)}
     return zlib.compress(json.dumps({path: data.decode("latin-1") for path, data in files.items()}).encode())
 
 
 @dataclass(slots=True)
 class _Outgoing:
-    """Buffered writer to the program on the cluster. Once ``total`` is set, it reports the bytes sent."""
+    """Buffered writer to the program on the cluster. If ``total`` is set, it reports its progress."""
 
     talk: Conversation
     progress: Progress
@@ -258,7 +261,7 @@ class _Outgoing:
 
 
 def _result(items: Sequence[Item], line: bytes, total: int, host: str) -> Sent:
-    """Parse the last line of the cluster's answer; raise TransferError if files changed during the upload."""
+    """Parse the last line from the cluster. Raise TransferError if files changed. total: bytes sent."""
     try:
         answer = json.loads(line)
         folder = os.fsdecode(base64.b64decode(answer["folder"]))

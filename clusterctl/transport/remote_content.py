@@ -102,7 +102,7 @@ def send_content(out: BinaryIO, fd: int, offset: int, size: int) -> None:
 
 
 def held_still(fd: int, before: os.stat_result) -> bool:
-    """Return whether a file is unchanged since ``before``; False if it was written too recently to tell."""
+    """Return whether a file still has the status ``before``, and was last written more than 2 s ago."""
     after = os.fstat(fd)
     same = (before.st_size, before.st_mtime_ns, before.st_ctime_ns) == (
         after.st_size,
@@ -113,7 +113,7 @@ def held_still(fd: int, before: os.stat_result) -> bool:
 
 
 def send_file(out: BinaryIO, fd: int, have: int, size: int, sha256: str = "") -> None:
-    """Send a file from byte ``have`` on. size: the file's size when it was listed.
+    """Send a file, of ``size`` bytes when it was listed, from byte ``have`` on.
 
     sha256: hash of the receiver's complete file, or "". If the file to send has the same hash, only ``SAME``
         is sent, otherwise the complete file.
@@ -177,7 +177,7 @@ def line_of(
 
 
 def line_of_status(path: bytes, status: os.stat_result, target: bytes | None = None) -> str:
-    """Return the list's line for a path. target: of a link. Pipes, sockets and devices get KIND left."""
+    """Return the list's line for a path. target: a link's target. Pipes and devices get KIND left."""
     mode, mtime_ns = stat.S_IMODE(status.st_mode), status.st_mtime_ns
     if stat.S_ISREG(status.st_mode):
         size, space = status.st_size, status.st_blocks * BLOCK

@@ -76,7 +76,7 @@ NETWORK = frozenset(b"nfs nfs4 cifs smb3 9p ceph lustre beegfs gpfs autofs fuse"
 
 
 def digest(host: bytes, path: bytes, size: int, mtime_ns: int) -> int:
-    """Return a hash of a file's host, path, size and time in seconds. host: b"" for the shared folder."""
+    """Return a hash of a file's host, path, size and modification time. host: b"" for the shared folder."""
     text = b"%s\0%s\0%d\0%d" % (host, path, size, mtime_ns // 1_000_000_000)
     return int.from_bytes(hashlib.blake2b(text, digest_size=DIGEST).digest(), "little")
 
@@ -120,7 +120,7 @@ class Top:
         return not (path.startswith(b".") and b"/" not in path and self.is_as_created(path, status))
 
     def is_as_created(self, name: bytes, status: os.stat_result) -> bool:
-        """Return whether a file is an unchanged copy from /etc/skel, which every new home contains."""
+        """Return whether file ``name`` equals the file in /etc/skel that is copied into every new home."""
         try:
             with open(os.path.join(SKELETON, name), "rb") as file:
                 created = file.read(MOST_SKELETON)
@@ -174,7 +174,7 @@ def network_mounts() -> set[bytes]:
 
 
 class Walk:
-    """Search for files that exist only on this host. ``unread``: unreadable paths, each with the reason.
+    """Search for files of which the user's machine has no copy. ``unread``: unreadable paths with the reason.
 
     copied: ``digest``s of the files that also exist on the user's machine, sorted.
     """
@@ -187,7 +187,7 @@ class Walk:
         self.unread: list[tuple[bytes, str]] = []
 
     def files(self, top: Top) -> Iterator[tuple[bytes, os.stat_result]]:
-        """Yield the path and status of each file below ``top`` without a copy on the user's machine."""
+        """Yield path and status of each file below ``top`` that does not also exist on the user's machine."""
         if top.path in self.passed_over and top.host:
             return
         try:
@@ -236,7 +236,7 @@ class Walk:
 
 
 class Group:
-    """Totals of a group of files: all files of a job, or of an item directly below a searched folder."""
+    """Totals of a group of files: all files of a job, or below a file or folder in a searched folder."""
 
     def __init__(self) -> None:
         self.files = self.bytes = self.on_disk = self.newest_ns = 0
@@ -262,7 +262,7 @@ class Group:
 
 
 def keep_largest(groups: dict[tuple[bytes, bytes], Group], rest: Group) -> None:
-    """Remove all but the ``MOST_TOLD`` largest groups, and add the removed groups to ``rest``."""
+    """Remove all but the ``MOST_TOLD`` largest groups, and add the removed groups to the sum ``rest``."""
     for key in sorted(groups, key=lambda key: -groups[key].bytes)[MOST_TOLD:]:
         small = groups.pop(key)
         rest.add(small.files, small.bytes, small.on_disk, small.newest_ns, small.owners)
@@ -290,7 +290,7 @@ def report_files(walk: Walk, tops: Iterator[Top]) -> None:
 
 
 def send_top(walk: Walk, top: Top, most: int) -> None:
-    """Print the list of up to ``most`` files below ``top``, with folders, and send the requested files."""
+    """Print the list of up to ``most`` files below ``top`` and their folders. Then send requested files."""
     paths: list[bytes] = []
     parents: list[bytes] = []
 

@@ -113,7 +113,7 @@ class Incoming:
         """Receive the rest of a file that ``send_content`` sends. Return the file's sha256 object.
 
         fd: the file, which holds the first ``have`` of ``size`` bytes. Holes of the sent file stay holes.
-        stored: whether to sync at intervals, because a single long sync at the end would look like a hang.
+        stored: whether to sync the file to disk at intervals, so that a later sync is short.
         hashed: whether to hash the file as it arrives. If not, the sha256 object reads the file when needed.
         """
         sha = hash_of(fd, have, self.beat) if hashed else HashLater(fd, size, self.beat)
@@ -143,7 +143,7 @@ class Incoming:
         return sha
 
     def is_complete(self, sha: Any) -> bool:
-        """Return whether the sender confirms that the received data, with hash ``sha``, are its file."""
+        """Read the end of a sent file. Return whether it confirms ``sha``, the hash of the received data."""
         while (length := self.number()) == ALIVE:
             pass
         if length not in {0, DIGEST}:
@@ -151,7 +151,7 @@ class Incoming:
         return not length or bool(self.exactly(length) == sha.digest())
 
     def end(self, *, more_follows: bool = False) -> None:
-        """Raise UnexpectedError if unread data remain. more_follows: look only at data already received."""
+        """Raise UnexpectedError if unread data remain. more_follows: don't wait for the end of the stream."""
         if self.at < len(self.buffer) or (not more_follows and next(self.stream, b"")):
             raise UnexpectedError
 
@@ -168,7 +168,7 @@ class Entry:
     local: path below the target folder. It differs from ``path`` if the collection of a run renames the file.
     final, partial: full path of the complete file, and of the file while it arrives.
     is_new: whether this transfer created the file's folder. known: sha256 of the existing file at ``final``
-        if it has the same size, otherwise "". fd: the open partial file, which has ``have`` bytes.
+        if it has the listed size, otherwise "". fd: the open partial file, with the first ``have`` bytes.
     """
 
     __slots__ = (
@@ -195,7 +195,7 @@ class Entry:
 
 
 def make_places(into: bytes, entries: Iterable[Entry], *, follow: bool, own: bool = False) -> None:
-    """Set each entry's paths ``final`` and ``partial``, in the same folder. Create the folders and links.
+    """Set ``final`` and ``partial`` of entries to paths below ``into``. Create the folders and links.
 
     follow: whether a link to a folder is accepted as a folder.
     own: whether only clusterctl writes below ``into``. If so, an existing file of another kind, such as a
@@ -250,7 +250,7 @@ class NoRoomError(OSError):
 
 
 def reject_small_disk(folder: bytes, files: Sequence[Entry]) -> None:
-    """Raise NoRoomError if the missing parts of these files don't fit on the disk of the (future) folder."""
+    """Raise NoRoomError if the disk of ``folder``, which need not exist, lacks space for the missing data."""
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)
     status = os.statvfs(folder)
@@ -303,7 +303,7 @@ def receive(entry: Entry, incoming: Incoming, *, stored: bool = False, hashed: b
 
 
 def close_partial_files(files: Iterable[Entry]) -> None:
-    """Close the partial files that were not received."""
+    """Close the partial files that are still open, because their transfer has ended early."""
     for entry in files:
         if entry.fd is not None:
             os.close(entry.fd)
@@ -311,7 +311,7 @@ def close_partial_files(files: Iterable[Entry]) -> None:
 
 
 def open_arriving(entry: Entry) -> tuple[int, bytes]:
-    """Open a file for an entry's content. Return (descriptor, path); a file without a name has path b""."""
+    """Open a file for an entry's content. Return (descriptor, path); path b"" if it has no name yet."""
     fd, entry.fd = entry.fd, None
     if fd is not None:
         return fd, entry.partial
@@ -363,7 +363,10 @@ def link_into_place(fd: int, entry: Entry) -> None:
 
 
 def make_place(entry: Entry, new: set[bytes], *, follow: bool, own: bool) -> None:
-    """Create the entry's folder or link. For a file, raise OSError if a folder has the file's name."""
+    """Create the entry's folder or link. For a file, raise OSError if a folder has the file's name.
+
+    new: paths of the folders that this transfer has created. follow, own: see ``make_places``.
+    """
     entry.is_new = entry.final.rpartition(b"/")[0] in new
     if entry.is_new and entry.kind == "file":
         return
@@ -401,7 +404,7 @@ def make_link(target: bytes, path: bytes) -> None:
 
 
 def finish_places(entries: Iterable[Entry]) -> None:
-    """Set the listed mode and time of each existing file and folder: of a folder after its content."""
+    """Set mode and time of files and folders to the listed values: a folder's after those of its content."""
     for entry in reversed([*entries]):
         if entry.kind != "link" and os.path.exists(entry.final):
             finish(entry.final, entry)

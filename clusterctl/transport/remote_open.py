@@ -34,7 +34,7 @@ ALIVE_S = 1.0
 
 
 class Beat:
-    """Writer of keep-alives during long work. Each call writes ``sign``, but at most once a second."""
+    """Writer of keep-alives, to be called during long work. It writes ``sign`` at most once a second."""
 
     def __init__(self, out: BinaryIO | None, sign: bytes) -> None:
         self.out, self.sign, self.due = out, sign, time.monotonic() + ALIVE_S
@@ -69,7 +69,7 @@ def open_file(top: bytes, path: bytes, *, any_owner: bool = False) -> int:
 
 
 class Opener:
-    """Opens files below ``top`` like ``open_file``. The last file's folder stays open for the next file."""
+    """Opens files like ``open_file``. Keeps the last folder open, as the next file is often in it too."""
 
     def __init__(self, top: bytes, *, any_owner: bool = False) -> None:
         self.top, self.any_owner = top, any_owner

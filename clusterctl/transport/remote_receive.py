@@ -103,7 +103,7 @@ def is_stored(entry: Entry, beat: Beat) -> bool:
 
 
 def receive_archive(entry: Entry, incoming: Incoming) -> None:
-    """Receive an archive under a temporary name, and rename it unless another transfer was faster."""
+    """Receive an archive under a temporary name. Rename it, unless another transfer has stored it."""
     files = json.loads(zlib.decompress(incoming.exactly(incoming.number())))
     making = entry.partial + b".%d" % os.getpid()
     shutil.rmtree(making, ignore_errors=True)
@@ -160,7 +160,7 @@ def receive_below(into: bytes, entries: list[Entry]) -> list[int]:
 
 
 def open_store(store: bytes, jobs: bytes, wait_s: float) -> int:
-    """Lock the store, so that no process sweeps it (removes unused files). Return the lock's descriptor.
+    """Lock the file store against ``sweep``, which removes unused files. Return the lock's descriptor.
 
     If a sweep is due, and no other process uses the store, sweep it first.
     """
@@ -187,7 +187,7 @@ def make_real_folder(path: bytes) -> None:
 
 
 def sweep(store: bytes, jobs: bytes, beat: Beat) -> None:
-    """Remove incomplete job folders, and files unused for ``UNUSED_S`` (archives: ``ARCHIVE_UNUSED_S``)."""
+    """Remove unfinished job folders, and files unused for ``UNUSED_S`` (archives: ``ARCHIVE_UNUSED_S``)."""
     now = time.time()
     for folder in os.scandir(store):
         oldest = now - (ARCHIVE_UNUSED_S if folder.name == ARCHIVES else UNUSED_S)
@@ -205,7 +205,7 @@ def sweep(store: bytes, jobs: bytes, beat: Beat) -> None:
 
 
 def place_in_store(store: bytes, entries: list[Entry]) -> list[Entry]:
-    """Set ``final`` and ``partial`` of files and archives. Return copies with the store's mode and time."""
+    """Set ``final`` and ``partial`` of files and archives. Return copies with mode and time of the store."""
     stored = []
     for entry in entries:
         if entry.kind not in {"file", "archive"}:
@@ -288,7 +288,7 @@ def assemble(folder: bytes, entries: list[Entry]) -> None:
 
 
 def make_entry(path: bytes, entry: Entry) -> bool:
-    """Create a file, folder or link at ``path``. Return False if the content kept for the file is damaged."""
+    """Create a file, folder or link at ``path``. Return False if the file in the file store is damaged."""
     if entry.kind == "folder":
         os.mkdir(path, 0o700)
         return True

@@ -54,10 +54,10 @@ _NO_SOCKET = re.compile("unix_listener|mux listener|ControlSocket")
 
 @dataclass(frozen=True, slots=True)
 class Master:
-    """A connection that commands share, held by an ssh process. folder, name: of the control socket.
+    """An SSH connection that commands share, held by an ssh process. folder, name: of its control socket.
 
     watch: a connection to the control socket. An idle ssh does not exit while ``watch`` is open.
-    stays: whether ``close`` leaves the connection open for the next clusterctl command.
+    stays: whether ``close`` leaves the SSH connection open for the next clusterctl command.
     """
 
     folder: Path
@@ -316,7 +316,7 @@ class SSHTransport:
 
     @contextmanager
     def _talk(self, argv: Sequence[str], line: str, silence_s: float) -> Iterator[Talk]:
-        """Start an ssh that runs ``line`` in the host's login shell, over the shared connection if any."""
+        """Run ``line`` in the host's login shell by ssh, over the shared connection if possible."""
         master = self._connected()
         # If the host refuses more sessions over the shared connection, ssh opens its own.
         options = ("-S", f"./{master.name}" if master else "none", "-T", "-o", "BatchMode=yes")
@@ -350,7 +350,8 @@ class _Command(Talk):
     def _status(self, rc: int) -> int:
         """Return the command's exit status; -1 if a signal ended it. Raise UnreachableError if ssh failed.
 
-        ssh exits with 255 in both cases. A command that itself exits with 255 counts as ended by a signal.
+        ssh exits with 255 if it fails, or if a signal ended the command. A command that itself exits with 255
+        can't be told apart from a command that a signal ended.
         """
         ended_here = rc == ENDED_BY_SIGNAL
         if rc != NO_CONNECTION and not ended_here:
@@ -365,7 +366,7 @@ class _Command(Talk):
 
 
 def _may_stay(config: Path) -> bool:
-    """Return False for a cluster that removes itself when idle: it is not idle while a connection is open."""
+    """Return whether an unused connection may stay open. It would keep an auto_down cluster running."""
     workspace = Workspace(config.parent)
     try:
         return not workspace.removing.exists() and b"auto_down" not in workspace.spec.read_bytes()
@@ -374,7 +375,7 @@ def _may_stay(config: Path) -> bool:
 
 
 class Connections(ExitStack):
-    """Transports to the hosts of an `ssh_config`. Leaving the context closes all transports.
+    """Transports to the hosts of an `ssh_config`. Leaving the context closes their connections.
 
     stays: name of the host whose connection is left open for the next clusterctl command.
     """

@@ -83,7 +83,7 @@ class Kind(StrEnum):
 class Item:
     """A file, folder, link or archive to send.
 
-    path: path below the target folder. Names that are not UTF-8 are as `os.fsdecode` returns them.
+    path: path below the target folder. Bytes that are not UTF-8 are as `os.fsdecode` returns them.
     origin: local path. size: size of a file, in bytes. target: target of a link.
     """
 
@@ -97,7 +97,7 @@ class Item:
 
     @classmethod
     def of(cls, path: str, origin: Path, status: os.stat_result) -> Item | None:
-        """Return the item for a file with this status, or None for a pipe, socket or device."""
+        """Return the item for a local file ``origin`` with this status; None for a pipe, socket or device."""
         mode, mtime = stat.S_IMODE(status.st_mode), status.st_mtime_ns
         if stat.S_ISDIR(status.st_mode):
             return cls(path, Kind.FOLDER, origin, mode, mtime)
@@ -112,7 +112,7 @@ class Item:
 def list_items(roots: Sequence[Path]) -> tuple[tuple[Item, ...], tuple[Path, ...]]:
     """Return the items at and below ``roots``, and the paths of skipped pipes, sockets and devices.
 
-    Each path begins with its root's last name. Only links among ``roots`` are followed.
+    The path of an item begins with the name of its root. Links are not followed, except in ``roots``.
 
     Raises:
         UsageError: files can't be read, or two roots have the same name.
@@ -154,7 +154,7 @@ def list_items(roots: Sequence[Path]) -> tuple[tuple[Item, ...], tuple[Path, ...
 
 
 def unreadable_error(errors: Sequence[OSError], *, fix: str = "") -> UsageError:
-    """Return the error for local files that can't be read. ``fix`` replaces the default fix."""
+    """Return the error for local files that can't be read. ``fix``: advice instead of the default advice."""
     reasons = [f"{printable(os.fsdecode(exc.filename or ''))}: {exc.strerror or exc}" for exc in errors]
     more = f", and {len(reasons) - 3} more" if len(reasons) > 3 else ""  # noqa: PLR2004
     problem = "the files to send can't be read"
@@ -190,7 +190,7 @@ def hash_items(files: Sequence[Item], *, progress: Progress = lambda *_: None) -
 
 @dataclass(slots=True)
 class _Hashing:
-    """State of hashing files in several threads. total, done: bytes. stopped: set to end all threads."""
+    """Hashing of files in several threads. total, done: bytes. stopped: set it to end all threads."""
 
     cache: _HashCache
     progress: Progress
@@ -241,7 +241,7 @@ class _Hashing:
 
 @contextmanager
 def _hash_cache(*, used: bool) -> Iterator[_HashCache]:
-    """Yield the cache of hashes, empty if not ``used``. At the end save changes, if the file is writable."""
+    """Yield the cache of hashes; an empty cache unless ``used``. Save it at the end if the disk permits."""
     if not used:
         yield {}
         return

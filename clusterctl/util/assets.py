@@ -1,7 +1,7 @@
-"""Access to data folders (templates, ansible, ...), in a checkout or a wheel; rendering of templates.
+"""The data folders of clusterctl (templates, ansible, ...), in a checkout or a wheel; rendering of templates.
 
-Templates only insert values: logic is in Python. Some data files lie beside the code that reads them, such as
-tables with the meaning of a program's messages.
+Templates only insert values: logic is in Python. Some data files are not in a data folder but beside the code
+that reads them, such as tables that explain a program's messages.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def data_folder(name: str) -> Path:
 
 
 def tree_files(root: Path) -> tuple[Path, ...]:
-    """Return the files below ``root``, sorted by name, without compiled Python."""
+    """Return the files below ``root``, sorted by path, without compiled Python."""
     files: list[Path] = []
     for folder, folders, names in os.walk(root):
         folders[:] = (name for name in folders if name not in _NOT_CONTENT)
@@ -75,13 +75,13 @@ def digest(*parts: str | bytes) -> str:
 
 @cache
 def payload_hash() -> str:
-    """Return the hash of the payload's files. On clusters, the payload's folder is named by this hash."""
+    """Return the hash of the files of the training program. On clusters, its folder is named by the hash."""
     return tree_hash(data_folder("payload"))
 
 
 @cache
 def ansible_hash() -> str:
-    """Return the hash of the playbooks and roles, computed once, at the first call."""
+    """Return a hash of all playbooks and roles, computed at the first call."""
     return tree_hash(data_folder("ansible"))
 
 
@@ -97,10 +97,9 @@ def gpu_lock() -> Path:
 
 @cache
 def install_inputs() -> tuple[bytes, ...]:
-    """Return the name and content of each file that determines the software that `up` installs on a host.
+    """Return all files that determine the software that `up` installs on a host: names and contents in turn.
 
-    Files that only `configure.yml` reads (tasks, handlers, templates) are left out, so that changing them
-    installs nothing. Roles without install.yml are left out; no file of a role with only install.yml is.
+    A role's files that only its configure.yml reads are left out, so that changing them installs nothing.
     """
     ansible = data_folder("ansible")
     files = [ansible / "install.yml", job_lock()]
@@ -171,9 +170,10 @@ def yaml_text(document: Mapping[str, Any], *, offset: int = 0) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """An explanation of the texts (such as error messages) that match a pattern in ``match``.
+    """An explanation (cause and fix) of all messages that match a pattern in ``match``.
 
-    Groups of the patterns can be used in ``cause`` and ``fix``: `{name}`, `{name:text for an empty group}`.
+    In ``cause`` and ``fix``, `{name}` is replaced by a named group of the pattern; `{name:text}` by text if
+    the group is empty.
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
@@ -185,18 +185,18 @@ class Rule:
     retryable: bool = False
 
     def failure(self, words: Mapping[str, str], *, host: str | None, phase: str) -> Failure:
-        """Return the failure with this rule's cause and fix. words: the values for `{name}` in both texts."""
+        """Return a failure with this rule's cause and fix; ``words`` (name -> value) are inserted."""
         cause, fix = fill_in(self.cause, words), fill_in(self.fix, words)
         return Failure(self.code, cause, host, phase, fix, self.retryable)
 
 
 def fill_in(text: str, words: Mapping[str, str]) -> str:
-    """Insert values by name for `{name}` in a text. `{name:other}` becomes `other` if there is no value."""
+    """Replace `{name}` in a text by its value in ``words``, `{name:text}` by `text` if it has no value."""
     return text.format_map(_Words({name: _Word(value) for name, value in words.items()}))
 
 
 def first_rule(rules: Iterable[R], text: str) -> tuple[R, dict[str, str]] | None:
-    """Return (first rule that matches a text, its groups: name -> matched text). None: no rule matches."""
+    """Return the first rule that matches a text, and its pattern's groups by name; None: no match."""
     for rule in rules:
         if matches := [match for pattern in rule.match if (match := re.search(pattern, text))]:
             groups = (group for match in reversed(matches) for group in match.groupdict().items())

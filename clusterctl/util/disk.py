@@ -24,7 +24,7 @@ REFUSALS = frozenset(_FIXES)
 
 @contextmanager
 def translating_write_errors(path: Path) -> Iterator[None]:
-    """Translate each OSError of the ``with`` body, which writes the file ``path``.
+    """Translate each OSError of the ``with`` block, which writes the file ``path``.
 
     Raises:
         DiskError: the file system is full, read-only, failing, or over quota.
@@ -45,7 +45,7 @@ def translating_write_errors(path: Path) -> Iterator[None]:
 
 
 def disk_error(exc: OSError, path: Path | None = None, *, what: str = "") -> DiskError:
-    """Return the DiskError for a full or unwritable disk. path: the file; default: ``exc.filename``."""
+    """Return the error for a disk that can't be written. path: the file. what: instead of the message."""
     if path is None and isinstance(exc.filename, str):
         path = Path(exc.filename)
     unknown = "the full or unwritable disk (`df -h` and `df -i` show it)"
@@ -59,7 +59,7 @@ def disk_error(exc: OSError, path: Path | None = None, *, what: str = "") -> Dis
 
 
 def write_error_reason(exc: OSError, path: Path) -> str:
-    """Return the reason why a file could not be written; for a full or unwritable disk, with mount point."""
+    """Return why a file could not be written. If the disk is full or unwritable, name its mount point."""
     cause = exc.strerror or str(exc)
     if exc.errno not in REFUSALS:
         return cause
@@ -70,7 +70,7 @@ def write_error_reason(exc: OSError, path: Path) -> str:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a line to a file and sync it. After an error, a part of the line may be in the file."""
+    """Append a line to a file and sync the file. After an error, the line may be incomplete in the file."""
     with translating_write_errors(path):
         fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         try:

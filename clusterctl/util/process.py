@@ -1,8 +1,8 @@
 """Running of programs, private temporary folders, and calls in parallel threads.
 
-Programs end with clusterctl, even if clusterctl is killed. A temporary folder is locked while it is in use,
-so an unlocked folder with ``PREFIX`` was left by a killed process, and the next clusterctl removes it. Ctrl-C
-does not wait for threads that hang.
+Programs end with clusterctl, even if clusterctl is killed. A temporary folder is locked while it is in use;
+an unlocked folder was left by a killed process, and the next clusterctl removes it. Ctrl-C does not wait for
+threads that hang.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _INTERRUPTIBLE_S: Final = 0.2
 
 
 def under_subreaper(argv: Sequence[str], *, grace_s: int = 0) -> list[str]:
-    """Return a command that runs ``argv`` and kills its processes when this process ends (only on Linux).
+    """Return a command that runs ``argv``. All its processes end when this process ends (only on Linux).
 
     grace_s: seconds between SIGINT and SIGKILL; 0: only SIGKILL. SIGTERM to the command has the same effect
         as the end of this process; SIGHUP during the grace time kills at once.
@@ -61,7 +61,7 @@ class Result:
 
     @property
     def reason(self) -> str:
-        """The end of a failed program's stderr; if stderr is empty, of its stdout; else its exit status."""
+        """The reason of a failure: the end of stderr; if stderr is empty, of stdout; else the exit status."""
         return (self.stderr.strip() or self.stdout.strip())[-1500:] or f"exit {self.rc}"
 
 
@@ -114,7 +114,7 @@ def run_with_lines(
 def run_with_pieces(
     argv: Sequence[str], heard: Callable[[bytes], None], *, env: Mapping[str, str] | None = None
 ) -> Result:
-    """Run a program, and call ``heard`` with each piece of its stdout. The result contains only stderr."""
+    """Run a program, and call ``heard`` with each piece of its stdout. The returned stdout is empty."""
     with (
         tempfile.TemporaryFile() as errors,
         _started(argv, env, stdin=subprocess.DEVNULL, stderr=errors.fileno()) as process,
@@ -181,7 +181,7 @@ def roomiest_temporary_folder() -> Path:
 
 
 def _temporary_place() -> Path:
-    """Return the folder for temporary files: in memory if no disk is writable, so that `down` still works."""
+    """Return the folder for temporary files: in memory if no disk is writable, so that `down` works."""
     try:
         return Path(tempfile.gettempdir())
     except FileNotFoundError:  # no writable folder
@@ -205,10 +205,10 @@ def _locked(folder: Path) -> int | None:
 def call_on_hosts(
     hosts: Iterable[str], ask: Callable[[str], R], *, most: int = _MAX_THREADS, limit: Limit = NO_LIMIT
 ) -> tuple[dict[str, R], dict[str, ClusterctlError]]:
-    """Call ``ask`` for each host in parallel. Return two mappings: host -> answer, and host -> error.
+    """Call ``ask`` with each host in parallel. Return two mappings: host -> answer, and host -> error.
 
-    limit: calls that take longer are abandoned, and their hosts count as unreachable. With a limit, ``ask``
-        must not change anything.
+    limit: calls that take longer are abandoned, and their hosts get an UnreachableError. With a limit,
+        ``ask`` must not change anything.
     """
 
     def answer(host: str) -> R | ClusterctlError:

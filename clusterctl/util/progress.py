@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class HostStep:
-    """A task that a host has finished. how: the result. of: number of all hosts in this phase, or 0."""
+    """A task that a host has finished. how: its result. of: number of hosts in this phase; 0: unknown."""
 
     host: str
     task: str
@@ -27,7 +27,7 @@ class HostStep:
 
 
 class Waiting(str):
-    """Message that another command holds a lock. It is shown at once, even if output is not a terminal."""
+    """Message that another command holds a lock. It is shown even if other progress is not."""
 
     __slots__ = ()
 
@@ -38,7 +38,7 @@ LineReporter = Callable[[str], None]
 
 
 class Reporter:
-    """Receiver of a command's progress. This base class shows nothing."""
+    """Receiver of the progress of a command, which consists of phases. This base class shows nothing."""
 
     def step(self, phase: str) -> None:
         """Report that this phase begins."""
@@ -54,7 +54,7 @@ SILENT = Reporter()
 
 
 def report_steps(steps: Generator[HostStep, None, T], reporter: Reporter) -> T:
-    """Report the steps of a generator as it runs, and return its result."""
+    """Run a generator, report each step that it yields as progress, and return its result."""
     with closing(steps):
         while True:
             try:
@@ -65,9 +65,9 @@ def report_steps(steps: Generator[HostStep, None, T], reporter: Reporter) -> T:
 
 
 class PhaseLines(Reporter):
-    """Reporter that passes progress on as lines: each phase when it begins, and each host that fails.
+    """Reporter that passes a line to a function when a phase begins, and when a host fails.
 
-    verbose: whether every message of a phase is passed on.
+    verbose: whether it also passes every message of a phase.
     """
 
     def __init__(self, report: LineReporter, *, verbose: bool = False) -> None:
@@ -101,7 +101,7 @@ def shown_phase(name: str) -> str:
 
 
 def backoff(first_s: float = 0.2, factor: float = 1.4, longest_s: float = 15.0) -> Iterator[float]:
-    """Yield growing pauses between polls, in seconds: short for short jobs, easy on Slurm for long jobs."""
+    """Yield growing pauses between polls, in seconds: short for short jobs, long to spare Slurm."""
     pause = first_s
     while True:
         yield pause
@@ -129,7 +129,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A moment by which an operation must be complete, according to ``clock``."""
+    """A time by which an operation must be complete, as seconds of ``clock``."""
 
     until: float = math.inf
     clock: Clock = field(default_factory=Clock)

@@ -41,13 +41,13 @@ _LEAST_LINE: Final = 16  # letters
 
 @cache
 def patterns() -> Mapping[str, re.Pattern[str]]:
-    """Return name -> pattern of a kind of secret, from data/secrets.toml, in the order to apply them."""
+    """Return the patterns of data/secrets.toml, in the order to apply them: kind of secret -> pattern."""
     return {name: re.compile(_filled(text)) for name, text in _data()["patterns"].items()}
 
 
 @cache
 def is_secret_name(name: str) -> bool:
-    """Return whether the value of a variable or key with this name is secret."""
+    """Return whether a variable or key with this name, such as API_TOKEN, usually has a secret value."""
     return re.match(_filled("(?!PWD$).*(?i:@word@)"), name) is not None
 
 
@@ -66,7 +66,10 @@ def _filled(text: str) -> str:
 def redactor(
     secrets: Iterable[str | bytes], looks: Iterable[re.Pattern[str]] | None = None
 ) -> Callable[[str], str]:
-    """Return a function that removes these secrets, in all spellings, and text that looks like a secret."""
+    """Return a function that hides these secrets, in all spellings, and text that looks like a secret.
+
+    looks: patterns for such text. Default: ``patterns``.
+    """
     looking = tuple(patterns().values() if looks is None else looks)
     spellings: set[str] = set()
     for secret in secrets:
@@ -86,7 +89,7 @@ def redactor(
 
 
 def _hidden(match: re.Match[str]) -> str:
-    """Return the match's text with the secret hidden: the group that holds the secret, or the whole text."""
+    """Return the match's text with the secret hidden: a group of the pattern, or the whole text."""
     group = next((name for name in _SECRET if match.groupdict().get(name) is not None), 0)
     (start, end), (first, last) = match.span(), match.span(group)
     return match.string[start:first] + HIDDEN + match.string[last:end]

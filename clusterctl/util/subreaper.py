@@ -58,7 +58,7 @@ def main(parent: int, grace_s: int, argv: list[str]) -> int:
 
 
 def _exit_code(program: int, ending: Collection[int], until: float = math.inf) -> int:
-    """Return the program's exit code. Raise SystemExit at a signal in ``ending``, or at time ``until``."""
+    """Wait for the program and return its exit code. Exit at a signal in ``ending``, or at time ``until``."""
     while True:
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             if ended[0] == program:

@@ -38,10 +38,10 @@ def plain_line(text: str) -> str:
 
 
 class LogFilter:
-    """Filter that makes a stream safe for a terminal, piece by piece. The output is UTF-8.
+    """Filter that makes a stream of bytes safe for a terminal. The output is UTF-8.
 
-    Pieces may be split anywhere: an incomplete color or character is held back until the next piece, at most
-    about 70 bytes.
+    The stream may be split anywhere: an incomplete color or character, at most about 70 bytes, is held back
+    until the next piece.
     """
 
     def __init__(self) -> None:
@@ -59,13 +59,13 @@ class LogFilter:
         return self._shown(text[:cut])
 
     def end(self) -> bytes:
-        """Return the bytes held back, and the end of the stream's color if a color is active."""
+        """Return the bytes still held back, and end the stream's color if a color is active."""
         rest = self._shown(self._held + self._decoder.decode(b"", final=True))
         self._held = ""
         return rest + self._reset()
 
     def end_line(self) -> bytes:
-        """Return bytes that end the stream's color and line, if necessary, so that other text can follow."""
+        """Return the bytes that end the stream's color and line, if necessary, before other output."""
         in_line, self._in_line = self._in_line, False
         return self._reset() + b"\n" * in_line
 

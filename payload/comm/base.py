@@ -54,7 +54,7 @@ class Communicator(Protocol):
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that this rank has sent. If MPI or NCCL chooses the algorithm, a ring is assumed."""
+        """Bytes that this rank has sent. For sums by MPI or NCCL, a ring algorithm is assumed."""
 
     @property
     def library(self) -> str:
@@ -97,10 +97,10 @@ class Communicator(Protocol):
         """Receive an array from rank ``source``."""
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Sum each number over all ranks, in order of rank, so that all ranks get the same result."""
+        """Sum each number over all ranks. Adds in order of rank, so that all ranks get the same result."""
 
     def allgather(self, value: T) -> list[T]:
-        """Return the small picklable values of all ranks, in order of rank, on every rank."""
+        """Return a list, in order of rank, of the ranks' values, which must be small and picklable."""
 
     def barrier(self) -> None:
         """Wait until every rank has called ``barrier``."""

@@ -33,7 +33,7 @@ class ParamSlice:
 class Compressed(CommunicatorWrapper[Transport]):
     """A communicator that compresses sums of gradients (see ``attach``), but not sums of other arrays.
 
-    Numbers that are not finite affect only the current sum, because the residual stores 0 instead.
+    Infinite or NaN numbers affect only the current sum, because 0 is stored for them in the residual.
     """
 
     name: ClassVar[str]
@@ -45,7 +45,7 @@ class Compressed(CommunicatorWrapper[Transport]):
         self._grads: Array | None = None
 
     def attach(self, grads: Array, slices: Sequence[ParamSlice]) -> None:  # noqa: ARG002
-        """Compress all later sums over ranks of slices of ``grads``. slices: each parameter's position."""
+        """From now on, compress sums of ``grads`` or parts of it. slices: where each gradient is in it."""
         self._grads = flat(grads)
         self.state["residual"] = self.inner.device.xp.zeros(grads.shape, grads.dtype)
 
@@ -70,7 +70,7 @@ class Compressed(CommunicatorWrapper[Transport]):
         return self.inner.lane.start(self._steps(flat(array), start))
 
     def _offset_in_grads(self, array: Array) -> int | None:
-        """Return the array's position in the gradients, or None if the array is no part of the gradients."""
+        """Return the array's position in the array of all gradients, or None if it is no part of them."""
         grads = self._grads
         if grads is None or array.dtype != grads.dtype or not array.size:
             return None
@@ -157,7 +157,7 @@ class Int8(Compressed):
 
 
 def _encode(xp: ModuleType, numbers: Array) -> Array:
-    """Encode float32 (..., blocks, BLOCK) as int8 (..., blocks, BLOCK + 4). The last 4 bytes are a scale."""
+    """Encode float32 (..., blocks, BLOCK) as int8 (..., blocks, BLOCK + 4): BLOCK numbers and a scale."""
     scales = abs(numbers).max(axis=-1, keepdims=True) / _LARGEST
     packet: Array = xp.empty((*numbers.shape[:-1], BLOCK + scales.itemsize), "int8")
     packet[..., :BLOCK] = xp.rint(numbers / xp.where(scales > 0, scales, 1))
@@ -172,7 +172,7 @@ def _decode(packet: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class _Matrix:
-    """Position and shape of a parameter's gradient that PowerSGD compresses as a matrix."""
+    """Position and shape, as a matrix, of a parameter's gradient that PowerSGD compresses."""
 
     # Key of Q in the state.
     name: str
@@ -252,7 +252,7 @@ class PowerSGD(Compressed):
 
 
 def _gaps(matrices: Sequence[_Matrix], start: int, size: int) -> list[slice]:
-    """Return the slices of an array, ``size`` gradients from position ``start`` on, that no matrix covers."""
+    """Return the slices that no matrix covers, of an array of ``size`` gradients from ``start`` on."""
     ends = [0, *(m.stop - start for m in matrices)]
     starts = [*(m.start - start for m in matrices), size]
     return [slice(end, begin) for end, begin in zip(ends, starts, strict=True)]
@@ -268,7 +268,7 @@ def _split(joined: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
 
 
 def _matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return (rows, columns) of a tensor as a matrix, cut between axes so as to be as square as possible."""
+    """Return (rows, columns) of a tensor whose axes are merged into a matrix, as square as possible."""
     cuts = [(math.prod(shape[:axis]), math.prod(shape[axis:])) for axis in range(1, len(shape))]
     return min(cuts, key=sum, default=(1, math.prod(shape)))
 

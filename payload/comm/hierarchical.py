@@ -51,9 +51,9 @@ class Hierarchical(Transport):
         return Hierarchical(self.device, comm, staging=self.staging, node_of=self._node_of)
 
     def _sum(self, host: Array) -> Steps:
-        """Sum piece by piece. Up to three pieces are in progress, each in a different step (stage).
+        """Sum an array in pieces. Up to three pieces are in progress, each in another of the three steps.
 
-        All ranks of a node start the stages of all pieces in the same order, as MPI requires.
+        All ranks of a node start the steps of all pieces in the same order, as MPI requires.
         """
         pieces = [host[chunk] for chunk in chunks(host)]
         for turn in range(len(pieces) + len(_STAGES)):
@@ -85,7 +85,7 @@ class Hierarchical(Transport):
         return self._sum(host)
 
     def _join(self, host: Array) -> Steps:
-        """Collect a node's parts at its leader, swap parts between leaders, send all parts to all ranks."""
+        """Gather a node's parts at its leader, exchange them between leaders, send all parts to all ranks."""
         parts = host.reshape(self.size, -1)
         members = next(node for node in self._nodes if self.rank in node)
         if not self._leads:

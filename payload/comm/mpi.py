@@ -53,7 +53,7 @@ class MpiCommunicator(Transport):
         self._summed_bytes += nbytes
 
     def _in_chunks(self, array: Array) -> Steps:
-        """Sum an array in pieces with blocking calls, while the device copies other pieces."""
+        """Sum an array in pieces by blocking MPI calls, while other pieces are copied from or to a GPU."""
         upcast = self._upcast(array)
         staged = self.staging.of(upcast)
         host = staged.host

@@ -45,8 +45,8 @@ class Nccl(Transport):
     def _direction(self, *, up: bool) -> _Group:
         """Return the NCCL group for messages to higher ranks (``up``) or to lower ranks.
 
-        A pipeline sends both ways, and neither direction must wait for the other. The first message creates
-        the groups: every rank then sends or receives a message, and no message is in progress yet.
+        In a pipeline, messages in one direction must not wait for messages in the other. The first message
+        creates both groups, because all ranks send or receive a message then, and no message is in progress.
         """
         if self._directions is None:
             self._directions = self._join_group(), self._join_group()
@@ -150,7 +150,7 @@ def _library() -> Any:
 
 
 def _check(device: Device, places: list[tuple[str, str]], rank: int) -> None:
-    """Raise UsageError if this rank has no GPU or no NCCL, or shares its GPU. places: (host, GPU) by rank."""
+    """Raise UsageError if this rank has no GPU or NCCL, or shares its GPU. places: by rank, (host, GPU)."""
     if device.gpu is None:
         raise UsageError(
             f"--comm nccl: this rank has no GPU{f' ({device.note})' if device.note else ''}; use --comm mpi",

@@ -48,7 +48,7 @@ def ring_allreduce(comm: MPI.Comm, host: Array, count: Count) -> Steps:
 
 
 def ring_reduce_scatter(comm: MPI.Comm, host: Array, count: Count) -> Steps:
-    """Replace this rank's part of a flat array by that part's sum over all ranks. Overwrites other parts."""
+    """Sum a flat array over ranks; each rank gets only its own part of the sum. Overwrites other parts."""
     return _Round(comm, host, range(comm.size - 1), count).steps()
 
 
@@ -106,7 +106,7 @@ class _Round:
         return self._scratch[number % self._ahead, : piece.size]
 
     def _pieces(self, part: int) -> list[Array]:
-        """Return the messages of a part, as views. Parts have almost equal sizes, and may be empty."""
+        """Return the views of ``host`` that are sent as messages for a part. A part may be empty."""
         part, host, size = part % self._size, self._host, self._size
         own = host[host.size * part // size : host.size * (part + 1) // size]
         return [own[chunk] for chunk in chunks(own, MESSAGE_BYTES)]

@@ -27,11 +27,11 @@ class Staged:
         """Flat array of the numbers that were fetched, or that will be stored."""
 
     def fetch(self, piece: slice = _WHOLE) -> Sequence[Request]:  # noqa: ARG002
-        """Start copying a piece from the device. Once the returned requests are done, ``host`` holds it."""
+        """Start copying a piece of the array to ``host``. The returned requests are done after the copy."""
         return ()
 
     def store(self, piece: slice = _WHOLE) -> Sequence[Request]:  # noqa: ARG002
-        """Start copying part of ``host`` to the device. The copy is done when the returned requests are."""
+        """Start copying a piece of ``host`` to the device. The returned requests are done after the copy."""
         return ()
 
     def release(self) -> None:

@@ -35,7 +35,7 @@ class Transport(Communicator):
     def __init__(
         self, device: Device | None = None, comm: MPI.Comm | None = None, *, staging: Staging | None = None
     ) -> None:
-        """Join MPI's communicator ``comm``. Default: that of all ranks of the job."""
+        """Join MPI's communicator ``comm``. Default: the communicator of all ranks of the job."""
         self.device = device or Cpu()
         self.staging = staging or staging_for(self.device)
         self.lane = Lane()
@@ -67,11 +67,11 @@ class Transport(Communicator):
         raise NotImplementedError
 
     def _scatter(self, host: Array) -> Steps:
-        """Replace this rank's part of a flat array by its sum over ranks. May overwrite the other parts."""
+        """Sum a flat array over ranks; a rank gets only its part of the sum. May overwrite other parts."""
         raise NotImplementedError
 
     def _join(self, host: Array) -> Steps:
-        """Fill a flat array, which holds only this rank's part so far, with the parts of all ranks."""
+        """Fill a flat array with the parts of all ranks. At first it holds only this rank's own part."""
         raise NotImplementedError
 
     def _trade(self, host: Array, out: Array) -> Steps:
@@ -194,7 +194,7 @@ class Transport(Communicator):
 
 
 def mpi_view(host: Array) -> Array:
-    """Return a view that MPI can send: 16-bit numbers as integers, the only 16-bit format that MPI knows."""
+    """Return a view that MPI can send. 16-bit floats become integers, as MPI knows no 16-bit floats."""
     return host.view(np.uint16) if host.dtype.itemsize == 2 else host  # noqa: PLR2004
 
 
@@ -210,11 +210,11 @@ Steps = Generator[Sequence[Request], None, None]
 
 
 class Last(list[Request]):
-    """The requests of an operation's last step: no messages follow, so the next operation may start."""
+    """The requests of an operation's last messages. The next operation may start while they are pending."""
 
 
 class Operation:
-    """An operation in a queue (``Lane``): a ``Pending`` that runs a generator's steps."""
+    """An operation in a ``Lane`` (queue): runs the steps of a generator."""
 
     def __init__(self, lane: Lane, steps: Steps) -> None:
         self._lane, self._steps = lane, steps
@@ -242,7 +242,7 @@ class Operation:
             self._next()
 
     def force(self, *, until_all_started: bool = False) -> None:
-        """Block until the operation is done. until_all_started: only until all messages have started."""
+        """Run all steps, and block between them. until_all_started: only until all messages have started."""
         while not (self.all_started if until_all_started else self.done):
             while self._waiting:
                 self._waiting.pop().Wait()

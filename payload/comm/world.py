@@ -1,7 +1,7 @@
 """The start of MPI, and this process's rank.
 
-This module does not import NumPy: the job that verifies a cluster uses this module, and would spend most of
-its time on that import. MPI is finalized when the interpreter exits.
+This module does not import NumPy, because that would take most of the time of a short job, such as the job
+with which `clusterctl up` tests MPI. MPI is finalized when the interpreter exits.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""A job on its nodes: supervisors of the job and its ranks, sensors, and the runner of Python programs."""
+"""A job on its nodes: processes that start and watch the job and its ranks, and sensors of the nodes."""

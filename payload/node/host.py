@@ -43,7 +43,7 @@ def own_cores() -> list[int]:
 def node_cores() -> list[int]:
     """Return all cores of this node, including cores that this job step may not use.
 
-    In a container, /proc lists all cores of the host. So the result is the cores that process 1 may use.
+    /proc lists the cores of the physical host, even in a container. So use the cores of process 1 instead.
     """
     try:
         return sorted(os.sched_getaffinity(1))
@@ -86,7 +86,7 @@ _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK")
 
 
 def launcher_rank(environ: Mapping[str, str]) -> int | None:
-    """Return the rank number that the launcher gave this process, or None without a launcher."""
+    """Return the rank number that srun or mpirun gave this process, or None without a launcher."""
     for name in _RANK_VARIABLES:
         if environ.get(name, "").isdigit():
             return int(environ[name])
@@ -94,7 +94,7 @@ def launcher_rank(environ: Mapping[str, str]) -> int | None:
 
 
 def size_complaint(world_size: int, environ: Mapping[str, str]) -> str | None:
-    """Return an error message if MPI's world size differs from the launcher's number of ranks."""
+    """Return an error message if MPI's world size differs from the number of ranks in ``environ``."""
     for name, size in _stated_sizes(environ).items():
         if size != world_size:
             return (
@@ -106,7 +106,7 @@ def size_complaint(world_size: int, environ: Mapping[str, str]) -> str | None:
 
 
 def pmi_complaint(library: str, environ: Mapping[str, str]) -> str | None:
-    """Return an error message if the MPI library cannot start under this srun.
+    """Return an error message if the MPI library (its name and version) cannot start under this srun.
 
     Without a PMI server, Open MPI would end the process in MPI_Init with a misleading message.
     """
@@ -120,11 +120,9 @@ def pmi_complaint(library: str, environ: Mapping[str, str]) -> str | None:
 
 
 def _stated_sizes(environ: Mapping[str, str]) -> dict[str, int]:
-    """Return the number of ranks, by name of each environment variable that counts ranks.
-
-    mpirun starts a daemon on each node as a job step, and ranks inherit the step's variables, which count
-    daemons. Only on the batch script's node there are no such variables, so Slurm's numbers count ranks.
-    """
+    """Return the environment variables that state the number of ranks: name -> number."""
+    # mpirun starts a daemon on each node as a job step, and ranks inherit the step's variables, which count
+    # daemons. Only on the batch script's node there are no such variables, so Slurm's numbers count ranks.
     names = ["OMPI_COMM_WORLD_SIZE"] if "OMPI_COMM_WORLD_SIZE" in environ else []
     if "SLURM_STEP_NUM_TASKS" not in environ:
         names.append("SLURM_NTASKS")

@@ -67,7 +67,7 @@ class Events:
 
 
 class Telemetry:
-    """A telemetry process on each node. The processes do not affect the job if they fail."""
+    """Processes that sample the load of each node (telemetry). If they fail, the job is not affected."""
 
     def __init__(self, seconds: str, nodes: Sequence[str], ssh: str) -> None:
         self._pids: list[int] = []
@@ -86,7 +86,7 @@ class Telemetry:
 
     @staticmethod
     def _commands(seconds: str, nodes: Sequence[str], ssh: str) -> list[list[str]]:
-        """Return the commands that start telemetry: srun, or without Slurm a command for each node."""
+        """Return the commands that start telemetry: a single srun; without Slurm, a command for each node."""
         watch = [sys.executable, "-IS", os.path.abspath(__file__), "watch", os.getcwd(), seconds]
         if not nodes:
             count = os.environ.get("SLURM_JOB_NUM_NODES", "1")
@@ -113,7 +113,7 @@ class Telemetry:
 
 
 def run(words: Sequence[str]) -> int:
-    """Run the program of a job, given by the options and arguments of `run`. Return its exit status."""
+    """Run a job's program, given the arguments of `job.py run`, and return the program's exit status."""
     options, program = task.split(words)
     nodes = [node for node in options.get("nodes", "").split(",") if node]
     if "array" in options:
@@ -147,7 +147,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def link_given_files() -> None:
-    """Create links in the current folder, an array task's, to the job's files in the parent folder."""
+    """Create links in the current folder (of an array task) to the job's input files in the parent folder."""
     for name in os.listdir(".."):
         if name not in OURS and not is_numbered(name):
             with suppress(FileExistsError):
@@ -155,7 +155,7 @@ def link_given_files() -> None:
 
 
 def is_numbered(name: str) -> bool:
-    """Return whether ``name`` is that of an array task's log or folder, such as task-3."""
+    """Return whether this is the name of an array task's log or folder, such as task-3 or stdout-3.log."""
     kind, _, number = name.rpartition("-")
     if kind in ("stdout", "stderr") and number.endswith(".log"):
         return number[: -len(".log")].isdigit()
@@ -163,7 +163,7 @@ def is_numbered(name: str) -> bool:
 
 
 def take_sweep_values() -> list[str]:
-    """Return this task's values in sweep-tasks.json as arguments, and set variables SWEEP_NAME to them."""
+    """Return this task's options in sweep-tasks.json as arguments. Set variables SWEEP_NAME to the values."""
     number = os.environ["SLURM_ARRAY_TASK_ID"]
     try:
         with open("../sweep-tasks.json") as file:
@@ -183,7 +183,7 @@ def take_sweep_values() -> list[str]:
 
 
 def set_rendezvous(nodes: Sequence[str]) -> None:
-    """Set MASTER_ADDR and MASTER_PORT, at which PyTorch's ranks meet. --env overrides these variables.
+    """Set MASTER_ADDR and MASTER_PORT, at which PyTorch's ranks meet. `submit --env` overrides them.
 
     The port depends on the job's id. No process on this node is listening on the port now.
     """
@@ -214,7 +214,7 @@ def requeue(is_array: bool, events: Events) -> None:
 
 
 def torchrun(python: str, *words: str) -> int:
-    """Replace this process by torchrun's agent, which starts this node's ranks. python: the interpreter."""
+    """Replace this process by torchrun, which starts this node's ranks. words: its options, the program."""
     options, program = task.split(words)
     for name in list(os.environ):
         # Ranks that use MPI must not connect to the launcher's MPI.
@@ -263,7 +263,7 @@ def container(words: Sequence[str]) -> int:
 
 
 def watch(folder: str, seconds: str) -> int:
-    """Run telemetry on this node, writing to ``folder``/telemetry, until stdin closes."""
+    """Run telemetry on this node, with a sample every ``seconds``, until stdin closes."""
     os.chdir(folder)
     os.environ.update(PYTHONPATH=ROOT, OMP_NUM_THREADS="1")
     program = [sys.executable, "-m", "payload", "telemetry", "--interval", seconds, "--out", "telemetry"]

@@ -30,7 +30,7 @@ class Rank:
     status = 0
 
     def run(self, path: str) -> None:
-        """Run the program as `python PROGRAM` would."""
+        """Run the Python program ``path`` as `python PROGRAM` would."""
         # With -P, sys.path does not start with the script's folder.
         if sys.path[0] == os.path.dirname(os.path.realpath(__file__)):
             sys.path[0] = os.path.dirname(os.path.realpath(path))
@@ -77,7 +77,7 @@ class Rank:
         sys.exit(self.status)
 
     def leave(self) -> None:
-        """After a failure, abort the whole MPI job unless all ranks exit within ``GRACE_S`` seconds."""
+        """At the exit after a failure, abort the MPI job unless all ranks exit within ``GRACE_S`` seconds."""
         mpi = sys.modules.get("mpi4py.MPI")
         if self.status in (0, SAVED) or mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
             return
@@ -90,7 +90,7 @@ class Rank:
             time.sleep(0.02)
 
     def abort(self) -> None:
-        """Make mpi4py call MPI_Abort, not MPI_Finalize, at the exit, after Python has flushed all files."""
+        """Make mpi4py call MPI_Abort, not MPI_Finalize, after Python has flushed its files at the exit."""
         if "mpi4py.MPI" in sys.modules:
             from mpi4py.run import set_abort_status
 

@@ -19,7 +19,7 @@ class SensorError(Exception):
 
 
 class Sensor(Protocol):
-    """A source of readings."""
+    """A source of readings, such as a file in /proc."""
 
     def read(self) -> dict[str, Any]:
         """Return readings by name. The first call returns no rates, because a rate needs two readings.
@@ -74,7 +74,7 @@ class Memory:
         return fields
 
     def total_mib(self) -> int:
-        """Return the machine's total memory, even in a container. Raises SensorError if that fails."""
+        """Return the machine's total memory in MiB, even in a container. Raises SensorError if that fails."""
         return self._sizes()["MemTotal"] // MIB
 
     def _sizes(self) -> dict[str, int]:
@@ -137,7 +137,7 @@ class Gpus:
         return {"gpus": [self._state(index, handle) for index, handle in self._handles]}
 
     def energy_j(self, uuid: str | None) -> float | None:
-        """Return the joules that a GPU used since its driver was loaded, if the GPU reports its energy."""
+        """Return the joules that a GPU has used since its driver was loaded; None if it is unknown."""
         for _, handle in self._handles:
             if self._ask("nvmlDeviceGetUUID", handle) == uuid:
                 millijoules: int | None = self._ask("nvmlDeviceGetTotalEnergyConsumption", handle)
@@ -183,7 +183,7 @@ def _open_nvml() -> tuple[ModuleType | None, list[tuple[int, Any]]]:
 
 
 def _job_memory(membership: Path, cgroups: Path) -> Path | None:
-    """Return the file in ``cgroups`` with this Slurm job's memory use, if any. membership: a /proc file."""
+    """Return the file with this Slurm job's memory use, if any. membership: the file /proc/self/cgroup."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:

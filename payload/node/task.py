@@ -38,7 +38,7 @@ CHUNK = 1 << 16
 
 
 def split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Split arguments into the leading options, as --name=value, and the program with its arguments."""
+    """Return the leading options --NAME=VALUE as name -> value, and the program with its arguments."""
     options: dict[str, str] = {}
     for number, word in enumerate(words):
         if not word.startswith("--"):
@@ -55,7 +55,7 @@ def start(
     stderr: int = 2,
     environment: Mapping[str, str] = os.environ,
 ) -> int:
-    """Start a program with default signal handling, and return its process id. Raises OSError on failure."""
+    """Start a program with default signal handling, and return its pid. stdin, ...: open descriptors."""
     return os.posix_spawnp(
         program[0],
         program,
@@ -111,16 +111,16 @@ def output_of(program: list[str]) -> str:
 
 
 def hold_signals() -> None:
-    """Block signals until ``supervise`` waits for them."""
+    """Block the signals for which ``supervise`` will wait."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, {*PASSED_ON, signal.SIGCHLD})
 
 
 def supervise(pid: int, on_signal: Callable[[int], None]) -> int:
-    """Wait for the end of a program, and return its exit status as in a shell.
+    """Wait for the end of program ``pid``, and return its exit status as in a shell.
 
-    on_signal: called for each signal to this process. Signals are fetched with sigwait, so that this function
-        passes no signal on to a program that has ended.
+    on_signal: called for each signal to this process. Signals are fetched with sigwait, so that no signal is
+        passed on to a program that has ended.
     """
     while True:
         number = signal.sigwait({*PASSED_ON, signal.SIGCHLD})
@@ -169,7 +169,7 @@ def host_name() -> str:
 
 
 def take_host_variables() -> None:
-    """Set the environment variables that this node's TaskProlog script sets, as Slurm itself would."""
+    """Set the environment variables that this node's TaskProlog script prints, as Slurm itself would."""
     prolog = f"{HOST_FOLDER}/task-prolog"
     if os.access(prolog, os.X_OK):
         for line in output_of([prolog]).splitlines():
@@ -178,7 +178,7 @@ def take_host_variables() -> None:
 
 
 def mark_restart(files: Iterable[int]) -> bool:
-    """Return whether Slurm has restarted the job. If so, write a note into the open logs ``files``."""
+    """Return whether Slurm has restarted the job. If so, write a note into the open ``files`` (logs)."""
     restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
     for file in files if restarts != "0" else ():
         write_all(file, f"\nclusterctl: restart {restarts} of this job\n".encode())
@@ -221,7 +221,7 @@ def rank(words: Sequence[str]) -> int:
 
 
 def describe_rank(launcher: str, per_node: int) -> None:
-    """Set PyTorch's variables, such as RANK, unless --env has set them. per_node: ranks per node."""
+    """Set PyTorch's variables, such as RANK, unless `submit --env` has set them. per_node: ranks per node."""
     get = os.environ.get
     if launcher == "torchrun":
         variables = {"NODE_RANK": get("GROUP_RANK", "0")}
@@ -259,7 +259,7 @@ def tasks_of_node(counts: str, node: int) -> str:
 
 
 def choose_mig_device() -> None:
-    """Select a MIG device for this rank, because a process can use only a single MIG device."""
+    """Select a MIG device (a part of a GPU) for this rank, because a process can use only a single device."""
     devices = os.environ.get("CUDA_VISIBLE_DEVICES")
     if devices is None and "SLURM_JOB_ID" not in os.environ:
         devices = ",".join(text_of(f"{HOST_FOLDER}/gpus").split())
@@ -282,7 +282,7 @@ def open_log() -> int | None:
 
 
 def is_signalled_with_its_program(launcher: str) -> bool:
-    """Return whether the launcher sends signals not only to this process but also to its program."""
+    """Return whether a signal from the launcher reaches this rank's program, not only this process."""
     # Slurm signals all processes of a task, unless it tracks them by cgroups.
     if launcher == "srun":
         return f"/job_{os.environ.get('SLURM_JOB_ID')}/step_" not in text_of("/proc/self/cgroup")
@@ -291,7 +291,7 @@ def is_signalled_with_its_program(launcher: str) -> bool:
 
 
 def record(source: int, target: int, log: int, drained: LockType) -> None:
-    """Copy the output in ``source`` to the log and to ``target``. At the end, release ``drained``."""
+    """Copy a rank's output from ``source`` to ``log`` and ``target``. At its end, release ``drained``."""
     while True:
         chunk = os.read(source, CHUNK)
         if not chunk:
@@ -302,7 +302,7 @@ def record(source: int, target: int, log: int, drained: LockType) -> None:
 
 
 def end_alike(status: int) -> int:
-    """If a signal ended the program, end this process with the same signal. Else return ``status``."""
+    """If a signal ended the program, end this process with the same signal. Otherwise return ``status``."""
     number = status - 128
     if number in FATAL:
         import resource

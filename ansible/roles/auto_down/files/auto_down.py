@@ -3,7 +3,7 @@
 
 A timer starts this program. The cluster is idle while Slurm has no job, there is no SSH connection, and no
 job has ended recently. A failed check counts as activity, so that a cluster is never taken down by mistake;
-errors are retried at the next tick. The controller is stopped instead of deleted, because uncollected runs
+errors are retried at the next start. The controller is stopped instead of deleted, because uncollected runs
 are on its disk. Needs only the standard library, and Python 3.8 or newer.
 """
 
@@ -27,11 +27,11 @@ GRACE_S = 120
 
 
 class Unknown(Exception):  # noqa: N818
-    """A check that failed."""
+    """A check failed, so it is unknown whether the cluster is idle."""
 
 
 class Cluster:
-    """The cluster: ``settings`` as the role wrote them, ``state`` from the last tick."""
+    """The cluster. ``settings``: written by Ansible. ``state``: times in Unix seconds, from the last run."""
 
     def __init__(self, settings, uptime_file):
         self.settings = settings
@@ -47,11 +47,7 @@ class Cluster:
         fresh.replace(self.state_file)
 
     def idle_s(self):
-        """Return the seconds since the last activity.
-
-        Raises:
-            Unknown: Slurm or the system did not answer.
-        """
+        """Return the seconds since the last activity. Raise Unknown if Slurm or the system did not answer."""
         if signs_of_life():
             self.state["alive"] = time.time()
         ended = last_job_end(self.settings["after_s"])
@@ -68,7 +64,7 @@ def signs_of_life():
 
 
 def last_job_end(window_s):
-    """Return the end of the last job in this window, in Unix seconds; 0 without a job."""
+    """Return the latest end of a job in the last ``window_s`` seconds, in Unix seconds; 0 without a job."""
     ends = run(
         "sacct",
         "--allusers",
@@ -83,11 +79,7 @@ def last_job_end(window_s):
 
 
 def run(*argv):
-    """Return a command's output, with Unix seconds instead of dates.
-
-    Raises:
-        Unknown: the command failed.
-    """
+    """Return a command's output, in which Slurm's times are Unix seconds. Raise Unknown if it failed."""
     env = {**os.environ, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
     try:
         result = subprocess.run(
@@ -107,7 +99,7 @@ def run(*argv):
 
 
 class Google:
-    """Compute Engine's API, with the controller's service account."""
+    """Client of Compute Engine's API, with the rights of the controller's service account."""
 
     def __init__(self, settings):
         endpoint = os.environ.get("CLUSTERCTL_GCP_ENDPOINT") or "https://{service}.googleapis.com"
@@ -128,11 +120,7 @@ class Google:
             raise Unknown(f"no token from the metadata server: {exc}") from exc
 
     def call(self, verb, path):
-        """Return the answer to a call, if the instance exists.
-
-        Raises:
-            Unknown: Google refused or did not answer.
-        """
+        """Return the API's answer; None if the instance does not exist. Raise Unknown for other errors."""
         headers = {"Authorization": f"Bearer {self.token}"}
         request = urllib.request.Request(f"{self.base}/{path}", method=verb, headers=headers)  # noqa: S310
         try:
@@ -159,7 +147,7 @@ class Log:
 
 
 def take_down(settings, log, dry):
-    """Delete the nodes. Once all are gone, stop the controller."""
+    """Delete the nodes' instances. Once all are gone, stop the controller. ``dry``: only log these steps."""
     google = Google(settings)
     if delete_nodes(google, settings, log, dry):
         controller = google.call("GET", settings["controller"])
@@ -175,7 +163,7 @@ def take_down(settings, log, dry):
 
 
 def delete_nodes(google, settings, log, dry):
-    """Request the deletion of the cluster's nodes, and return whether all of them are gone."""
+    """Request the deletion of the nodes' instances; ``dry``: only log this. Return whether all are gone."""
     is_empty = True
     for name in settings["hosts"]:
         try:
@@ -202,7 +190,7 @@ def belongs_to_cluster(instance, settings):
 
 
 def warn(log, text):
-    """Log a text and show it on all terminals of this host."""
+    """Log a text and show it on all terminals of this host (wall)."""
     log(text)
     try:
         run("wall", text)
@@ -211,7 +199,7 @@ def warn(log, text):
 
 
 def tick(cluster, log, dry):
-    """Check the cluster, and warn or take it down if it is idle."""
+    """Check whether the cluster is idle. If so, warn its users, and a few minutes later take it down."""
     settings, state = cluster.settings, cluster.state
     try:
         idle_s = cluster.idle_s()

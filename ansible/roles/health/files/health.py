@@ -3,7 +3,7 @@
 
 slurmd runs it regularly as root; without Slurm, clusterctl runs it before each job. An unhealthy node is
 drained with a reason that begins with `clusterctl health:`. Its jobs run to their end, and once the node is
-healthy it is resumed. A node that others drained is not resumed. If a person resumes the node, it is not
+healthy it is resumed. A node drained by a person is not resumed. If a person resumes the node, it is not
 drained again for the same fault in the kernel's log, nor for the link of a card that is now idle. A JSON file
 holds the thresholds and the expected hardware. The exit code is 1 if the node is unhealthy. Runs with the
 platform's Python, from 3.9 on.
@@ -72,7 +72,7 @@ CHRONY_OFFSET, CHRONY_LEAP = 4, 13
 class Problem:
     """A problem of the node.
 
-    lasting: it counts only if two consecutive checks find it. past: an earlier check found it.
+    lasting: ignored unless two consecutive checks find it. past: whether an earlier check found it.
     """
 
     text: str
@@ -82,13 +82,13 @@ class Problem:
 
 @dataclass
 class State:
-    """The state between runs.
+    """Values that this program stores for its next run.
 
     drained: whether this program drained the node, if known. seen: problems of the last check.
-    xid, drained_xid, known_xid: times in the kernel's log of the newest fault, of the newest fault when the
-    node was drained, and of the newest fault that a person knows.
+    xid, drained_xid, known_xid: times in the kernel's log of the newest GPU fault: now, when the node was
+    drained, and when a person resumed the node.
     links: problems of PCIe links. stuck: pid of a process that hangs in the driver.
-    gone: fields that the driver does not know.
+    gone: fields of nvidia-smi that the driver does not know.
     """
 
     drained: bool | None = None
@@ -115,7 +115,7 @@ class State:
 
 @dataclass
 class Answer:
-    """The output of a program. ``rc`` is None after a timeout, 127 if the program does not exist."""
+    """Result of a program. ``rc``: exit status; None after a timeout, 127 if the program does not exist."""
 
     rc: int | None
     text: str
@@ -123,7 +123,7 @@ class Answer:
 
 
 def ask(*argv: str, seconds: float = SHORT_S) -> Answer:
-    """Run a program with a timeout. Don't wait after killing it, because it may hang in the driver."""
+    """Run a program. After a timeout, kill it without waiting for its end: it may hang in the driver."""
     try:
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -140,7 +140,7 @@ def ask(*argv: str, seconds: float = SHORT_S) -> Answer:
 
 
 def gpus(config: dict[str, Any], state: State) -> Iterator[Problem]:
-    """Check the driver, the number of cards, and each card."""
+    """Check the NVIDIA driver, the number of cards, and each card."""
     expected = config.get("gpus", {})
     if not expected.get("cards"):
         return
@@ -172,7 +172,7 @@ def gpus(config: dict[str, Any], state: State) -> Iterator[Problem]:
 
 
 def query(state: State) -> tuple[Answer, list[str]]:
-    """Query the fields of all cards that the driver knows, and return the output and the fields' names."""
+    """Query with nvidia-smi all fields that the driver knows. Return the output and the fields' names."""
     while True:
         names = {name: OLD_NAMES.get(name, "") if name in state.gone else name for name in FIELDS}
         queried_names = {
@@ -189,7 +189,7 @@ def query(state: State) -> tuple[Answer, list[str]]:
 
 
 def remapped_rows(cards: int) -> list[dict[str, str]]:
-    """Return the fields on remapped rows for each card; empty if not all cards respond."""
+    """Return the values of nvidia-smi on remapped memory rows, by card; empty if not all cards respond."""
     answer = ask("nvidia-smi", f"--query-remapped-rows={','.join(REMAPPED_ROWS)}", "--format=csv,noheader")
     lines = answer.text.splitlines()
     is_complete = answer.rc == 0 and len(lines) == cards
@@ -197,7 +197,7 @@ def remapped_rows(cards: int) -> list[dict[str, str]]:
 
 
 def check_gpu(card: dict[str, str], config: dict[str, Any], state: State) -> Iterator[Problem]:
-    """Check a card. Fields without a value (``[N/A]``) are skipped."""
+    """Check a card by its values from nvidia-smi: field -> text. A value ``[N/A]`` is not checked."""
     value = {name: number(text) for name, text in card.items()}
     name = f"GPU {card['index']}"
     if lost := LOST.search(" ".join(card.values())):
@@ -233,7 +233,7 @@ def check_gpu(card: dict[str, str], config: dict[str, Any], state: State) -> Ite
 
 @cache
 def fabric_manager_hint(driver: str) -> str:
-    """Return advice for an NVLink fabric that is not ready, from the version of the fabric manager."""
+    """Return advice for an NVLink fabric that is not ready. driver: version of the NVIDIA driver."""
     match = MANAGER.search(ask("nv-fabricmanager", "--version").text)
     if match and match[1] != driver:
         return f"nvidia-fabricmanager {match[1]} works only with the same driver version, not with {driver}"
@@ -241,10 +241,10 @@ def fabric_manager_hint(driver: str) -> str:
 
 
 def check_link(name: str, value: dict[str, int | None], state: State, *, at_work: bool) -> Iterator[Problem]:
-    """Check the PCIe link of a card.
+    """Check the PCIe link of a card. at_work: whether the card is busy.
 
-    The link of an idle card is slower and narrower, to save power. After the link has drained the node, its
-    problem counts until the card is busy again; otherwise the idle node would be resumed.
+    The link of an idle card is slower and narrower, to save power. If a slow link has drained the node, this
+    problem remains until the card is busy again; otherwise the idle node would be resumed.
     """
     earlier = [text for text in state.links if text.startswith(f"{name}: ")]
     if not at_work and state.drained:
@@ -257,7 +257,7 @@ def check_link(name: str, value: dict[str, int | None], state: State, *, at_work
 
 
 def check_busy_link(name: str, value: dict[str, int | None]) -> Iterator[Problem]:
-    """Check the link of a busy card. It may lag for a moment, so that the problems are ``lasting``."""
+    """Check the link of a busy card. Problems are ``lasting``, because the link becomes fast with a delay."""
     width, widest = value["pcie.link.width.current"], value["pcie.link.width.max"]
     if width is not None and widest is not None and width < widest:
         yield Problem(f"{name}: PCIe x{width} instead of x{widest}", lasting=True)
@@ -281,7 +281,7 @@ def mig_devices(expected: int) -> Iterator[Problem]:
 
 
 def kernel(config: dict[str, Any], state: State) -> Iterator[Problem]:
-    """Check for a GPU fault in the kernel's log that no person knows yet."""
+    """Check for a GPU fault (XID) in the kernel's log that is newer than the last resumption by a person."""
     if not config.get("gpus", {}).get("cards"):
         return
     grave = set(config["xids"])
@@ -319,7 +319,7 @@ def disks(config: dict[str, Any], _: State) -> Iterator[Problem]:
 
 
 def clock(config: dict[str, Any], _: State) -> Iterator[Problem]:
-    """Check the clock, if chrony runs. With a wrong clock, munge rejects every message."""
+    """Check the clock if chrony runs, because munge rejects all messages of a node with a wrong clock."""
     answer = ask("chronyc", "-c", "tracking")
     cells = answer.text.split(",")
     if answer.rc or len(cells) <= CHRONY_LEAP or cells[CHRONY_LEAP] == "Not synchronised":
@@ -358,7 +358,7 @@ class Node:
 
 
 def act(problems: list[Problem], state: State, name: str) -> None:
-    """Drain or resume the node if necessary. Do nothing if the controller does not answer."""
+    """Drain or resume the node ``name`` if necessary. Do nothing if the controller does not answer."""
     if not problems and state.drained is False:
         return
     node = Node.read(name)
@@ -382,7 +382,7 @@ def act(problems: list[Problem], state: State, name: str) -> None:
 
 
 def without_numbers(text: str) -> str:
-    """Return the text without numbers, which change from check to check."""
+    """Return the text with `#` for each number, so that texts of the same problem are equal in all checks."""
     return re.sub(r"\d+(\.\d+)?", "#", text)
 
 
