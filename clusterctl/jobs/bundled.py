@@ -1,7 +1,7 @@
-"""Bundled jobs, which run clusterctl's own programs: check their arguments, and find trained models for them.
+"""Bundled jobs, which run programs that are part of clusterctl: check arguments, and find trained models.
 
-The program's own parser checks the arguments. The trained model of an earlier run is found on this machine or
-on the cluster. It is passed to a job, or to a program on this machine.
+Each program's argument parser checks the arguments of its jobs. A trained model is the result of an earlier
+run, on this machine or on the cluster. The model is passed to a job, or to a program on this machine.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ERROR: Final = re.compile(r"payload: error: (?:\[(?P<code>[\w-]*)\] )?(?:rank 0
 
 
 def reject_missing(session: Session, job: JobSpec) -> None:
-    """Reject a replayed job (UsageError) if its container image or its model is not on this cluster."""
+    """Raise UsageError if the image or the model of a job from `clusterctl replay` is not on the cluster."""
     model = next((value for flag, value in pairwise(job.args) if flag == MODEL_FLAG), "")
     send_image = "`clusterctl submit SCRIPT --container IMAGE` sends a local image"
     send_model = "`clusterctl submit JOB --run RUN` sends the model of a collected run"
@@ -60,10 +60,10 @@ def reject_missing(session: Session, job: JobSpec) -> None:
 
 
 def reject_invalid_arguments(jobs: Sequence[JobSpec], chosen: ChosenModel | None) -> None:
-    """Reject (UsageError) jobs without a model that they need, and arguments that a program would reject.
+    """Raise UsageError if a bundled job lacks a required model, or its program would reject the arguments.
 
-    Only bundled jobs are checked. Files on the cluster (such as that of --config) and limits that depend on
-    the number of ranks or on a GPU can't be checked here.
+    Files on the cluster (such as that of --config) and limits that depend on the number of ranks or on a GPU
+    are not checked. chosen: the trained model that --run selects, if any.
     """
     reject_unless_fitting(jobs, chosen)
     model_args = model_arguments(MODEL, chosen) if chosen else ()
@@ -86,7 +86,7 @@ def reject_invalid_arguments(jobs: Sequence[JobSpec], chosen: ChosenModel | None
 
 
 def bundled_job_with_help(jobs: Sequence[JobSpec]) -> str | None:
-    """Return the first bundled job with --help among its arguments, or None."""
+    """Return the name of the first bundled job with --help in its arguments; None without --help."""
     return next((job.bundled for job in jobs if job.bundled and not _HELP.isdisjoint(job.args)), None)
 
 
@@ -101,15 +101,14 @@ def help_of(bundled: str) -> str:
 
 
 def _local_variables() -> dict[str, str]:
-    """Return environment variables for a program that runs on this machine, on all cores, outside any job."""
     env = {name: text for name, text in os.environ.items() if not name.startswith(_LAUNCHERS)}
     cores = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     return {"OMP_NUM_THREADS": cores, **env, "PYTHONPATH": str(data_folder("payload").parent)}
 
 
 def _payload(program: Sequence[str], stdin: str = "", **variables: str) -> Result:
-    """Run a module of the bundled programs with `python -S`: fast, but with the standard library only."""
     env = {**_local_variables(), **variables}
+    # -S makes Python start fast, but leaves only the standard library.
     result = run([sys.executable, "-P", "-S", "-m", *program], stdin=stdin, env=env)
     if result.rc:
         reason = (result.stderr.strip().splitlines() or [f"it ended with {result.rc}"])[-1]
@@ -121,7 +120,7 @@ def _payload(program: Sequence[str], stdin: str = "", **variables: str) -> Resul
 
 @dataclass(frozen=True, slots=True)
 class ChosenModel:
-    """The trained model of a run. ``run`` is the run's folder, the folder's name in ./runs, or the job id."""
+    """The trained model of a run. run: the run's folder, the folder's name in ./runs, or the job id."""
 
     run: str
     weights: Weights
@@ -129,14 +128,14 @@ class ChosenModel:
 
 @dataclass(frozen=True, slots=True)
 class _ModelLocation:
-    """The folders of a run's model: ``here`` on this machine, ``remote`` (not checked) on the cluster."""
+    """Folders of a run's model: ``here`` exists on this machine, ``remote`` may exist on the cluster."""
 
     here: Path | None
     remote: str | None
 
 
 def reject_unless_fitting(jobs: Sequence[JobSpec], chosen: ChosenModel | None) -> None:
-    """Reject (UsageError) a model for a job that uses no model, and a job without the model that it needs."""
+    """Raise UsageError if a job lacks the model that it needs, or can't use the ``chosen`` model of --run."""
     for job in jobs:
         if chosen is not None and (job.bundled not in MODEL_JOBS or len(jobs) > 1):
             raise UsageError(
@@ -156,13 +155,13 @@ def reject_unless_fitting(jobs: Sequence[JobSpec], chosen: ChosenModel | None) -
 
 
 def folder_of_run(run: str) -> Path | None:
-    """Return the folder of this name in the current folder or in ./runs; None if it does not exist."""
+    """Return the absolute path of the folder ``run`` or ./runs/``run``; None if neither folder exists."""
     places = (Path(os.path.abspath(path)) for path in (run, RUNS / run))  # noqa: PTH100 - gives `.` a name
     return next((path for path in places if os.path.isdir(path)), None) if run else None  # noqa: PTH112 - any name
 
 
 def _find(run: str, entries: Sequence[JobEntry]) -> _ModelLocation:
-    """Locate a run's model. Raises UsageError if the run is unknown, or is collected and has no model."""
+    """Locate a run's model. Raises UsageError for an unknown run, or a local run folder without a model."""
     homes = (Path(e.run_dir) for e in entries if e.run_dir and Path(e.run_dir).name == run)
     folder = folder_of_run(run) or next((path for path in homes if path.is_dir()), None)
     if folder is not None:
@@ -182,7 +181,7 @@ def _find(run: str, entries: Sequence[JobEntry]) -> _ModelLocation:
 
 
 def _model_of(run: Path) -> Path | None:
-    """Return the folder with the model: ``run``/model or ``run`` itself; None if neither has a model."""
+    """Return the folder that contains a model: ``run``/model or ``run`` itself; otherwise None."""
     return next((folder for folder in (run / MODEL, run) if (folder / RECORD).is_file()), None)
 
 
@@ -201,11 +200,11 @@ def with_model(
     entries: Sequence[JobEntry],
     session: Session | None = None,
 ) -> tuple[Sequence[JobSpec], Source | None]:
-    """Return (the job with arguments for its model, the model's files or None if they need not be sent).
+    """Return the jobs with arguments for the chosen model, and the model's files to send with the job.
 
-    A model in the cluster's shared folder is not sent. Without a chosen model, ``jobs`` are returned as is.
+    The files are None if the cluster's shared folder has the model, or if ``chosen`` is None.
 
-    session: used to check that the cluster has the model. None: ``entries`` are trusted without a check.
+    entries: the jobs submitted from this machine. session: to check that the cluster has the model.
 
     Raises:
         UsageError: neither the cluster nor this machine has the model.
@@ -225,12 +224,12 @@ def with_model(
 
 
 def model_arguments(folder: str, chosen: ChosenModel) -> tuple[str, ...]:
-    """Return the arguments that make a program use the model in this folder."""
+    """Return the command-line arguments that make a bundled program load the model in ``folder``."""
     return (MODEL_FLAG, folder, "--weights", chosen.weights.value)
 
 
 def _shared_path(session: Session, location: _ModelLocation) -> str | None:
-    """Return the model's path in the shared folder; None if missing or different from the local model."""
+    """Return the model's path in the shared folder; None if it is missing or differs from the local model."""
     if session.unshared_nodes or location.remote is None:
         return None
     looked = session.transport.run(["sha256sum", "--", f"{location.remote}/{RECORD}"], check=False)
@@ -265,6 +264,7 @@ def run_on_this_machine(
 ) -> None:
     """Run a bundled job's program with a model on this machine, without a cluster.
 
+    entries: the jobs submitted from this machine, to find the run of a job id.
     heard: called with the program's output as it arrives. as_json: the program prints JSON, if it can.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The Python environments of jobs: resolved on this machine, built on the cluster, shared by its nodes."""
+"""Python environments of jobs: pip chooses the packages on this machine; the hosts install them."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ _LARGE: Final = 1 << 20  # bytes
 
 
 def distribution_of_hosts(workspace: Workspace, spec: ClusterSpec | None = None) -> Distribution:
-    """Return the Linux distribution that the hosts have or will get. Default spec: that of the last `up`."""
+    """Return the Linux distribution that the hosts of ``spec`` (None: of the last `up`) have or will get."""
     return planned_distribution(spec or applied_spec(workspace), workspace) or distribution_of(DEFAULT)
 
 
 def describe_pending_build(spec: ClusterSpec, distribution: Distribution, transport: Transport) -> str:
-    """Return the change that `up` will make for the spec's requirements, such as "2 packages are installed".
+    """Return a text on changes by `clusterctl up` for a spec's requirements: "2 packages are installed".
 
-    Returns "" if the environment is on the cluster already. transport: a connection as the job user.
+    Returns "" if nothing has to be installed. transport: a connection to the controller as the job user.
     """
     if spec.software.python.requirements is None:
         return ""
@@ -73,10 +73,10 @@ def describe_pending_build(spec: ClusterSpec, distribution: Distribution, transp
 
 @dataclass(frozen=True, slots=True)
 class Environments:
-    """Resolves requirements on this machine, and builds environments on the cluster.
+    """Resolves pip requirements on this machine, and installs Python environments on the cluster.
 
-    heard: called with each line that pip prints.
-    wait_s: maximum wait for a build by another clusterctl, in seconds.
+    report: called with each message for the user. heard: called with each line that pip prints.
+    wait_s: maximum wait for another clusterctl that installs an environment, in seconds.
     """
 
     report: LineReporter
@@ -91,10 +91,11 @@ class Environments:
         job: JobOptions | JobSpec | None = None,
         replayed: str | None = None,
     ) -> Environment:
-        """Return the environment for the requirements of a cluster and a job. Nothing is sent.
+        """Return the Python environment for the pip requirements of a cluster and a job. Nothing is sent.
 
-        job: a job with further requirements. None: only the cluster's requirements count.
-        replayed: a text of exact versions that replace the cluster's requirements. "": no packages.
+        job: adds its own requirements to those of the cluster. None: no job.
+        replayed: for a job that is submitted again, its earlier lock file, used in place of the cluster's
+            requirements; "" if the job had no packages.
 
         Raises:
             UsageError: the requirements can't be met.
@@ -116,7 +117,7 @@ class Environments:
         return resolve(requirements, report=self.report, heard=self.heard)
 
     def _replayed(self, text: str, node: NodePlatform) -> Lock:
-        """Read an earlier job's lock. For another Python or platform, lock the same versions again."""
+        """Parse an earlier job's lock file. If it is for another Python, find wheels of the same versions."""
         if (lock := fetch_locked(text, job_lock(), node, report=self.report, heard=self.heard)) is not None:
             return lock
         earlier_platform = text.partition("\n")[0].strip("# ")
@@ -129,15 +130,15 @@ class Environments:
             return self._resolve(Requirements((file,), job_lock(), node=node))
 
     def build(self, transport: Transport, environment: Environment, *, rented: bool = False) -> bool:
-        """Build the environment on a host that does not have it. Return whether it was built.
+        """Install a Python environment on a host, unless the host has it. Return whether it was installed.
 
-        If another clusterctl is building, wait for it. After an interrupted build, the next call starts over.
+        Waits for another clusterctl that is installing. An interrupted installation is later started anew.
 
         transport: a connection to the host as the job user.
-        rented: the host is in a cloud, behind a slow tunnel, so it downloads large wheels from an index.
+        rented: the host is in a cloud, so it downloads large wheels itself, faster than they can be sent.
 
         Raises:
-            TransportError: the environment can't be built, or the connection was lost.
+            TransportError: the environment can't be installed, or the connection was lost.
             TransferError, UsageError, MachineError: the wheels can't be sent; see ``send_to_store``.
         """
         if environment.lock is None or _is_there(transport, environment.lock):
@@ -162,7 +163,7 @@ class Environments:
         return built
 
     def build_for(self, session: Session, environment: Environment, partition: str | None) -> None:
-        """Build ``environment`` on the controller and, without a shared folder, on nodes of ``partition``."""
+        """Install it on the controller and, without shared folder, on nodes of a partition (None: all)."""
         rented = environment.lock is not None and session.spec.provider.is_cloud
         for transport in (session.transport, *session.transports_of_partition(partition)):
             self.build(transport, environment, rented=rented)
@@ -179,7 +180,7 @@ class Environments:
         )
 
     def _fetch(self, transport: Transport, lock: Lock, base: str) -> frozenset[str]:
-        """Make a host download the lock's large wheels from an index. Return hashes of wheels it now has."""
+        """Make a host download large wheels of ``lock``. Return hashes of those that the host then has."""
         sizes = {wheel: size for wheel in lock.wheels if (size := _size(wheel)) >= _LARGE}
         if not sizes:
             return frozenset()
@@ -196,7 +197,6 @@ class Environments:
         return frozenset(line.decode(errors="replace") for line in lines)
 
     def _send(self, transport: Transport, lock: Lock, fetched: frozenset[str] | None) -> bytes:
-        """Send the wheels and the lock to the host. Return lines, each with a file's name and remote path."""
         if sizes := [_size(wheel) for wheel in lock.wheels if wheel.sha256 not in (fetched or ())]:
             reason = f": {transport.host} can't download the large wheels from a package index"
             is_slow = fetched is not None and max(sizes) >= _LARGE
@@ -211,7 +211,7 @@ class Environments:
 
 
 def _partition_name(facts: ClusterFacts, job: JobOptions | JobSpec) -> str | None:
-    """Return a job's partition; None if the job's script may choose another partition."""
+    """Return the name of a job's partition; None if #SBATCH lines of the job's script may set it."""
     if isinstance(job, JobSpec):
         return partition_name(facts, job)
     return job.partition or facts.partitions[0].name

@@ -72,7 +72,7 @@ def get(chosen: ChosenCluster, paths: Sequence[str], *, progress: Progress = lam
 
 
 def _reject_empty(paths: Sequence[str]) -> None:
-    """Reject an empty path, which would mean the whole folder but probably comes from an unset variable."""
+    """Raise UsageError for an empty path: it would mean the current folder, but may be an unset variable."""
     if "" in paths:
         raise UsageError(
             "a path is empty", code="path-empty", fix="pass a file or folder, or `.` for the whole folder"
@@ -80,7 +80,7 @@ def _reject_empty(paths: Sequence[str]) -> None:
 
 
 def _split(paths: Sequence[str]) -> tuple[Sequence[str], str]:
-    """Split ``paths`` into local paths and the remote folder. Reject a local file in place of the folder."""
+    """Return (local paths, remote folder). Raises UsageError if the last of several paths is a local file."""
     if len(paths) == 1:
         return paths, "."
     *local, remote = paths
@@ -95,5 +95,5 @@ def _split(paths: Sequence[str]) -> tuple[Sequence[str], str]:
 
 
 def _below_home(path: str) -> str:
-    """Return a path on the cluster without a leading `~/`: relative paths begin in the home folder."""
+    # A relative path on the cluster begins in the home folder.
     return os.path.normpath(path.removeprefix("~/")) if path != "~" else "."

@@ -50,7 +50,7 @@ def labelled(show: OnOutput) -> Iterator[OnOutput]:
 
 @dataclass(frozen=True, slots=True)
 class LogText:
-    """Output of a job or task to ``stream``, or of a rank to both streams. ``truncated``: start is cut."""
+    """The log of a job, an array task, or a rank (both streams). truncated: the log's start is missing."""
 
     stream: Literal["stdout", "stderr"]
     task: int | None
@@ -60,7 +60,7 @@ class LogText:
 
 
 class KeptLogs:
-    """Keeps at most ``most`` bytes of a job's logs in all, by dropping the start of the longest log."""
+    """Holds at most ``most`` bytes of a job's logs in memory: it drops the start of the longest log."""
 
     def __init__(self, most: int = _MOST_KEPT) -> None:
         self._most = most

@@ -4,7 +4,7 @@
 
 ``HOW`` is ``once``, or ``follow`` to run until killed. ``OFFSETS`` is a JSON object with the number of bytes
 of each log that were sent before. ``TASK`` selects a task of an array; empty: all. ``RANK`` selects the log
-of a rank, or of ``all`` ranks; empty: the job's logs. If ranks have no logs, the job's logs count as rank 0.
+of a rank, or of ``all`` ranks; empty: the job's logs. If ranks have no logs, rank 0 has the job's logs.
 
 Each line of output is a JSON object: ``{"log": name, "at": offset, "data": base64}``, ``{}`` as a keep-alive,
 or ``{"gone": 1}`` if the folder does not exist. A log that does not exist yet, is not a file, or has become
@@ -38,9 +38,9 @@ def emit(answer: dict[str, str | int]) -> None:
 
 
 def send_new(folder: str, name: str, offset: int) -> int:
-    """Send the bytes of a log from ``offset`` on. Return the new offset.
+    """Print the bytes of a log from ``offset`` to its current end, as JSON lines. Return the end's offset.
 
-    The next call sends bytes that are added meanwhile, so that a fast-growing log does not delay other logs.
+    Bytes that are added meanwhile wait for the next call: a fast-growing log must not delay other logs.
     """
     try:
         fd = open_file(os.fsencode(folder), os.fsencode(name))
@@ -59,7 +59,7 @@ def send_new(folder: str, name: str, offset: int) -> int:
 
 
 def select_logs(folder: str, task: str, rank: str) -> list[str]:
-    """Return the names of the selected logs, at most ``MOST_LOGS``."""
+    """Return paths of logs in ``folder``, by array task ("": all) and rank ("": the job's own logs)."""
     with os.scandir(folder) as entries:
         names = sorted(entry.name for entry in entries)
     logs = {name: match[2] or "" for name in names if (match := LOG.fullmatch(name))}
@@ -75,7 +75,7 @@ def select_logs(folder: str, task: str, rank: str) -> list[str]:
 
 
 def ranks_in(folder: str, path: str) -> list[str] | None:
-    """Return the ranks with logs in a folder; None if the folder does not exist."""
+    """Return the sorted numbers of ranks with a log in ``folder``/``path``; None if that does not exist."""
     try:
         fd = open_folder(os.fsencode(folder), os.fsencode(path))
     except OSError:

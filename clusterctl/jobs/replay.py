@@ -58,7 +58,7 @@ class Replay:
     """A job to submit again, with its files.
 
     lock: a text with the exact versions of the job's Python packages. Empty: no packages.
-    known: facts of the original job, which the new job records as its own.
+    known: entries for the new job's record (environment.client.json), such as the original git commit.
     version, payload: clusterctl's version at the original submission, and the hash of its bundled programs.
     notes: messages for the user.
     """
@@ -73,9 +73,9 @@ class Replay:
 
 
 def replay_job(run: Path, again: ReplayRequest) -> Replay:
-    """Rebuild the job of the run in folder ``run``, with files from this folder or their original folder.
+    """Rebuild the job of the collected run in folder ``run``. Files come from there or from their origin.
 
-    Raises UsageError if the run has no record of its job, or a file is missing or changed on this machine.
+    Raises UsageError if the run does not list its job's options, or a file is missing or changed.
     """
     client = _mapping(_read_mapping(run, ENVIRONMENT_FILE).get("client"))
     options = _mapping(client.get("job"))
@@ -106,7 +106,6 @@ def replay_job(run: Path, again: ReplayRequest) -> Replay:
 
 
 def _source(run: Path, client: Mapping[str, Any], options: Mapping[str, Any]) -> Source | None:
-    """Return the files that were submitted with the job, if any."""
     script, folder = options.get("script"), client.get("folder")
     if not script and not os.path.lexists(run / SOURCE_FILE):
         return None
@@ -116,7 +115,7 @@ def _source(run: Path, client: Mapping[str, Any], options: Mapping[str, Any]) ->
 
 
 def _image(image: Any, remote_path: Any) -> str | None:
-    """Return a job's container image if it is a local file and ``remote_path`` has its sha256; else None."""
+    """Return ``image`` if it is a local file and ``remote_path`` contains the file's sha256; else None."""
     if isinstance(image, str) and isinstance(remote_path, str) and os.path.isfile(image):  # noqa: PTH113 - any name
         return image if file_sha256(Path(image)) in remote_path else None
     return None
@@ -163,7 +162,7 @@ def _given_options(run: Path, client: Mapping[str, Any], recorded: Mapping[str, 
 def _start_options(
     run: Path, recorded: Mapping[str, Any], again: ReplayRequest
 ) -> tuple[dict[str, Any], Any]:
-    """Return (options args, env, sweep and container of the job with its changes, indices of its array)."""
+    """Return the job's args, env, sweep and container with the changes (name -> value), and its --array."""
     args, env, array = recorded.get("args"), _mapping(recorded.get("env")), recorded.get("array")
     args = [arg for arg in args if isinstance(arg, str)] if isinstance(args, list) else []
     sweep = {name: value for name, value in _mapping(recorded.get("sweep")).items() if value}
@@ -247,7 +246,7 @@ class _File:
 
 
 def _recover(run: Path, top: Path, commit: str) -> Source:
-    """Return the files that a run's source.json lists, from the run or from their original folder ``top``.
+    """Return the files listed in a run's source.json, taken from ``run`` or the original folder ``top``.
 
     commit: the git commit of ``top`` at submission. Empty: unknown. Raises UsageError if a file is missing
         or changed in both folders.
@@ -275,7 +274,7 @@ def _recover(run: Path, top: Path, commit: str) -> Source:
 
 
 def _parse_source(document: Mapping[str, Any]) -> tuple[list[_File], dict[str, str], list[str]]:
-    """Return the submitted files, links (path -> target) and folders. Raises ValueError if malformed."""
+    """Return the files, links (path -> target) and folders of a source.json. ValueError: it is malformed."""
     files: list[_File] = []
     links: dict[str, str] = {}
     for row in _mappings(document.get("files")):
@@ -300,7 +299,7 @@ def _parse_source(document: Mapping[str, Any]) -> tuple[list[_File], dict[str, s
 
 
 def _checked_path(name: object) -> str:
-    """Return a path if it stays in the job's folder and is not reserved. Raises ValueError otherwise."""
+    """Return ``name``. Raises ValueError if it leads out of the job's folder, or clusterctl uses the name."""
     path = PurePosixPath(name if isinstance(name, str) and len(name) <= _MAX_PATH else "/")
     raw = os.fsencode(path)
     if b"\0" in raw or path.is_absolute() or ".." in path.parts or not path.parts or is_taken(str(path)):
@@ -309,7 +308,7 @@ def _checked_path(name: object) -> str:
 
 
 def _matching_files(files: Sequence[_File], folder: Path, *, own: bool) -> dict[str, Item]:
-    """Return path -> file in ``folder``, for ``files`` with the recorded sha256. ``own``: follow links."""
+    """Return path -> file for those ``files`` with an unchanged copy in ``folder``. own: follow links."""
     items: list[Item] = []
     real = os.path.realpath(folder)
     for file in files:

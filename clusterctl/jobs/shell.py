@@ -75,7 +75,7 @@ class Allocation:
 def requested_nodes(session: Session, ssh: OpenSSH, words: JobOptions) -> Iterator[Lease]:
     """Request nodes from Slurm. When the ``with`` block ends, release the nodes or withdraw the request.
 
-    ``ssh`` must log in as the job user. Raises UsageError if the cluster has no Slurm.
+    words: options of the request. ssh: logs in as the job user. Raises UsageError on clusters without Slurm.
     """
     # This property raises an error if the cluster has no Slurm.
     _ = session.slurm
@@ -91,10 +91,9 @@ def requested_nodes(session: Session, ssh: OpenSSH, words: JobOptions) -> Iterat
 
 
 class Lease:
-    """The ssh connection that holds an allocation, in its own process session, so Ctrl-C does not end it."""
+    """An ssh connection to salloc on the controller. ssh runs in a new session, out of reach of Ctrl-C."""
 
     def __init__(self, session: Session, ssh: OpenSSH, argv: Sequence[str], script: bytes) -> None:
-        """Start ssh. The remote command first reads ``script``; see ``wrap_command``."""
         self._session, self._ssh = session, ssh
         self._over = threading.Event()
         pipe = subprocess.PIPE
@@ -109,7 +108,7 @@ class Lease:
         self._lines = self._salloc_lines()
 
     def allocation(self) -> str | Allocation:
-        """Wait for the nodes. If they are not free, first return the pending job's id; then call again.
+        """Wait for the nodes and return them. If they are busy, return the job's id: call again to wait.
 
         Raises:
             SlurmError: Slurm rejected the request. The error has its message and the valid choices.
@@ -181,7 +180,7 @@ class Forward:
 
 
 def parse_forwards(texts: Sequence[str]) -> tuple[Forward, ...]:
-    """Parse ports such as ``8888`` or ``9000:8888``. Raises UsageError if malformed or in use locally."""
+    """Parse ``8888`` or ``9000:8888`` (local:remote). Raises UsageError if malformed or in use locally."""
     forwards: dict[int, Forward] = {}
     for text in texts:
         match = _SYNTAX.fullmatch(text)
@@ -206,7 +205,7 @@ def parse_forwards(texts: Sequence[str]) -> tuple[Forward, ...]:
 
 @contextmanager
 def forwarded(ssh: OpenSSH, node: str, forwards: Sequence[Forward]) -> Iterator[None]:
-    """Forward ports to the node's loopback in a ``with`` block. Raises UnreachableError if that fails."""
+    """Forward local ports to ``node`` during the ``with`` block. Raises UnreachableError if that fails."""
     if not forwards:
         yield
         return

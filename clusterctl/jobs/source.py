@@ -42,7 +42,7 @@ _BELOW = re.compile(r"/\*\*(\s*)$")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The files of a script's folder that are sent. ``notes`` are messages for the user."""
+    """The files in a script's folder to send with a job. ``notes`` are messages for the user."""
 
     folder: Path
     items: tuple[Item, ...]
@@ -61,8 +61,8 @@ def source_of(job: JobSpec) -> Source | None:
     """Return the files to send with a job: the script's folder without ignored files; None for a bundled job.
 
     Raises:
-        UsageError: a file can't be read, a link leads outside, a name is reserved for clusterctl, the folder
-            is too large, or a pattern is malformed.
+        UsageError: a file can't be read, a link leads to a folder outside, a name is reserved for clusterctl,
+            the folder is too large, or a pattern is malformed.
     """
     # This call only rejects malformed patterns.
     patterns("--outputs", job.outputs, Path())
@@ -104,7 +104,7 @@ def source_of(job: JobSpec) -> Source | None:
 
 
 def source_hash(items: Sequence[Item], hashes: Mapping[Path, str]) -> str:
-    """Return the sha256 of a job's files: names, contents, targets of links, and executable bits."""
+    """Return a sha256 over a job's files: names, contents (``hashes``), link targets, and executable bits."""
     sha = hashlib.sha256()
     for item in sorted(items, key=lambda item: item.path):
         content = hashes[item.origin] if item.kind is Kind.FILE else item.target
@@ -116,7 +116,7 @@ def source_hash(items: Sequence[Item], hashes: Mapping[Path, str]) -> str:
 
 
 def manifest(items: Sequence[Item], hashes: Mapping[Path, str]) -> bytes:
-    """Return source.json, which lists the job's files. Names that are not UTF-8 have lone surrogates."""
+    """Return the text of source.json, which lists a job's files. hashes: local path -> sha256."""
     files, links = [], []
     folders = [item.path for item in items if item.kind is Kind.FOLDER]
     for item in items:
@@ -140,7 +140,7 @@ def _is_executable(item: Item) -> bool:
 
 
 def _project_obstacle(folder: Path) -> str:
-    """Return why a folder can't be the project folder of a script; "" if it can."""
+    """Return why a script's folder must not be sent, such as "your home folder"; "" if it can be sent."""
     if folder == folder.parent:
         return "the root of the file system"
     home = Path(os.path.expanduser("~"))  # noqa: PTH111 - unlike Path.home, it never raises
@@ -153,7 +153,7 @@ def _project_obstacle(folder: Path) -> str:
 
 @dataclass(slots=True)
 class FolderWalk:
-    """A walk through a folder that collects the files to send."""
+    """Walks through a script's folder and collects the files to send in ``items``."""
 
     folder: Path
     script: Path
@@ -188,7 +188,7 @@ class FolderWalk:
     def _entry(
         self, entry: os.DirEntry[str], rules: tuple[Ignore, ...], *, out: bool
     ) -> tuple[Path, tuple[Ignore, ...], bool] | None:
-        """Add an entry if it is to be sent. For a folder to search, return (path, ``rules``, is not sent)."""
+        # The result describes a folder to search: its path, its patterns, and whether it is not sent itself.
         path = Path(entry.path)
         is_folder = entry.is_dir(follow_symlinks=False)
         is_sent = self._is_included(path, rules, is_folder=is_folder, out=out)
@@ -218,7 +218,7 @@ class FolderWalk:
         return self._link(item) if item is not None and item.kind is Kind.LINK else item
 
     def _link(self, item: Item) -> Item | None:
-        """Return the item to send for a link: the link or, if it leads outside the folder, its target."""
+        """Return the item to send for a link: the link or, if it leads to a file outside, that file."""
         root = self.folder.resolve()
         try:
             end = item.origin.resolve(strict=True)
@@ -266,7 +266,6 @@ class FolderWalk:
             )
 
     def notes(self) -> tuple[str, ...]:
-        """Return a note if the folder is large."""
         if self.bytes <= LARGE_BYTES and self.files <= LARGE_FILES:
             return ()
         size = f"{format_size(self.bytes)} in {self.files:,} files, most of it in {self._largest()}"
@@ -303,13 +302,13 @@ def token_of_run(folder: Path) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Ignore:
-    """Patterns of a .gitignore or an option for paths below ``folder``. ``spec`` is None without patterns."""
+    """Patterns as in .gitignore, for paths below ``folder``. ``spec`` is None if there are no patterns."""
 
     folder: Path
     spec: GitIgnoreSpec | None
 
     def decide(self, path: Path, *, is_folder: bool) -> bool | None:
-        """Return whether a path is ignored; None if no pattern matches."""
+        """Return True if a pattern matches the path, False if a later ``!`` pattern does, otherwise None."""
         if self.spec is None:
             return None
         name = f"{path.relative_to(self.folder)}{'/' if is_folder else ''}"
@@ -317,7 +316,7 @@ class Ignore:
 
 
 def patterns(flag: str, lines: Sequence[str], folder: Path) -> Ignore:
-    """Return the patterns of an option for paths below ``folder``. Raises UsageError if malformed."""
+    """Compile the patterns ``lines`` of the option ``flag``. Raises UsageError if a pattern is malformed."""
     for line in lines:
         if _spec([line]) is None:
             raise UsageError(
@@ -344,9 +343,9 @@ def read_gitignore(file: Path, folder: Path) -> Ignore | None:
 
 
 def rules_above(folder: Path) -> tuple[Ignore, ...]:
-    """Return the patterns of the git repository around ``folder``, outermost first.
+    """Return the ignore patterns of ``folder``'s git repository from the folders above, outermost first.
 
-    Returns () if the repository ignores ``folder`` itself, so that the folder's files are sent anyway.
+    Returns () if these patterns ignore ``folder`` itself, so that the files in it are sent anyway.
     """
     root = next((path for path in (folder, *folder.parents) if (path / ".git").exists()), None)
     if root is None:
@@ -367,7 +366,7 @@ def rules_above(folder: Path) -> tuple[Ignore, ...]:
 
 
 def is_ignored(rules: Sequence[Ignore], path: Path, *, is_folder: bool) -> bool:
-    """Return whether a path is ignored. The innermost rules with a match decide."""
+    """Return whether a path is ignored, according to the last of ``rules`` with a matching pattern."""
     for rule in reversed(rules):
         if path.is_relative_to(rule.folder) and path != rule.folder:
             verdict = rule.decide(path, is_folder=is_folder)
@@ -377,7 +376,7 @@ def is_ignored(rules: Sequence[Ignore], path: Path, *, is_folder: bool) -> bool:
 
 
 def _spec(lines: Sequence[str]) -> GitIgnoreSpec | None:
-    """Return the compiled patterns; None if there are no lines or a line is malformed."""
+    """Compile patterns of a .gitignore. Return None if there are no lines or a line is malformed."""
     if not lines:
         return None
     from pathspec import GitIgnoreSpec  # noqa: PLC0415 - slow, and most folders have no such file

@@ -40,7 +40,7 @@ class Submission:
 
     jobs: a single job, or several from a job file.
     model: the trained model to use. None: the jobs need no model, or their arguments name it.
-    replay: the replay that created the job, if any.
+    replay: for `clusterctl replay`, the rebuilt job with its files. None: `clusterctl submit`.
     """
 
     jobs: Sequence[JobSpec]
@@ -86,7 +86,7 @@ class Preparer:
     detail: LineReporter = SILENT.note
 
     def render(self, submission: Submission, spec: ClusterSpec) -> tuple[PreparedJob, ...]:
-        """Prepare jobs for a spec's cluster without contacting it. Raises UsageError if a job can't run."""
+        """Prepare jobs for the cluster of ``spec``, without a connection. UsageError: a job can't run."""
         workspace = Workspace.of(spec.name)
         try:
             pmix = facts_of(workspace).pmix
@@ -111,7 +111,7 @@ class Preparer:
         return replace(first, token=token), *remaining
 
     def environment(self, session: Session, job: JobOptions) -> Environment:
-        """Return the environment of an allocation. Raises UsageError if its requirements can't be met."""
+        """Return the Python environment for `clusterctl shell`. UsageError: requirements can't be met."""
         return self._environment(session.facts, session.workspace, job)
 
     def _prepared(
@@ -122,7 +122,6 @@ class Preparer:
         session: Session | None = None,
         spec: ClusterSpec | None = None,
     ) -> tuple[PreparedJob, ...]:
-        """Prepare jobs. Without a session, look up models in the local ledger, not on the cluster."""
         replay = submission.replay
         jobs, model = with_model(submission.jobs, submission.model, ledger.entries(), session)
         for job in jobs if not facts.pmix else ():
@@ -152,7 +151,7 @@ class Preparer:
         spec: ClusterSpec | None = None,
         lock: str | None = None,
     ) -> Environment:
-        """Return the environment for a job's requirements or, if given, ``lock`` ("": without packages)."""
+        """Return a job's Python environment. lock: a replayed job's lock file ("": it has no packages)."""
         environment = Environment(root=facts.root)
         if isinstance(job, JobSpec) and (job.bundled or job.container):
             if job.requirements is not None:
@@ -182,7 +181,7 @@ class Preparer:
 
 
 def submit_prepared(submitter: Submitter, jobs: Sequence[PreparedJob]) -> Iterator[Submitted]:
-    """Submit jobs in turn. Yield each accepted job. Raises the errors of ``Submitter.submit``."""
+    """Submit jobs in turn. Yield each job after its submission. Raises the errors of ``Submitter.submit``."""
     for number, job in enumerate(jobs):
         with marking_side_effects(number > 0):
             submitted = submitter.submit(job)
@@ -191,7 +190,7 @@ def submit_prepared(submitter: Submitter, jobs: Sequence[PreparedJob]) -> Iterat
 
 @contextmanager
 def marking_side_effects(some: bool = True) -> Iterator[None]:
-    """If ``some`` jobs are submitted, mark errors in the ``with`` block, as callers must not resubmit."""
+    """If ``some``, set ``had_side_effects`` of errors in the ``with`` block: jobs are already submitted."""
     try:
         yield
     except ClusterctlError as exc:

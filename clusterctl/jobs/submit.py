@@ -66,8 +66,8 @@ class PreparedJob:
 
     script: the text of the job script.
     source: the files to send with the job, if any.
-    token: the job's identifier, if ``start_receiver`` has been called for the job. Empty: not called.
-    extra_facts: more facts to record. For a replay, those of the original job.
+    token: the job's identifier from ``start_receiver``. Empty: ``start_receiver`` was not called.
+    extra_facts: entries to add to environment.client.json, such as the git commit of a replayed job.
     """
 
     job: JobSpec
@@ -80,7 +80,7 @@ class PreparedJob:
 
 @dataclass(frozen=True, slots=True)
 class SentSource:
-    """The size of a job's submitted files. ``sent_bytes`` are those that the cluster did not have yet."""
+    """Number, size and hash of a job's files. ``sent_bytes``: size of the files that the cluster lacked."""
 
     files: int
     bytes: int
@@ -146,7 +146,7 @@ def reject_local_files(session: Session, jobs: Sequence[JobSpec]) -> None:
 
 
 def _files_read(job: JobSpec) -> Iterator[tuple[str, str, str]]:
-    """Yield (flag, prefix of the path such as ``idx:``, path) of input files in a job's arguments."""
+    """Yield (option, prefix of the path such as ``idx:`` or "", path) for input files in job.args."""
     words = list(job.args)
     while words:
         flag, equals, text = (word := words.pop(0)).partition("=")
@@ -164,7 +164,7 @@ def _files_read(job: JobSpec) -> Iterator[tuple[str, str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Submitter:
-    """Submits jobs to a session's cluster. ``report`` is called with lines about building environments."""
+    """Submits jobs to a session's cluster. ``report``: called with messages for the user."""
 
     session: Session
     report: LineReporter = SILENT.note
@@ -175,8 +175,8 @@ class Submitter:
 
         Raises:
             UsageError: the job requests resources that the cluster does not have.
-            MachineError: the ledger on this machine can't be written. The job was not submitted.
-            TransferError: the folder changed during the upload, or can't be created on the cluster.
+            MachineError: this machine's list of jobs can't be written. The job was not submitted.
+            TransferError: a file changed during the upload, or the folder can't be created on the cluster.
             SchedulerError: the scheduler rejected the job. The error has its message and the valid choices.
             TransportError: the controller can't be reached, or it is unknown whether the job was submitted.
                 If it was submitted, the next command that lists or collects jobs finds it.
@@ -212,7 +212,7 @@ class Submitter:
         return Submitted(job_id, job.name, prepared.script, remote_dir, token, source)
 
     def _with_image(self, prepared: PreparedJob, nodes: Sequence[Transport]) -> PreparedJob:
-        """Send the job's local container image, if any. Return the job with the image's remote path."""
+        """Send a local container image to the controller and ``nodes``. Return the job with the new path."""
         job = prepared.job
         # Unlike Path.is_file, this does not raise. An unreadable or invalid path must be on the cluster.
         if job.container is None or not os.path.isfile(job.container):  # noqa: PTH113
@@ -246,10 +246,10 @@ class Submitter:
     def _stage(
         self, name: str, source: Source | None, files: dict[str, bytes], nodes: Sequence[Transport]
     ) -> tuple[str, SentSource | None, dict[str, bytes]]:
-        """Create the job's folder on all hosts that need it, completely or not at all.
+        """Create the job's folder on the controller and ``nodes``. If a host fails, remove it everywhere.
 
-        Hosts without the bundled programs get these first. Returns the folder's path, the size of the sent
-        files, and the content of clusterctl's own files by name.
+        Also sends clusterctl's bundled programs to hosts that lack them. Returns the folder's path, the size
+        of ``source`` (None: no source), and ``files`` (name -> content) with source.json added.
         """
         items = source.items if source is not None else ()
         hashes = hash_items(source.files if source is not None else (), progress=self.progress)
@@ -300,7 +300,7 @@ def remove_folder(transports: Sequence[Transport], folder: str) -> None:
 
 
 def _copies(host: str, remote_dir: str, source: Source) -> Iterator[Copies]:
-    """Yield a record for each sent folder of a job: its local and its remote path, which may differ."""
+    """Yield a record of each local folder with files that were copied to a job's folder on ``host``."""
     names: dict[tuple[str, str], list[str]] = {}
     for item in source.files:
         local_path, path, top = str(item.origin.absolute()), item.path, remote_dir
@@ -342,7 +342,7 @@ def client_facts(
 
 
 def _git(folder: Path, patience_s: float) -> dict[str, Any] | None:
-    """Return commit and uncommitted changes of a folder; None if git fails."""
+    """Return a folder's git commit and uncommitted changes; None if git fails or takes too long."""
 
     def git(*words: str) -> bytes:
         return output_of(["git", "--no-optional-locks", "-C", str(folder), *words], MAX_DIFF, patience_s)
@@ -380,9 +380,9 @@ def output_of(argv: Sequence[str], most: int, patience_s: float) -> bytes:
 
 
 def outputs_file(job: JobSpec) -> dict[str, bytes]:
-    """Return name and content of outputs.json, with a job's output patterns; empty without patterns.
+    """Return {"outputs.json": content}, with patterns of the files to collect; {} if the job has no patterns.
 
-    The script and clusterctl's own files are always collected. `collect` reads the local copy of this file.
+    The script and clusterctl's own files are always collected. `collect` reads this machine's copy.
     """
     if not job.outputs:
         return {}

@@ -101,7 +101,7 @@ class _Watched:
 
 
 def reported_state(job: JobInfo) -> tuple[JobState, tuple[str, ...], bool, bool]:
-    """Return a job's (state, nodes, lacks nodes, failed to launch), of which changes are reported."""
+    """Return (state, nodes, lacks nodes, failed to launch). A change of these is shown to the user."""
     return job.state, job.nodes, job.lacks_nodes, job.failed_to_launch
 
 
@@ -330,9 +330,9 @@ class LogReader:
     _offsets: dict[str, int] = field(default_factory=dict)
 
     def read(self, how: Literal["once", "follow"]) -> Generator[LogChunk | None, None, None]:
-        """Yield new output, either once or without end.
+        """Yield the output since the last call. ``follow``: also wait for more output, without end.
 
-        About once a second, yield None, so that the caller can check the job.
+        While waiting, yield None about once a second, so that the caller can check the job.
 
         Raises:
             TransportError: the connection was lost. The next call continues where this call stopped.
@@ -386,14 +386,14 @@ class JobLogs:
         return all(reader.gone for reader in self._readers.values())
 
     def new(self, jobs: Iterable[JobInfo]) -> Iterator[LogChunk]:
-        """Yield new output. ``jobs`` name the nodes to read from, if each node has its own logs."""
+        """Yield new output. ``jobs``: their nodes are read if nodes have logs on their own disks."""
         for reader in self._readers_of(jobs):
             yield from (chunk for chunk in reader.read("once") if chunk is not None)
 
     def grow(
         self, latest_jobs: Mapping[str, JobInfo], deadline: float | None
     ) -> Generator[LogChunk | None, None, None]:
-        """Yield output and None without end; see ``LogReader.read``. Callers may extend ``latest_jobs``."""
+        # Callers may add jobs, and so nodes to read from, to ``latest_jobs`` between two chunks.
         if not self._session.unshared_nodes:
             (reader,) = self._readers_of(())
             yield from reader.read("follow")

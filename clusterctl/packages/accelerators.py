@@ -37,7 +37,7 @@ class CudaBuildError(Exception):
 
 
 def has_gpus(cluster: ClusterSpec | ClusterFacts, partition: str | None = None) -> bool | None:
-    """Return whether the cluster (or partition) has GPUs. None: unknown (no GPUs declared, no Slurm)."""
+    """Return whether a cluster or partition has GPUs. None (unknown): no GPUs are declared, and no Slurm."""
     chosen = [p for p in cluster.partitions if partition in (None, p.name)]
     if any(p.gpus is not None for p in chosen):
         return True
@@ -62,7 +62,7 @@ class Builds:
     _decided: bool = False
 
     def files(self, files: Sequence[Path]) -> list[Path]:
-        """Return the files; for nodes without GPUs, replace each file with CUDA extras by a copy without."""
+        """Return requirements files; for nodes without GPUs, copies without extras such as jax[cuda12]."""
         result = []
         for number, file in enumerate(files):
             text = file.read_text(errors="surrogateescape")
@@ -78,7 +78,7 @@ class Builds:
         return result
 
     def request_cuda(self, text: str) -> None:
-        """For nodes with GPUs, add the CUDA extras of JAX and TensorFlow if ``text`` requires them."""
+        """If nodes have GPUs and ``text`` requires JAX or TensorFlow, add the package's CUDA extra."""
         for name, extra in _CUDA_EXTRAS.items() if self.gpus and "--hash" not in text else ():
             for match in re.finditer(
                 rf"^[ \t]*{name}[ \t]*(?:[=<>~!][^;#\n]*)?(;[^#\n]*)?(?:#.*)?$", text, re.M | re.I
@@ -86,7 +86,7 @@ class Builds:
                 self.arguments.append(f"{name}[{extra}]{match[1] or ''}")
 
     def read_line(self, line: str) -> None:
-        """Report a large download in pip's output. CudaBuildError: CUDA torch for nodes without GPUs."""
+        """Report a large download in pip's output. Raises CudaBuildError for CUDA torch without GPUs."""
         if not self._decided and (torch := _CUDA_TORCH.search(line)):
             self._decided = True
             if self.gpus is False:

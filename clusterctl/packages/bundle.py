@@ -66,17 +66,16 @@ _AGAIN: Final = "copy the bundle to this machine again, or create it again with 
 
 
 class _Stored(BaseModel):
-    """A stored record. Fields added by later versions are ignored."""
-
+    # Fields added by later versions are ignored.
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class System(_Stored):
-    """The content of a bundle for a distribution.
+    """The packages in a bundle for a Linux distribution.
 
-    asked: OS packages that the roles install. packages: number of OS packages with all dependencies.
-    base, gpu_base, requirements: hash of the job environment's lock file, of the lock file for nodes with
-    GPUs, and of the spec's requirements files. wheels, gpu, more: the wheels for each of these files.
+    asked: OS packages that Ansible's roles install. packages: number of OS packages with dependencies.
+    wheels, gpu, more: wheel files for all nodes, for nodes with GPUs, and for the spec's requirements.
+    base, gpu_base, requirements: for each of these three, the hash of the file that lists the packages.
     """
 
     asked: tuple[str, ...]
@@ -118,7 +117,7 @@ class Bundle:
     digest: str
 
     def stream(self, folder: str, *, as_folder: str, after: Mapping[str, bytes]) -> Iterator[bytes]:
-        """Yield a tar of the files ``after`` (path -> content), then of ``folder``, named ``as_folder``."""
+        """Yield a tar of the files ``after`` (path -> content) and ``folder``, renamed to ``as_folder``."""
         with _open_tar(self.file) as archive:
             members = (
                 (
@@ -132,7 +131,7 @@ class Bundle:
             yield from _tar(chain(starmap(_source, after.items()), members))
 
     def copy(self, paths: Iterable[str], folder: Path) -> None:
-        """Copy files of the bundle into a folder, without subfolders. BundleError: a file is damaged."""
+        """Copy files of the bundle directly into ``folder``. Raises BundleError if a file is damaged."""
         with _open_tar(self.file) as archive:
             for path in paths:
                 target = folder / PurePosixPath(path).name
@@ -187,7 +186,7 @@ def _manifest(raw: bytes, file: Path) -> Manifest:
 
 @contextmanager
 def _open_tar(file: Path) -> Iterator[tarfile.TarFile]:
-    """Open a bundle. BundleError: it is no tar archive, or lacks a file that the `with` block reads."""
+    """Open a bundle. Raises BundleError if it is no tar, or lacks a file that the `with` block reads."""
     try:
         with tarfile.open(file, "r:") as archive:
             yield archive
@@ -247,7 +246,7 @@ def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> io.BufferedRe
 
 
 def write_bundle(target: Path, manifest: Manifest, sources: Mapping[str, Path | bytes]) -> None:
-    """Write a bundle. The file gets the name ``target`` only when it is complete and checked.
+    """Write a bundle of ``sources`` (path -> file or content). It is renamed to ``target`` once checked.
 
     Raise a MachineError if the file can't be written, or a BundleError if a source file changed meanwhile.
     """
@@ -292,14 +291,14 @@ def _sha256(source: Path | bytes | io.BufferedReader) -> str:
 
 
 def asks_for_cupy(spec: ClusterSpec) -> bool:
-    """Return whether a bundle for this spec needs CuPy, because the spec declares nodes with GPUs."""
+    """Return whether a bundle for this spec needs CuPy: the spec has nodes with GPUs, and asks for CuPy."""
     return spec.software.cupy and any(partition.gpus for partition in spec.partitions)
 
 
 def mismatches(
     bundle: Bundle, spec: ClusterSpec | None, releases: Collection[str] = ()
 ) -> tuple[Failure, ...]:
-    """Return a failure for each way in which a bundle does not fit this clusterctl, the spec or releases."""
+    """Return mismatches of a bundle with this clusterctl, the spec, or hosts of ``releases`` (debian-12)."""
     manifest = bundle.manifest
     differences = [*_clusterctl_mismatches(manifest)]
     reason = f"the bundle only has packages for {', '.join(manifest.systems)}"
@@ -337,7 +336,7 @@ def _system_mismatches(release: str, system: System, spec: ClusterSpec | None) -
 
 
 def _needed_packages(release: str, spec: ClusterSpec | None) -> set[str]:
-    """Return the packages that a bundle needs for a release; without a spec, packages that all specs need."""
+    """Return OS packages that a bundle needs for a release (debian-12) and a spec (None: for every spec)."""
     try:
         distribution = distribution_of(release)
     except ProvisionError:
@@ -365,7 +364,7 @@ class Remembered(BaseModel):
 
 
 def cluster_bundle(workspace: Workspace) -> Remembered | None:
-    """Return the bundle that the cluster's hosts install from. None if they use their own repositories."""
+    """Return the bundle that the cluster's hosts install from; None if hosts use online repositories."""
     try:
         return Remembered.model_validate_json(workspace.bundle.read_bytes())
     except (FileNotFoundError, ValidationError):
@@ -388,8 +387,8 @@ def missing_bundle(workspace: Workspace) -> BundleError:
 def use_bundle(file: Path, spec: ClusterSpec, workspace: Workspace) -> Bundle:
     """Check a bundle, record it for the cluster, and copy its wheels to the cache.
 
-    A bundle that was checked before and is unchanged is not read again. Raise a BundleError if the bundle is
-    damaged or does not fit the spec or this clusterctl, or a MachineError if the cache can't be written.
+    An unchanged bundle is checked in full only once. Raise a BundleError if the bundle is damaged or does not
+    fit the spec or this clusterctl, or a MachineError if the cache can't be written.
     """
     bundle = open_bundle(file)
     reject_defects(file, mismatches(bundle, spec))

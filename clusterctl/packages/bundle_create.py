@@ -40,8 +40,8 @@ _PACKAGES: Final = frozenset({".deb", ".rpm"})
 class BundleRequest:
     """The input for the creation of a bundle. ``report`` is called with a line about each step.
 
-    archives: distribution release -> file that lists the package repositories to use for this release. For a
-        release that is not in it, the public repositories are used.
+    archives: release such as debian-12 -> file that lists the package repositories to use. For releases that
+        are not in ``archives``, the public repositories are used.
     """
 
     spec: ClusterSpec

@@ -31,7 +31,7 @@ _OF_MODULES: Final[Mapping[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """A package that is released by its developers and is in no distribution."""
+    """An OS package from its developers' site, because no distribution has it."""
 
     url: str
     sha256: str
@@ -42,7 +42,7 @@ class Upstream:
 
 
 def package_names(distribution: Distribution, software: Software = PLAIN) -> tuple[str, ...]:
-    """Return the packages that the roles install on all kinds of hosts with this distribution.
+    """Return the OS packages that Ansible's roles install on hosts of all kinds with this distribution.
 
     Raise a ClusterctlError if a role's variables contain templates.
     """
@@ -53,7 +53,7 @@ def package_names(distribution: Distribution, software: Software = PLAIN) -> tup
 
 
 def asked_packages(distribution: Distribution, software: Software) -> tuple[str, ...]:
-    """Return the packages that a bundle must hold: names, and file names of packages in no distribution."""
+    """Return the packages that a bundle must have: names, and file names of packages in no distribution."""
     upstream = upstream_packages(distribution, software)
     return (*package_names(distribution, software), *(package.file for package in upstream))
 
@@ -76,14 +76,14 @@ def nvidia_stream(distribution: Distribution, software: Software) -> str | None:
 
 
 def nvidia_preference(distribution: Distribution, software: Software) -> str:
-    """Return the apt preferences that pin NVIDIA's driver to a branch. "": no branch is set, or no apt."""
+    """Return apt preferences that pin NVIDIA's driver to the spec's branch; "" without a branch or apt."""
     branch = software.nvidia.of_branch or ""
     text: str = _variables(_CUDA_ROLE, distribution).get("cuda_preference", "") if branch else ""
     return text.replace("%s", branch)
 
 
 def _nvidia_packages(nvidia: Nvidia, distribution: Distribution) -> Iterator[str]:
-    """Yield the packages of the role cuda for hosts with NVIDIA GPUs, except names that depend on the GPU."""
+    """Yield the packages that the role cuda installs, except those with names that depend on the GPU."""
     values = _variables(_CUDA_ROLE, distribution)
     toolkit = nvidia.toolkit or ""
     branch = nvidia.of_branch or ""
@@ -103,7 +103,7 @@ def _nvidia_packages(nvidia: Nvidia, distribution: Distribution) -> Iterator[str
 
 
 def upstream_packages(distribution: Distribution, software: Software) -> tuple[Upstream, ...]:
-    """Return the packages that the roles download from their developers' sites."""
+    """Return the packages that Ansible's roles download from the developers' sites."""
     variables = _variables(_APPTAINER, distribution) if software.apptainer else {}
     return (
         (Upstream(variables["apptainer_url"], variables["apptainer_sha256"]),)
@@ -127,7 +127,7 @@ def _names(role: str, distribution: Distribution, *, openhpc: bool) -> Iterator[
 
 
 def _variables(role: str, distribution: Distribution) -> dict[str, Any]:
-    """Return the variables of a role for this distribution. Values of the release override the family's."""
+    """Return a role's variables. Values for a release (debian-12) override values for its family (Debian)."""
     folder = data_folder("ansible") / "roles" / role / "vars"
     paths = [folder / f"{name}.yml" for name in (distribution.family, distribution.release)]
     tables = [read_table(path, dict[str, Any]) for path in paths if path.is_file()]

@@ -39,7 +39,7 @@ class RepositoryRequest:
     """The input for the creation of a repository. ``report`` is called with a line about each step.
 
     folder: cache folder for downloads. upstream: packages that are in no repository.
-    archive: file with the repositories to use. Default: the distribution's public repositories.
+    archive: file with the repositories to use. None: the distribution's public repositories.
     software: adds the repositories of OpenHPC and NVIDIA, if the spec needs them.
     """
 
@@ -82,7 +82,7 @@ _TOOLS: Final = {
 def check(distribution: Distribution, archive: Path | None) -> None:
     """Check that this machine has the tools for a distribution, and that ``archive`` (if given) is valid.
 
-    Raise a MachineError without a tool, or a UsageError if ``archive`` is not a list of repositories.
+    Raise a MachineError if a tool is missing, or a UsageError if ``archive`` is not a list of repositories.
     """
     if archive:
         _read_user_file(archive)
@@ -99,9 +99,9 @@ def check(distribution: Distribution, archive: Path | None) -> None:
 def pack(request: RepositoryRequest, names: Sequence[str]) -> Path:
     """Download these packages with all dependencies. Return the folder of the repository.
 
-    Call ``check`` before. The folder is valid until the next call for the same distribution. Raise a
-    MachineError if a keyring is missing, a download fails or a signature is invalid, or a UsageError if the
-    distribution's repositories are unknown.
+    Call ``check`` first. The next call for the same distribution replaces the folder. Raise a MachineError if
+    a keyring is missing, a download fails or a signature is invalid, or a UsageError if the distribution's
+    repositories are unknown.
     """
     return {"Debian": _pack_apt, "RedHat": _pack_dnf}[request.distribution.family](request, names)
 
@@ -125,7 +125,7 @@ def _pack_apt(request: RepositoryRequest, names: Sequence[str]) -> Path:
 
 
 def _repository(folder: Path, inner: str, paths: Mapping[str, Path]) -> Path:
-    """Create folder/repository anew, with links inner/NAME to packages. paths: NAME -> cached package."""
+    """Recreate the folder folder/repository/inner with links to packages. paths: link's name -> package."""
     root = folder / "repository"
     shutil.rmtree(root, ignore_errors=True)
     (root / inner).mkdir(parents=True)
@@ -168,7 +168,7 @@ def _apt(options: Sequence[str], *words: str, task: str) -> str:
 
 
 def _cached_path(file: str, uri: str, folder: Path, sha256: str) -> Path:
-    """Return the path of a package in apt's cache. Delete a damaged file: apt checks only the size."""
+    """Return a package's path in apt's cache. Delete a damaged file there, as apt checks only its size."""
     if uri.startswith("file:"):
         return Path(unquote(uri.removeprefix("file:")))
     path = folder / "cache/archives" / file
@@ -266,7 +266,7 @@ def _repositories(request: RepositoryRequest) -> tuple[str, tuple[str, ...]]:
 
 
 def _user_repositories(path: Path) -> tuple[str, tuple[str, ...]]:
-    """Return (the text of the user's .repo file, its key URLs). Raise a UsageError if it has no key URL."""
+    """Return a .repo file's text and its gpgkey URLs. Raise a UsageError if the file has no gpgkey."""
     text = _read_user_file(path)
     parser = configparser.ConfigParser(interpolation=None)
     try:

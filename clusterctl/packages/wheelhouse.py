@@ -50,7 +50,7 @@ DEFAULT_PLATFORM: Final = NodePlatform.of(distribution_of(DEFAULT))
 
 @dataclass
 class Pip:
-    """`pip download` for the nodes, only of wheels. ``heard`` is called with each line of pip's output."""
+    """Runs `pip download` for the nodes, for wheels only. ``heard``: called with each line of output."""
 
     node: NodePlatform
     report: LineReporter = SILENT.note
@@ -105,7 +105,7 @@ class Wheel:
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """The wheels that requirements add to a job environment with the packages ``base`` (name -> version)."""
+    """The wheels that requirements need besides the packages of all jobs, ``base`` (name -> version)."""
 
     wheels: tuple[Wheel, ...]
     base: Mapping[str, str]
@@ -119,12 +119,12 @@ class Lock:
 
     @property
     def key(self) -> str:
-        """The name of the Python environment on a cluster: a hash of the lock and its base."""
+        """The name of the Python environment's folder on a cluster: a hash of the wheels and ``base``."""
         return digest(_LAYOUT, self.text, *(f"{name}=={version}" for name, version in self.base.items()))
 
     @classmethod
     def read(cls, text: str, base: Mapping[str, str], node: NodePlatform = DEFAULT_PLATFORM) -> Lock:
-        """Parse the text of a lock. Unknown lines are ignored."""
+        """Parse a text from ``Lock.text``. Lines that do not list a wheel are ignored."""
         return cls(tuple(Wheel(*match.groups()) for match in _LINE.finditer(text)), base, node)
 
 
@@ -135,7 +135,7 @@ def pins(lock: Path) -> dict[str, str]:
 
 @contextmanager
 def cache_of_downloads(name: str = "") -> Iterator[Path]:
-    """Yield clusterctl's cache folder, or folder ``name`` in it. Turn the body's OSError to MachineError."""
+    """Yield the cache folder or its subfolder ``name``. OSError in the `with` block becomes MachineError."""
     folder = cache_home() / name
     try:
         yield folder
@@ -302,7 +302,7 @@ class Requirements:
 
     @property
     def answer(self) -> Path:
-        """The path of the resulting lock in the cache, named by a hash of all inputs except pip's indexes."""
+        """The path of the resulting lock in the cache. Its name is a hash of all inputs of pip."""
         settings = [f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith("PIP_")]
         if self.gpus is not None:
             settings += [f"gpus={self.gpus}", cpu_index()]
@@ -314,9 +314,9 @@ class Requirements:
 def resolve(requirements: Requirements, *, report: LineReporter, heard: LineReporter = SILENT.note) -> Lock:
     """Resolve requirements files for the nodes. The wheels are stored in the cache (see ``wheel_path``).
 
-    Versions of the job environment are kept, unless the requirements exclude them. The lock then contains
-    the other version, which takes precedence. ``heard`` is called with each line of pip's output. Raise a
-    UsageError if pip can't meet the requirements, or a MachineError if the cache can't be written.
+    Packages of the job environment keep their versions, unless the requirements exclude them. Then the lock
+    contains another version, which jobs import instead. ``heard`` is called with each line of pip's output.
+    Raise a UsageError if pip can't meet the requirements, or a MachineError if the cache can't be written.
     """
     with cache_of_downloads(_CACHE) as home:
         answer, base = requirements.answer, pins(requirements.base)
@@ -335,7 +335,7 @@ def resolve(requirements: Requirements, *, report: LineReporter, heard: LineRepo
 def fetch_locked(
     text: str, base: Path, node: NodePlatform, *, report: LineReporter, heard: LineReporter = SILENT.note
 ) -> Lock | None:
-    """Parse a lock and download its exact wheels, unless cached. Return None for a lock of another Python.
+    """Parse a lock and download its exact wheels, unless cached. Return None if it is not for ``node``.
 
     Raise a UsageError if an index lacks a wheel, or a MachineError if the cache can't be written.
     """
@@ -374,7 +374,7 @@ def cached_lock(requirements: Requirements) -> Lock | None:
 
 
 def store_lock(requirements: Requirements, text: str, wheels: Path) -> None:
-    """Store a lock's text, so that ``resolve`` will return this lock, and move its wheels to the cache."""
+    """Move ``wheels`` to the cache, and store a lock's text: ``resolve`` then returns this lock."""
     with cache_of_downloads(_CACHE):
         for path in wheels.glob("*.whl"):
             _move_to_cache(path)
@@ -424,7 +424,7 @@ def _constraints(kept: Mapping[str, str]) -> str:
 
 
 def _without_conflict(kept: Mapping[str, str], result: Result) -> dict[str, str]:
-    """Return ``kept`` without packages that pip lists in a conflict; {} if that removes no package."""
+    """Return ``kept`` without packages that pip names in a conflict; {} if pip names no such package."""
     text = result.stdout.partition(_CONFLICT)[2]
     parties = {canonicalize_name(name or other) for name, other in _PARTY.findall(text)}
     return {name: kept[name] for name in kept if name not in parties} if parties & kept.keys() else {}

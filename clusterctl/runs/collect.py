@@ -1,4 +1,4 @@
-"""Collect runs: copy a job's files, accounting and environment to a local folder, all of them or nothing."""
+"""Collect runs: copy a job's files, accounting and environment to a local folder, all or nothing."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def collect(
     discard: Collection[str] = (),
     selection: Selection = DEFAULT,
 ) -> tuple[RunRecord, ...]:
-    """Collect runs as ``collect_runs`` does. Return the records of all these runs."""
+    """Collect the runs of jobs. Return the runs' records. For arguments and errors, see ``collect_runs``."""
     return tuple(collect_runs(session, ids, out=out, discard=discard, selection=selection))
 
 
@@ -83,10 +83,10 @@ def collect_runs(
 ) -> Iterator[RunRecord]:
     """Collect the runs of jobs. Yield the record of each run once the run's files are on this machine.
 
-    A run that was collected before is not copied again, with two exceptions: the snapshot of a running job is
-    replaced, and files that stayed on the cluster are fetched if ``selection`` exceeds the default.
+    A run that was collected before is not copied again, with two exceptions: the copy of a then running job
+    is replaced, and files that stayed on the cluster are fetched if ``selection`` exceeds the default.
 
-    ids: job ids; a task's id selects its whole array. Default: the uncollected jobs from this machine.
+    ids: job ids; a task's id selects its whole array. None: the uncollected jobs from this machine.
     discard: job ids to leave out if ``ids`` is None.
     selection: the files to copy. The record's ``skipped`` lists the files that stay on the cluster.
 
@@ -154,14 +154,14 @@ def _uncollected_error(failed: Mapping[str, ClusterctlError], collected_count: i
 def collect_all(
     spec: ClusterSpec, workspace: Workspace, *, out: Path | None = None, discard: Collection[str] = ()
 ) -> Iterator[RunRecord]:
-    """Collect all runs that are not on this machine, except jobs in ``discard``; see ``collect_runs``."""
+    """Collect all runs that are not on this machine, except those of the job ids in ``discard``."""
     facts = facts_of(workspace) if workspace.inventory.exists() else facts_of_spec(spec)
     with session_of(facts, workspace, patience_s=SHORT_PATIENCE_S) as opened:
         yield from collect_runs(opened, out=out or RUNS, discard=discard)
 
 
 def uncollected(workspace: Workspace) -> tuple[JobEntry, ...]:
-    """Return the jobs submitted from this machine that were not collected after their end."""
+    """Return the jobs submitted from this machine that were not collected since they ended."""
     entries = Ledger(workspace.jobs).entries()
     return tuple(e for e in entries if _is_uncollected(e) or (e.job_id is None and not e.refused))
 
@@ -219,7 +219,6 @@ class _Collection:
             open_sender.close()
 
     def query_jobs(self, ids: Sequence[str]) -> None:
-        """Query all jobs in a single request. Raises SchedulerError if the scheduler does not answer."""
         try:
             for job in self.session.scheduler.jobs(ids):
                 self.jobs.setdefault(job.whole_id, []).append(job)
@@ -288,7 +287,7 @@ class _Collection:
         *,
         still_changing: bool = False,
     ) -> Manifest:
-        """Copy the job's files into ``work/tree``. Raises CollectError if the files can't be read."""
+        """Copy a job's files from ``nodes`` to ``work/tree``, except files copied earlier (``home``)."""
         job_id = entry.job_id or ""
         if entry.remote_dir is None:
             reason = "the submission's record on this machine does not name the folder"
@@ -333,7 +332,7 @@ def _recorder(session: Session, entry: JobEntry, jobs: Sequence[JobInfo]) -> Rec
 
 
 def _outputs(kept: Mapping[str, bytes]) -> Outputs | None:
-    """Return a job's output patterns and submitted files; None if ``kept`` has no outputs.json."""
+    """Return a job's output patterns and submitted files; None if the job has no patterns (outputs.json)."""
     if OUTPUTS_FILE not in kept:
         return None
     source = json.loads(kept[SOURCE_FILE]) if SOURCE_FILE in kept else {"files": [], "links": []}

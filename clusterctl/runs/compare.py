@@ -33,7 +33,7 @@ _MAX_LOSSES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A value that differs between two runs: ``a`` of the first, ``b`` of the second; None if missing.
+    """A value that differs between two runs: ``a`` in the first run, ``b`` in the second; None if missing.
 
     ``section`` is job, code, configuration, data, environment, hardware or result.
     """
@@ -46,10 +46,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """The comparison of two runs' losses at the ``steps`` steps that both runs have.
+    """The comparison of two runs' losses. steps: the number of steps that both runs have.
 
-    a, b: each run's number of steps. first: the first step with different losses. None if all are equal.
-    largest: the largest difference. None if all are equal, or if a differing loss is NaN or infinite.
+    a, b: the number of steps of the first and the second run. first: the first step with different losses.
+    largest: the largest difference; None if a differing loss is NaN or infinite, or if all losses are equal.
     """
 
     identical: bool
@@ -69,7 +69,7 @@ class Losses:
 
 
 def compare_losses(a: Row, b: Row) -> Losses | None:
-    """Compare two runs' metrics with ``loss`` in their names. Return None if the runs share no step."""
+    """Compare two runs' metrics with ``loss`` in their names. Return None if no step is in both runs."""
     losses_a, losses_b = _losses(a), _losses(b)
     pairs = {key: (loss, losses_b[key]) for key, loss in losses_a.items() if key in losses_b}
     if not pairs:
@@ -90,7 +90,7 @@ def compare_losses(a: Row, b: Row) -> Losses | None:
 
 
 def _losses(row: Row) -> dict[tuple[str, str, int], float]:
-    """Return (task, metric, step) -> loss. Losses without steps are numbered from 1 instead."""
+    """Return (array task, metric, step) -> loss. For losses without a step, count the steps from 1."""
     losses: dict[tuple[str, str, int], float] = {}
     counts: Counter[tuple[str, str]] = Counter()
     tasks = row.tasks or [row]
@@ -106,7 +106,7 @@ def _losses(row: Row) -> dict[tuple[str, str, int], float]:
 
 
 def compare(a: Row, b: Row) -> tuple[Difference, ...]:
-    """Return the differences of two runs by section. Raises CollectError if a run's file is damaged."""
+    """Return the differences of two runs, section after section. CollectError: a run's file is damaged."""
     facts_a, facts_b = environment_of(a), environment_of(b)
     return (
         *_differences("job", _job(a, facts_a), _job(b, facts_b)),
@@ -148,21 +148,21 @@ def _read(path: Path) -> Any:
 
 
 def mapping(value: Any, *keys: str) -> Mapping[str, Any]:
-    """Return the mapping to which ``keys`` lead, level by level; {} if there is no mapping."""
+    """Return value[key1][key2]... for nested mappings; {} if a key is missing or a value is no mapping."""
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value if isinstance(value, Mapping) else {}
 
 
 def _flat_values(values: Mapping[str, Any]) -> dict[str, Value]:
-    """Return the values that are not empty. Nested values get names such as ``env.SEED``."""
+    """Flatten nested mappings to names such as ``env.SEED``, and leave out empty values."""
     return {
         key: value for key, value in flat(values, longest=_LONGEST).items() if value not in (None, "[]", "")
     }
 
 
 def _job(row: Row, facts: Mapping[str, Any]) -> dict[str, Value]:
-    """Return a job's options for the scheduler and the launcher, its cluster and its partition."""
+    """Return a job's options of `clusterctl submit`, its cluster and its partition."""
     submission = mapping(facts, "client", "job")
     # The configuration lists the values of a sweep's task.
     sweep_keys = {"array", "sweep"} if row.task is not None else set()
@@ -188,7 +188,7 @@ def _code(a: Row, b: Row, facts_a: Mapping[str, Any], facts_b: Mapping[str, Any]
 
 
 def _files(row: Row) -> dict[str, Value]:
-    """Return the shortened checksum or link target of each submitted file."""
+    """Return path -> shortened sha256, or "-> target" of a link, for all submitted files."""
     source = _read(row.run.directory / SOURCE_FILE)
     contents: dict[str, Value] = {}
     for kind, content in (("files", "sha256"), ("links", "target")):
@@ -207,7 +207,7 @@ def _configuration(row: Row) -> dict[str, Value]:
 
 
 def _data(row: Row) -> dict[str, Value]:
-    """Return sizes and checksums of the program's data, as the first line of its metrics.jsonl lists them."""
+    """Return the sizes and checksums of training data that the first line of metrics.jsonl lists."""
     values: dict[str, Value] = {}
     for task_row in row.tasks or [row]:
         prefix = f"task {task_row.number}: " if row.tasks else ""
@@ -220,7 +220,7 @@ def _data(row: Row) -> dict[str, Value]:
 
 
 def software_of(facts: Mapping[str, Any]) -> dict[str, Value]:
-    """Return the versions of Slurm, of the nodes' software, and of the Python packages of the job."""
+    """Return name -> version of Slurm, node software and Python packages in ``facts`` (environment.json)."""
     versions: dict[str, Value] = {"slurm": facts.get("slurm")}
     for host in mapping(facts, "hosts").values():
         versions |= _flat_values(mapping(host, "versions"))
@@ -229,7 +229,7 @@ def software_of(facts: Mapping[str, Any]) -> dict[str, Value]:
 
 
 def hardware_of(facts: Mapping[str, Any]) -> dict[str, Value]:
-    """Return the distinct kinds of nodes (cores, CPU, memory, GPUs) that the nodes' telemetry describes."""
+    """Return {"nodes": text} with each kind of node (cores, CPU, memory, GPUs) in ``facts``, if any."""
     kinds = set()
     for host in mapping(facts, "hosts").values():
         if isinstance(host, Mapping):

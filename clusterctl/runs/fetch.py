@@ -68,9 +68,9 @@ CollectedFiles = Mapping[bytes, tuple[int, str]]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The files of a run that `collect` copies. The ``max_`` sizes are limits in bytes.
+    """Which files of a run `collect` copies. max_checkpoint, max_file: limits in bytes.
 
-    checkpoints: the run's checkpoints to copy ("latest", "all", "none"). "everything": copy all files.
+    checkpoints: the checkpoints to copy: "latest", "all" or "none"; or "everything": all files of the run.
     """
 
     checkpoints: str = "latest"
@@ -83,12 +83,12 @@ class Selection:
 
     @property
     def exceeds_default(self) -> bool:
-        """Whether this selection may copy files that the default selection leaves on the cluster."""
+        """Whether this selection may include files that `collect` without options does not copy."""
         larger = self.max_checkpoint > MAX_CHECKPOINT or self.max_file > MAX_FILE
         return larger or self.checkpoints in {"all", EVERYTHING}
 
     def explain(self, reason: str, size: int, job_id: str) -> str:
-        """Add the `collect` command that copies a skipped file, if any, to the ``reason`` for skipping it."""
+        """Return the reason why a file was skipped, with the `collect` command that copies it (if any)."""
         if reason == TOO_LARGE:
             reason = f"a checkpoint of {format_size(size)}, more than {format_size(self.max_checkpoint)}"
             flags = ["--max-checkpoint", f"{(size >> 30) + 1}GiB"]
@@ -113,7 +113,7 @@ CHECKPOINTS = ("latest", "all", "none")
 def selection_of(
     checkpoints: str | None, max_checkpoint: str | None, max_file: str | None, *, everything: bool
 ) -> Selection:
-    """Return the selection for the options of `collect`. None stands for an option's default.
+    """Return the selection for the options of `collect`. None: the option's default.
 
     checkpoints: which checkpoints of each run: latest, all or none.
     max_checkpoint, max_file: sizes such as 4GiB. Larger files stay on the cluster and are listed.
@@ -153,7 +153,7 @@ def _bytes(flag: str, size: str | None, default: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The files and empty ``folders`` of a run's folder. All paths are relative to that folder.
+    """The files of a run's folder, and its empty folders. All paths are relative to the run's folder.
 
     files: path -> size in bytes. sha256: path -> hex digest. skipped: files that stay on the cluster.
     """
@@ -165,10 +165,10 @@ class Manifest:
 
 
 class Outputs:
-    """The files of a job that count as its outputs: its logs, and files that match its patterns.
+    """Selects the output files of a job: its logs, and the files that match the job's patterns.
 
-    patterns: patterns in the syntax of .gitignore. The last match decides; ``!`` excludes.
-    sent: submitted files. `collect` does not list them as skipped if no pattern matches.
+    patterns: patterns as in .gitignore. The last pattern that matches decides; with ``!``, it excludes.
+    sent: paths of submitted files. If these are not copied, `collect` does not list them as skipped.
     """
 
     def __init__(self, patterns: Sequence[str], sent: Iterable[bytes] = ()) -> None:
@@ -183,7 +183,7 @@ class Outputs:
         self.sent = frozenset(sent)
 
     def take(self, entry: Entry) -> bool:
-        """Return whether an entry is an output, judged by its path in the folder of the job or array task."""
+        """Return whether a file or folder is an output, by its path in the job's or array task's folder."""
         top, _, rest = entry.path.partition(b"/")
         end = "/" if entry.kind == Kind.FOLDER else ""
         for path in [entry.path, rest] if rest and TASK.fullmatch(top) else [entry.path]:
@@ -198,8 +198,8 @@ class Source:
     """A job's folder on the cluster, and the rules for copying it.
 
     still_changing: the job is running, so files that keep changing are skipped.
-    outputs: the files to copy, unless the selection is everything. None: all files but old checkpoints.
-    home: files that an earlier collect copied to this machine. They are not copied again.
+    outputs: the files to copy, unless `collect --all` is used. None: all files but older checkpoints.
+    home: files that an earlier `collect` copied to this machine. They are not copied again.
     """
 
     folder: str
@@ -212,12 +212,12 @@ class Source:
 
 
 def sender(transport: Transport) -> Sender:
-    """Return the sender that lists and transfers job folders on a host."""
+    """Return a client of a program on the host that lists a job's folder and sends its files."""
     return Sender(transport, remote_argv(REMOTE_PROGRAM, *sorted(SENT_FILES | WRITTEN_FILES)), many=True)
 
 
 def fetch_tree(sender: Sender, source: Source, tree: Path) -> Manifest:
-    """Copy the source's files and empty folders, except ``source.home``. Remove other files in ``tree``.
+    """Copy a job's files and empty folders, except ``source.home``. Remove other files in ``tree``.
 
     Raises:
         CollectError: files of an ended job keep changing, the local disk is full, or the answer is malformed.
@@ -280,7 +280,7 @@ def _key(entry: Entry) -> _Key:
 
 
 def _skipped_records(skipped: Sequence[_Left]) -> tuple[Skipped, ...]:
-    """Return a record for each of the largest skipped paths, and a record for all remaining paths."""
+    """Return a record for each of the largest skipped files, and a single record for all smaller files."""
     if len(skipped) > _MOST_SKIPPED:
         skipped = sorted(skipped, key=lambda row: (-row[2], -row[3]))
     named = [
@@ -354,7 +354,7 @@ def _merge(manifests: Mapping[str, Manifest], nodes: Path, tree: Path) -> Manife
 
 
 def _free_place(tree: Path, local: bytes, host: str) -> bytes:
-    """Return a free path in ``tree``: ``local`` or else a path below nodes/HOST/. Create its parent."""
+    """Return an unused path in ``tree``: ``local`` or nodes/HOST/``local``. Create the parent folder."""
     for number in count():
         candidate = local if number == 0 else b"/".join([NODES, host.encode() + b"_" * (number - 1), local])
         full_path = tree / os.fsdecode(candidate)
@@ -369,13 +369,13 @@ def _free_place(tree: Path, local: bytes, host: str) -> bytes:
 def choose_entries(
     listing: Sequence[Entry], left_entries: Sequence[Entry], source: Source, tree: Path
 ) -> tuple[list[Entry], list[_Left]]:
-    """Return the entries of a job's folder to copy, and the entries that stay on the cluster, with reasons.
+    """Return (the files and folders to copy, (path, reason, bytes, number) of files left on the cluster).
 
-    Set the path and mode that each entry to copy gets in the run's folder. A folder is copied if it is empty
-    or holds a copied file.
+    Sets the path and mode that each copied file or folder gets in the run's folder. A folder is copied if it
+    is empty or contains a copied file.
 
-    listing: entries that the cluster offers.
-    left_entries: entries that the cluster does not offer. The ``payload`` of an entry is the reason.
+    listing: files and folders that the remote program can send.
+    left_entries: files and folders that it does not send. The ``payload`` of each is the reason.
     """
     selection = source.selection
     skipped = [
@@ -414,7 +414,7 @@ def choose_entries(
 
 
 def _by_folder(unwanted: Iterable[Entry], coming: Collection[bytes]) -> dict[bytes, tuple[int, int]]:
-    """Return path -> (bytes, number) of unwanted files. A folder with no path in ``coming`` is a unit."""
+    # Unwanted files are summed up in their topmost folder without a path in ``coming``.
     totals: dict[bytes, tuple[int, int]] = {}
     for entry in unwanted:
         path, parent = entry.path, entry.path.rpartition(b"/")[0]
@@ -426,7 +426,7 @@ def _by_folder(unwanted: Iterable[Entry], coming: Collection[bytes]) -> dict[byt
 
 
 def _skip_reason(entry: Entry, max_holes: int, max_file: int, job_id: str) -> str:
-    """Return why a file is not copied; "" if it is. ``max_holes``: limit for its bytes in holes."""
+    """Return why a file is not copied; "" if it is copied. max_holes: limit for a sparse file's holes."""
     if entry.kind == Kind.LINK:
         return "a symbolic link"
     if _PARTIAL.fullmatch(entry.path.rpartition(b"/")[2]):
@@ -451,7 +451,7 @@ def shown_path(path: bytes) -> str:
 
 
 def _local(path: bytes, tops: set[bytes]) -> bytes:
-    """Return a path. If its first part is reserved, add a suffix to that part, so that ``tops`` lacks it."""
+    """Return the path. If its first part is reserved for clusterctl, append a suffix that ``tops`` lacks."""
     top, slash, rest = path.partition(b"/")
     if top in RESERVED:
         top += FROM_JOB

@@ -1,4 +1,4 @@
-"""Find, look up and rank collected runs on this machine, by their run.json alone."""
+"""Find, look up and rank collected runs on this machine. Only the file run.json of each run is read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _JOB: Final = re.compile(r"(?:(?P<cluster>[a-z][a-z0-9-]*)/)?(?P<job>[A-Za-z]?\d
 
 @dataclass(frozen=True)
 class Row:
-    """A run, or a task of a job array, as a row of a list."""
+    """A collected run, or a task of a job array, as a row in lists and tables."""
 
     run: RunRecord
     task: TaskRecord | None = None
@@ -45,7 +45,6 @@ class Row:
 
     @property
     def record(self) -> RunRecord | TaskRecord:
-        """The record with the state, times, nodes, configuration and metrics of the row."""
         return self.task or self.run
 
     @property
@@ -63,7 +62,7 @@ class Row:
         return [Row(self.run, task) for task in self.run.tasks] if has_tasks else []
 
     def value(self, key: str) -> Value:
-        """Return the value of a field, an option of the configuration or a metric; None if there is no value.
+        """Return the value of a field (``state``), a program's option or a metric; None if it has no value.
 
         For a metric, ``KEY`` is the last value, ``KEY.min`` the lowest and ``KEY.max`` the highest.
         ``config.KEY`` and ``metric.KEY`` distinguish an option and a metric of the same name.
@@ -94,7 +93,7 @@ def _metric_value(metrics: Mapping[str, Metric], key: str) -> float | None:
 
 
 def _exit(row: Row) -> Value:
-    """Return the exit code or the signal's name; for an array, that of its first failed task."""
+    """Return the exit code or the name of the signal that ended the job (or an array's first failed task)."""
     tasks = (row.task,) if row.task else row.run.tasks
     failed = (task for task in tasks if task.exit_code or task.signal)
     task = next(failed, tasks[0] if tasks else None)
@@ -160,7 +159,7 @@ def submitted_at(run: RunRecord) -> float:
 
 
 def _run_folders(folder: Path) -> Iterator[Path]:
-    """Yield the folder if it has a run.json, or its subfolders that have this file or are unreadable."""
+    """Yield the folder if it has a run.json; otherwise its subfolders with a run.json or without access."""
     folder = Path(os.path.realpath(folder))
     if _may_be_run(folder):
         yield folder
@@ -201,8 +200,8 @@ def ordered(rows: Sequence[Row], key: str, *, reverse: bool = False) -> list[Row
 def ranked(run: Row, metric: str | None = None) -> tuple[list[Row], str]:
     """Return the tasks of a sweep, best first, and the name of the metric that ranks them.
 
-    If a failed task was replayed, its newest run counts. Default metric: that of the sweep's definition, or
-    a usual metric such as ``val_loss``. Raises UsageError if there are no tasks, or no metric.
+    For a task that was submitted again, the newest run is used. The default metric is defined by the sweep,
+    or is a usual metric such as ``val_loss``. Raises UsageError if there are no tasks, or no metric.
     """
     tasks, sweep = latest_tasks(run), run.run.sweep or {}
     if not tasks:
@@ -223,7 +222,7 @@ def ranked(run: Row, metric: str | None = None) -> tuple[list[Row], str]:
 
 
 def latest_tasks(run: Row) -> list[Row]:
-    """Return each task of an array from its newest run (original or `replay --failed`); [] for other runs."""
+    """Return the newest run of each task of an array (`replay --failed` repeats tasks); [] if no array."""
     token = run.run.replay_of if run.run.of_failed else run.run.token
     records = {run.run.directory: run.run} | {
         run_again.directory: run_again for run_again in _array_runs(run, str(token))
@@ -235,7 +234,7 @@ def latest_tasks(run: Row) -> list[Row]:
 
 
 def _array_runs(run: Row, token: str) -> Iterator[RunRecord]:
-    """Yield an array's collected runs: the original, identified by ``token``, and replays of failed tasks."""
+    """Yield the collected run of an array (with this token), and the later runs of its failed tasks."""
     folders = dict.fromkeys((run.run.directory.parent, *runs_folders()))
     for path in dict.fromkeys(path for folder in folders for path in _run_folders(folder)):
         with suppress(OSError, CollectError):
@@ -247,7 +246,7 @@ def _array_runs(run: Row, token: str) -> Iterator[RunRecord]:
 
 
 def metric_names(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the names of these runs' metrics, first the usual quality metrics such as ``val_loss``."""
+    """Yield the names of these runs' metrics: first usual metrics such as ``val_loss``, then the rest."""
     names = dict.fromkeys(name for row in rows for name in row.metrics)
     yield from (name for name in USUAL_METRICS if name in names)
     yield from (name for name in names if name not in USUAL_METRICS)

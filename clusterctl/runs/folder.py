@@ -32,7 +32,7 @@ _ESCAPED = re.compile(rb"\\[\\nr]")
 def choose_run_folder(out: Path, name: str, token: str) -> Path:
     """Return the folder in ``out`` for a run: the folder that already holds the run, or a new folder.
 
-    A recreated cluster restarts its job numbers, so another run may have ``name``. ``token`` identifies runs.
+    A recreated cluster numbers jobs from 1 again, so another run may have ``name``, but not this ``token``.
     """
     for number in count(1):
         path = out / (name if number == 1 else f"{name}-{number}")
@@ -46,7 +46,7 @@ def choose_run_folder(out: Path, name: str, token: str) -> Path:
 
 @contextmanager
 def working_folder(final: Path) -> Iterator[Path]:
-    """Lock and yield the hidden folder that receives a run's files before they replace ``final``."""
+    """Create, lock and yield a hidden folder beside ``final`` for a run's files, until all are there."""
     work = final.parent / f".{final.name}.incomplete"
     work.mkdir(parents=True, exist_ok=True)
     with open(work / "lock", "w", opener=open_private) as lock:
@@ -65,7 +65,7 @@ def working_folder(final: Path) -> Iterator[Path]:
 
 
 def install_tree(work: Path, final: Path) -> None:
-    """Replace the run's folder ``final`` by ``work``/tree. Keep files that the user added to ``final``."""
+    """Replace a run's folder ``final`` by ``work``/tree, which also gets files that the user had added."""
     tree, old = work / "tree", work / "old"
     if final.exists():
         run_files = {*_sums(final), SUMS_FILE.encode()}
@@ -105,7 +105,7 @@ def link(run: Path, names: Iterable[bytes], tree: Path) -> None:
 
 
 def write_sums(tree: Path, known_sums: Mapping[bytes, str]) -> None:
-    """Write ``tree``/SHA256SUMS for `sha256sum -c`. Only files without ``known_sums`` are read."""
+    """Write ``tree``/SHA256SUMS for `sha256sum -c`. known_sums: path -> sha256 of files not to be read."""
     root = os.fsencode(tree)
     paths = (
         os.path.join(folder, name)[len(root) + 1 :]  # noqa: PTH118  # names are bytes
@@ -138,7 +138,7 @@ def escaped(name: bytes) -> bytes:
 
 
 def write_kept(tree: Path, kept: Mapping[str, bytes]) -> None:
-    """Write clusterctl's files into ``tree`` as submitted. A job's changed versions stay as *.from-job."""
+    """Write clusterctl's files (name -> content) to ``tree``. Versions changed by the job are *.from-job."""
     for name, content in kept.items():
         theirs = tree / f"{name}{os.fsdecode(FROM_JOB)}"
         if theirs.is_file() and theirs.stat().st_size == len(content) and theirs.read_bytes() == content:

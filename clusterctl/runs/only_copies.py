@@ -1,6 +1,6 @@
 """Find files that exist only on the cluster, and copy them to this machine.
 
-All files in the shared folder and on the hosts' own disks count (remote_copies.py), except files that were
+The search covers the shared folder and the hosts' own disks (remote_copies.py). It leaves out files that were
 sent from this machine or already copied to it (copies.py).
 """
 
@@ -49,9 +49,9 @@ _AGES = ((86400, "day"), (3600, "hour"), (60, "minute"))
 class UncopiedFiles:
     """Files below a path that exist only on ``host``, or only in the shared folder (then ``host`` is "").
 
-    what: a title. why: the reason why the files were not collected. age_s: the age of the newest file.
-    bytes: the size as `ls -l` shows it. on_disk: the size without the holes of sparse files. top: the home
-    folder or disk; files with the same top are copied together. job_id: the job that owns the files.
+    what: the path or job, for messages. why: the reason why the files were not collected. bytes: the size as
+    `ls -l` shows it. on_disk: the size without holes of sparse files. age_s: the age of the newest file.
+    top: the home folder or disk that is copied as a whole. job_id: the job that owns the files.
     """
 
     what: str
@@ -99,7 +99,7 @@ class OnlyCopies:
 
     @property
     def shown(self) -> str:
-        """A summary in a single line, for the journal of an `up` or `down`."""
+        """A summary in a single line, for the log of `clusterctl up` or `clusterctl down`."""
         size, files = sum(row.bytes for row in self.files), sum(row.files for row in self.files)
         total = [f"{format_size(size)} in {files:,} files"] if files else []
         return "; ".join([*total, *self._first_lines])
@@ -110,7 +110,7 @@ class OnlyCopies:
         return (*self.lines[:_MOST_SHOWN], *([f"and {more} more"] if more > 0 else []))
 
     def error(self, refusal: str, *, fix: str) -> OnlyCopyError:
-        """Return the error of a command that refuses to delete this data. Its ``failures`` list the data."""
+        """Return the error of a command that refuses (``refusal``) to delete this data, with a list of it."""
         failures = [Failure(OnlyCopyError.code, line, phase="look") for line in self.lines]
         failures[:1] = [Failure(OnlyCopyError.code, self.lines[0], phase="look", fix=fix)]
         return OnlyCopyError(refusal, why="\n".join(self._first_lines), fix=fix, failures=tuple(failures))
@@ -130,7 +130,7 @@ def _age(seconds: int) -> str:
 class Search:
     """A search, as the admin user, for files that exist only on the cluster.
 
-    It covers the disks of ``hosts`` and, if ``shared``, the shared folder, but not the folders ``left_out``.
+    hosts: hosts with disks to search. shared: also search the shared folder. left_out: folders to skip.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class Search:
         return tuple(folders)
 
     def _folder_of(self, host: str, top: str, out: Path, entries: Sequence[Entry]) -> Path:
-        """Return the folder for files of ``top``: an earlier copy's if no file is lost, or a new folder."""
+        """Return the local folder of an earlier copy of ``top`` if no file is replaced, else a new folder."""
         for copies in read_copies(self.workspace):
             folder = Path(copies.directory)
             is_of_top = (copies.host, copies.top, copies.sent, copies.renamed) == (host, top, False, "")
@@ -264,14 +264,14 @@ def _is_taken(folder: Path, entry: Entry) -> bool:
 def search_all(
     inventory: Inventory, workspace: Workspace, to: Connect, *, shared: bool, left_out: Sequence[str] = ()
 ) -> Search:
-    """Return a search of the disks and folders that `down` deletes: all but those of the user's machines."""
+    """Return a search of all that `clusterctl down` deletes: nothing if the hosts are the user's machines."""
     owned = inventory.traits.user_owned
     hosts = [] if owned else [host.name for host in inventory.hosts]
     return Search(inventory, workspace, to, hosts, shared=shared and not owned, left_out=left_out)
 
 
 def bring_all(workspace: Workspace, out: Path, *, progress: Progress = lambda *_: None) -> tuple[Path, ...]:
-    """Copy all files that exist only on the cluster or its kept storage. Return the local folders.
+    """Copy all files that exist only on the cluster. Return the local folders with the copies.
 
     Raises:
         CollectError, TransferError: some files could not be found or copied. Arrived files are kept.
@@ -323,7 +323,7 @@ def _not_understood(host: str) -> TransportError:
 
 
 def _copies(workspace: Workspace) -> Iterator[Copies]:
-    """Yield the local folders with files of the cluster: sent files, collected runs, and fetched files."""
+    """Yield the local folders with copies of the cluster's files: sent or fetched files, collected runs."""
     for entry in Ledger(workspace.jobs).entries():
         if entry.run_dir and entry.remote_dir:
             yield Copies("", entry.remote_dir, entry.run_dir, renamed=os.fsdecode(FROM_JOB))
@@ -331,7 +331,8 @@ def _copies(workspace: Workspace) -> Iterator[Copies]:
 
 
 def record_kept_copies(workspace: Workspace) -> None:
-    """Record the folders of collected runs for `down` of kept storage, which runs without the workspace."""
+    """Record the folders of collected runs. A later `down` of storage that this `down` keeps needs them."""
+    # The later `down` no longer has the list of jobs, which also names these folders.
     noted_copies = {*read_copies(workspace)}
     # If this machine's disk is full, the next `down` treats the files on kept storage as only copies.
     with suppress(MachineError):

@@ -33,7 +33,7 @@ _DIGITS: Final = 6
 
 
 class Kind(StrEnum):
-    """How a chart draws its series. ``AREAS`` are stacked."""
+    """How a chart draws its series. ``AREAS`` are stacked on each other."""
 
     LINES = "lines"
     AREAS = "areas"
@@ -80,7 +80,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A report. ``verdict`` has sentences, colored by ``ok``. ``missing`` lists data that was not found."""
+    """A report. verdict: sentences on the result, good if ``ok``. missing: data that was not found."""
 
     title: str
     verdict: Sequence[str]
@@ -138,7 +138,7 @@ def _template() -> jinja2.Template:
 
 
 def thinned(points: Iterable[tuple[float, float]], most: int = _POINTS) -> list[tuple[float, float | None]]:
-    """Return about ``most`` points: the lowest and highest point of each of ``most`` / 2 equal stretches."""
+    """Return about ``most`` points: the lowest and highest point of each of ``most`` / 2 equal intervals."""
     finite_points = [(x, y if math.isfinite(y) else None) for x, y in points]
     if len(finite_points) <= most:
         return finite_points
@@ -224,7 +224,7 @@ def write_report(report: Report, path: Path) -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    """Return whether the path is a regular file with the marker of clusterctl's reports."""
+    """Return whether the path is a report that clusterctl wrote: a regular file that contains its marker."""
     try:
         descriptor = open_file(os.fsencode(path.parent), os.fsencode(path.name), any_owner=True)
     except OSError:

@@ -97,7 +97,7 @@ def select_runs(query: RunQuery, folders: Sequence[Path] = (), *, everywhere: bo
 
 
 def _folders(requested: Sequence[Path], *, everywhere: bool) -> tuple[Sequence[Path], tuple[str, ...]]:
-    """Return the folders to search, and a note if they replace ./runs because it does not exist."""
+    """Return the folders to search, and a note for the user if ./runs does not exist."""
     if requested:
         return requested, ()
     known_folders = runs_folders()
@@ -145,10 +145,10 @@ def _filter(rows: Sequence[Row], query: RunQuery) -> list[Row]:
 
 
 def _condition(key: str, operator: str, text: str, values: Sequence[Value]) -> Callable[[Value], bool]:
-    """Return a function that tells whether a value meets a condition. The case of letters is ignored.
+    """Return a function that tells whether a value meets the condition "``key`` ``operator`` ``text``".
 
-    values: the values of the key in all rows. Raises UsageError if all these values are numbers, and
-        ``text`` is not a number, time or duration.
+    Upper and lower case are the same. values: the key's values in all rows. UsageError is raised if these are
+        all numbers, and ``text`` is not a number, time or duration.
     """
     if operator == "~":
         return lambda value: value is not None and text.lower() in str(value).lower()

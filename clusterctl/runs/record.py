@@ -42,7 +42,7 @@ _ACCOUNTING_LAG_S = 10.0
 class Recorder:
     """Writes clusterctl's own files into the folder of a run.
 
-    accounting: the scheduler's accounting of the job. None: not available; ``missing`` is the reason, if any.
+    accounting: sacct's record of the job as JSON; None if it is not available. missing: the reason, or "".
     """
 
     session: Session
@@ -87,7 +87,6 @@ class Recorder:
 
 
 def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunRecord:
-    """Add arguments, configuration and metrics of the program or of each task. Return the new record."""
     facts = facts if isinstance(facts, dict) else {}
     job = facts["job"] if isinstance(facts.get("job"), dict) else {}
     args = tuple(job.get("args") or ())
@@ -145,7 +144,7 @@ def _record(
 
 
 def _accounting(scheduler: Jobs, job_id: str, *, ended: bool) -> str | None:
-    """Return the scheduler's accounting of a job. If ``ended``, wait until the accounting shows the end."""
+    """Return sacct's record of a job. If the job has ended, wait a limited time until sacct shows the end."""
     deadline = scheduler.clock.now() + _ACCOUNTING_LAG_S
     while True:
         text = scheduler.accounting(job_id)
@@ -164,7 +163,7 @@ def _shows_running_job(accounting: str) -> bool:
 
 
 def _environment(tree: Path, manifest: Manifest, client: Any, slurm_version: str | None) -> str:
-    """Return environment.json: facts of the submitting machine, and each host's versions and hardware."""
+    """Return the text of environment.json: ``client`` (the submission), versions, and hardware by host."""
     hosts: dict[str, Any] = {}
     telemetry_files = [local for local in manifest.files if _TELEMETRY.search(local)]
     for path in sorted(tree / os.fsdecode(local) for local in telemetry_files[:_MOST_HOSTS]):

@@ -2,15 +2,16 @@
 
     main(NAME...)
 
-Each line of stdin is a JSON array [FOLDER, CHECKPOINTS, MOST]. The program lists each folder before its
-files, and sends the requested files in the format of transport/remote_content.py. It never follows links.
-Files that stay on the cluster are listed with a reason, their size and their number:
+NAMEs are files that clusterctl itself writes to a job's folder. Each line of stdin is a JSON array [FOLDER,
+CHECKPOINTS, MOST]. The program lists FOLDER, and then sends the requested files in the format of
+transport/remote_content.py. It never follows links. Files that stay on the cluster are listed with a reason,
+their size and their number:
 
 - large submitted files that source.json shows as unchanged. A job may write anything to source.json, but
   this affects only the job's own folder;
 - checkpoints. With CHECKPOINTS "latest": all but the latest, and the latest too if it exceeds MOST bytes.
   With "none": all checkpoints. With "all" or "everything": no checkpoint;
-- a folder with too many files, unless CHECKPOINTS is "everything". NAMEs and logs of array tasks are sent.
+- a folder with too many files, unless CHECKPOINTS is "everything". Files NAME and tasks' logs are sent.
 
 Checkpoints are folders with names that begin with ``checkpoint`` or ``ckpt``, files with such names in the
 format of a framework, and ``*.ckpt`` files. If such a folder has numbered entries, each is a checkpoint:
@@ -91,7 +92,7 @@ SubmittedFiles = dict[bytes, tuple[int, str]]
 
 
 class Size(NamedTuple):
-    """The total bytes of some files, their number, and the time of the last write to them."""
+    """Some files' total size in bytes, their number, and the time of the last write to a file."""
 
     bytes: int = 0
     files: int = 0
@@ -115,9 +116,9 @@ def number_of(path: bytes, *, is_folder: bool) -> Number | None:
 
 
 def measure(opener: Opener, path: bytes, beat: Beat) -> Size:
-    """Return the size of a file or of all files below a folder. Links and special files count as empty.
+    """Return the size of a file, or of all files below a folder. Links and special files are left out.
 
-    An unreadable entry counts as a file of size 0. At most ``MOST_MEASURED`` entries are counted.
+    An unreadable file or folder is a file of size 0. At most about ``MOST_MEASURED`` files are read.
     """
     folder, _, name = path.rpartition(b"/")
     try:
@@ -150,7 +151,7 @@ def measure(opener: Opener, path: bytes, beat: Beat) -> Size:
 class Checkpoints:
     """Chooses the checkpoints of a job's folder that stay on the cluster.
 
-    choice: the checkpoints to send: "all", "latest" (of each family) or "none".
+    choice: the checkpoints to send: "all", "none", or "latest" (of each family, see ``Number``).
     most: the limit for the latest checkpoint in bytes.
     """
 
@@ -161,9 +162,9 @@ class Checkpoints:
         self.chosen: set[bytes] = set()
 
     def staying(self, folder: bytes, names: Iterable[tuple[bytes, bool]]) -> dict[bytes, tuple[str, Size]]:
-        """Return path -> (reason, size) of entries that stay on the cluster. Call for parent folders first.
+        """Return path -> (reason, size) of checkpoints in a folder that stay on the cluster.
 
-        names: (path, whether it is a folder) of each entry of ``folder``.
+        Must be called for a folder before its subfolders. names: (path, whether it is a folder).
         """
         if self.choice == "all":
             return {}
@@ -214,7 +215,7 @@ class Checkpoints:
     def not_latest(
         self, members: list[tuple[tuple[int, ...], bytes, Size]]
     ) -> Iterator[tuple[bytes, tuple[str, Size]]]:
-        """Yield (path, (reason, size)) for older checkpoints of a family, and the latest if too large."""
+        """Yield (path, (reason, size)) for all but the latest checkpoint, and for the latest if too large."""
         latest = max(members, key=lambda item: (item[2].files > 0, item[0], item[2].mtime_ns, item[1]))
         self.chosen.add(latest[1])
         for member in members:
@@ -226,7 +227,7 @@ class Checkpoints:
 
 
 def read_submitted(folder: bytes) -> SubmittedFiles:
-    """Return the files that source.json lists; empty if it is malformed, as the job may overwrite it."""
+    """Return path -> (size, sha256) as listed in source.json; {} if the job has overwritten it."""
     try:
         source = read_json(folder, b"source.json", MOST_JSON)
         files = {os.fsencode(row["path"]): (int(row["size"]), str(row["sha256"])) for row in source["files"]}
@@ -237,7 +238,7 @@ def read_submitted(folder: bytes) -> SubmittedFiles:
 
 
 class Listing:
-    """Lists a job's folder: entries to send, and to leave. ``ours``: clusterctl's files, always listed."""
+    """Prints a job's folder: files to send, and files to leave. ours: clusterctl's files, always printed."""
 
     def __init__(
         self,
@@ -270,7 +271,6 @@ class Listing:
         self.write_line(path, line_of(LEFT, path or b".", reason, size=size.bytes, space=size.files))
 
     def folder(self, below: bytes, depth: int = 0) -> None:
-        """List a folder, then its files, then its subfolders."""
         try:
             if depth > DEEPEST:
                 raise OSError(errno.ELOOP, f"in more than {DEEPEST} folders")
@@ -293,9 +293,9 @@ class Listing:
                 self.file(path)
 
     def names(self, below: bytes) -> tuple[os.stat_result, list[bytes], list[bytes]]:
-        """Return (a folder's status, the paths of its files, the paths of its subfolders). Raises OSError.
+        """Return (a folder's stat, the paths of its files, the paths of its subfolders). Raises OSError.
 
-        Too many entries are an OSError too, but for the top folder, clusterctl's own files are returned.
+        If a folder has too many files: OSError; in the job's folder itself, only clusterctl's files.
         """
         children: list[tuple[bool, bytes, bool]] = []
         size, full = 0, False
@@ -361,7 +361,7 @@ class Listing:
             os.close(fd)
 
     def can_be_read(self, status: os.stat_result) -> bool:
-        """Return whether a file can certainly be opened later, without opening it."""
+        """Return whether a file's owner and mode tell that it can be opened later."""
         is_readable = status.st_uid == self.user and status.st_mode & stat.S_IRUSR
         return bool(is_readable and stat.S_ISREG(status.st_mode))
 

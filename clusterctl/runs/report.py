@@ -60,7 +60,7 @@ _PARTS: Final = ("compute", "exposed communication", "data")
 class _Facts:
     """The metrics that the program of a run or task wrote over time, with times in milliseconds.
 
-    steps: (step, times of ``_PARTS``). stalls: step -> time that its checkpoint took. hosts: rank -> host.
+    steps: (step, (compute, communication, data)). stalls: step -> time for a checkpoint. hosts: rank -> host.
     """
 
     series: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
@@ -119,7 +119,7 @@ def _finite(values: Iterable[Any]) -> list[float]:
 
 
 def _append(values: list[Any], value: Any) -> None:
-    """Append a value. If the list becomes very long, drop every second entry."""
+    """Append a value. If the list becomes very long, drop every second value."""
     values.append(value)
     if len(values) > _MOST_POINTS:
         del values[1::2]
@@ -276,7 +276,7 @@ def _rank_section(facts: _Facts) -> Section:
 
 
 def _metric_charts(runs: Mapping[str, _Facts], missing: list[str], only: Sequence[str] = ()) -> Section:
-    """Return charts of the metrics in ``only`` (empty: all), with a line for each run. Extend ``missing``."""
+    """Return charts of the metrics ``only`` (empty: all), with a line per run. ``missing``: gets messages."""
     groups: dict[str, list[str]] = defaultdict(list)
     is_bundled = any(facts.is_ours for facts in runs.values())
     for name in dict.fromkeys(name for facts in runs.values() for name in facts.series):

@@ -55,7 +55,7 @@ _DIGITS: Final = re.compile(r"([0-9]+)")
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Metrics that a program wrote together. ``line`` is the whole line if they are from metrics.jsonl."""
+    """Metrics that a program wrote at the same time. line: for metrics.jsonl, the whole JSON object."""
 
     values: Mapping[str, float]
     step: int | None = None
@@ -67,8 +67,8 @@ class Record:
 def records(folder: Path) -> Iterator[Record]:
     """Yield the metrics of a run or an array task, file by file.
 
-    The lines of metrics.jsonl come first, then further metrics from TensorBoard event files below the folder
-    and from Lightning's metrics.csv. For the bundled ``train``, only metrics.jsonl is read.
+    Lines of metrics.jsonl come first, then metrics of other names from TensorBoard event files below the
+    folder and from Lightning's metrics.csv. For clusterctl's own ``train``, only metrics.jsonl is read.
     """
     names: set[str] = set()
     is_ours = False
@@ -86,7 +86,7 @@ def records(folder: Path) -> Iterator[Record]:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a number that fits a float. NaN and infinity count."""
+    """Return whether a value is a number (also NaN or infinity) that fits a float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return isinstance(value, float) or abs(value) < _LARGEST
@@ -100,9 +100,9 @@ def finite(value: Any) -> float | None:
 def _printable_values(
     values: Mapping[str, float], names: set[str], *, without: frozenset[str] = frozenset()
 ) -> dict[str, float]:
-    """Return the values, with their names made printable. Leave out the names in ``without``.
+    """Return name -> value with printable names, but not the names in ``without``.
 
-    New names are added to ``names``. Once ``names`` has _MAX_NAMES names, values with new names are dropped.
+    Adds new names to ``names``. If ``names`` has _MAX_NAMES names, values with new names are dropped.
     """
     printable_values: dict[str, float] = {}
     for key, value in values.items():
@@ -119,7 +119,7 @@ def _open(folder: Path, path: str) -> BufferedReader:
 
 
 def _lines(folder: Path, name: str) -> Iterator[bytes]:
-    """Yield a file's lines except very long lines. Of a very large file, yield the first line and the end."""
+    """Yield a file's lines except very long lines. Of a very large file, yield the first and last lines."""
     with suppress(OSError), _open(folder, name) as file:
         skips = False
         for number in range(_MAX_LINES):
@@ -176,7 +176,7 @@ def _metric_files(folder: Path) -> list[str]:
 
 
 def _order(path: str) -> list[str | int]:
-    """Return a sort key: the file's name, which has a time, then its folder. version_10 follows version_2."""
+    """Return a sort key: file name, then folder, with numbers as integers (version_10 follows version_2)."""
     parent, _, name = path.rpartition("/")
     parts = _DIGITS.split(f"{name}/{parent}")
     return [int(part) if number % 2 else part for number, part in enumerate(parts)]
@@ -192,7 +192,7 @@ def _submitted_files(folder: Path) -> Mapping[str, str]:
 
 
 def _is_as_submitted(folder: Path, path: str, sent: Mapping[str, str]) -> bool:
-    """Return whether a file is as submitted. If so, its metrics are from an earlier run, not this job."""
+    """Return whether a file has the sha256 in ``sent`` (path -> sha256): the job did not change the file."""
     if path not in sent:
         return False
     with suppress(OSError), _open(folder, path) as file:
@@ -201,9 +201,9 @@ def _is_as_submitted(folder: Path, path: str, sent: Mapping[str, str]) -> bool:
 
 
 def _prefixes(paths: Sequence[str]) -> list[str]:
-    """Return a prefix such as ``train/`` for the metric names of each file, made from the file's folder.
+    """Return a prefix for the metric names of each file, made from the file's folder, such as ``train/``.
 
-    If a program starts several times, all its folders get the same prefix: each start continues the run.
+    Folders of repeated starts of a program (such as version_2) get the same prefix, as they are a single run.
     """
     folders = [[part for part in path.split("/")[:-1] if not _OF_A_START.fullmatch(part)] for path in paths]
     common_levels = sum(1 for _ in takewhile(lambda level: len({*level}) == 1, zip(*folders, strict=False)))
@@ -251,7 +251,7 @@ class Summary:
 
 
 def summarize(folder: Path, args: Sequence[str] = ()) -> Summary:
-    """Summarize a run or an array task from its folder and the arguments of its program."""
+    """Summarize a run or an array task from its folder and the command-line arguments of its program."""
     summary = Summary(config=config_of(args)[0])
     for record in records(folder):
         if isinstance(config := record.line.get("config"), dict):

@@ -37,7 +37,7 @@ _BY_CHANCE: Final = 1e-4
 
 
 def node_charts(folder: Path, nodes: Sequence[str]) -> tuple[list[Chart], list[str]]:
-    """Return charts of the nodes' telemetry, each with a line per node, and a list of missing data."""
+    """Return charts of CPU, memory, network and GPUs, with a line per node, and messages on missing data."""
     shown = nodes[:_MOST_NODES]
     samples = {node: list(_samples(folder, node)) for node in shown}
     silent_nodes = [node for node in shown if not samples[node]]
@@ -58,7 +58,7 @@ def node_charts(folder: Path, nodes: Sequence[str]) -> tuple[list[Chart], list[s
 
 
 def _samples(folder: Path, node: str) -> Iterator[tuple[float, Mapping[str, float]]]:
-    """Yield the Unix time and the values (chart title -> value) of a node's samples. Skip invalid lines."""
+    """Yield (Unix time, {chart title: value}) for each sample of a node. Skip invalid lines of the file."""
     # ValueError: the node's name has a null byte.
     with suppress(OSError, ValueError):
         fd = open_file(os.fsencode(folder), os.fsencode(f"{_FOLDER}/{node}.jsonl"))
@@ -102,8 +102,8 @@ def compare_ranks(
     """Return a sentence that compares the ranks and names the straggler: a node or, on one node, a rank.
 
     means: each rank's milliseconds of computing per step. windows: the number of windows of ten steps.
-    slowest: for each rank, the number of windows in which this rank was slowest. hosts: each rank's node. The
-    Chernoff-Hoeffding bound exp(-n KL(share || fair)) limits the probability of a false alarm.
+    slowest: for each rank, the number of windows in which this rank was slowest. hosts: each rank's node. A
+    straggler is named only if chance is an improbable cause (Chernoff-Hoeffding bound exp(-n KL)).
     """
     names = hosts if len({*hosts}) > 1 else [f"rank {rank}" for rank in range(len(means))]
     ranks: dict[str, list[int]] = defaultdict(list)
@@ -125,6 +125,6 @@ def compare_ranks(
 
 
 def _divergence(share: float, fair: float) -> float:
-    """Return the Kullback-Leibler divergence of two probabilities; 0 if ``share`` is at most ``fair``."""
+    """Return the KL divergence of Bernoulli(share) from Bernoulli(fair); 0 if ``share`` <= ``fair``."""
     parts = ((share, fair), (1 - share, 1 - fair))
     return sum(a * math.log(a / b) for a, b in parts if a > 0) if share > fair else 0.0

@@ -43,7 +43,7 @@ class Event:
 
 
 class EventFiles:
-    """A reader of event files. A size limit for all files together keeps reading within a few seconds."""
+    """A reader of event files. It reads a limited number of bytes from all files, in a few seconds."""
 
     def __init__(self) -> None:
         self._left = _MAX_BYTES

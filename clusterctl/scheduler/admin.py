@@ -1,4 +1,4 @@
-"""The scheduler for administrators: drain and resume nodes, reconfigure Slurm, run the verification job."""
+"""The scheduler for administrators: drain and resume nodes, reconfigure Slurm, and run an MPI test job."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class SlurmNodes(SlurmClient, Nodes):
         self.transport.run(["scontrol", "update", f"nodename={','.join(nodes)}", "state=resume"])
 
     def run_verification_job(self, hosts: tuple[str, ...]) -> Result:
-        """Run the payload's probe, an MPI test, ahead of users' jobs. Kill the probe after a time limit."""
+        # The job's partition has priority over the partitions of users' jobs.
         limit_s = _VERIFICATION_S + VERIFICATION_PER_NODE_S * len(hosts)
         patience_s = _START_TIMEOUT_S + limit_s + _CLEAN_UP_S
         allocation = (

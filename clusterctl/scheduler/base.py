@@ -39,7 +39,7 @@ _MARK = "clusterctl:"
 
 
 def comment_of(token: str) -> str:
-    """Return the job comment with this token, by which a job is found if sbatch's answer is lost."""
+    """Return the Slurm comment for a job with this token, to find the job if sbatch's answer is lost."""
     return _MARK + token
 
 
@@ -120,7 +120,7 @@ class JobInfo:
     """A job, or a task of a job array.
 
     Times are Unix seconds. Fields without a value, such as the exit code of an active job, are None.
-    number: 0 if the scheduler's record is damaged. prefix: of ``id``; "m" if the cluster has no scheduler.
+    number: 0 if the scheduler's record is damaged. prefix: "m" if the cluster has no scheduler, else "".
     signal: 0 if no signal ended the job. expected_start: Slurm's estimate for a pending job.
     tres: resources allocated or requested, as Slurm writes them: ``cpu=2,mem=200M,node=1``.
     """
@@ -269,7 +269,7 @@ class JobRequest:
     """A job to submit. folder: the job's folder on the cluster. script: name of the job script in it.
 
     submitted_at: Unix seconds by the local clock.
-    nodes, limit_s: set only for clusters without a scheduler (0: no limit). Slurm reads both in the script.
+    nodes, limit_s (0: no limit): used only on clusters without a scheduler. Slurm reads them in the script.
     """
 
     token: str
@@ -292,7 +292,7 @@ def unmanaged_job_error(job: JobInfo) -> SchedulerError:
 
 
 def worst_job(jobs: Sequence[JobInfo]) -> JobInfo:
-    """Return the job with the worst outcome: failed before cancelled, cancelled before active."""
+    """Return the job with the worst outcome. From worst to best: failed, cancelled, active, completed."""
     order = (Outcome.FAILED, Outcome.CANCELLED, Outcome.GOES_ON, Outcome.COMPLETED)
     return min(jobs, key=lambda job: order.index(job.outcome))
 
@@ -303,7 +303,7 @@ def state_counts(tasks: Sequence[JobInfo]) -> str:
 
 
 def retry(clock: Clock, patience_s: float, ask: Callable[[], _T]) -> _T:
-    """Return the result of ``ask``. Repeat the call for up to ``patience_s`` after retryable errors."""
+    """Return the result of ``ask``. After a retryable error, call it again, for up to ``patience_s`` s."""
     for _ in clock.polls(patience_s, first_s=0.5, longest_s=5.0):
         try:
             return ask()
@@ -332,7 +332,7 @@ def find_lost_job(scheduler: Jobs, request: JobRequest, cause: ClusterctlError) 
 
 
 class Jobs(Protocol):
-    """Operations for users of a cluster: run jobs, list jobs and nodes. transport: access to the controller.
+    """Interface for users of a cluster: run jobs, list jobs and nodes. transport: access to the controller.
 
     All methods raise SchedulerError if the scheduler gives no usable answer, TransportError if a host is
     unreachable. Methods with a body are defaults for clusters without a scheduler, queue and accounting.
@@ -388,7 +388,7 @@ class Jobs(Protocol):
         return self.nodes(), self.all_jobs()
 
     def by_token(self, token: str, submitted_at: float) -> JobInfo | None:
-        """Return the job submitted with this token, or None. submitted_at: Unix time by the local clock."""
+        """Return the job with this token in its comment, or None. submitted_at: local clock, Unix seconds."""
 
     def cancel(self, ids: Sequence[str]) -> None:
         """Cancel jobs so that they are not requeued. Call ``jobs`` first to check the ids."""
@@ -408,7 +408,7 @@ class Jobs(Protocol):
 
 @runtime_checkable
 class Nodes(Jobs, Protocol):
-    """Further operations for administrators, available only on clusters with a scheduler."""
+    """Interface for administrators. Only clusters with a scheduler implement it."""
 
     def drain(self, nodes: Sequence[str], reason: str) -> None:
         """Drain these nodes: running jobs continue, no new jobs start."""
@@ -417,7 +417,7 @@ class Nodes(Jobs, Protocol):
         """Resume drained nodes."""
 
     def run_verification_job(self, hosts: tuple[str, ...]) -> Result:
-        """Run the payload's probe, an MPI test, with a rank on each host. Kill the probe if it hangs."""
+        """Run an MPI test (the program ``probe``) with a rank on each host. Kill the test if it hangs."""
 
     def release_held_jobs(self) -> tuple[str, ...]:
         """Release jobs that Slurm holds because a node could not launch the job. Return the jobs' ids."""

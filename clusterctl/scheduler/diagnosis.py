@@ -52,7 +52,7 @@ class Cause:
 
 @dataclass(frozen=True, kw_only=True)
 class Catalogue:
-    """The content of causes.toml."""
+    """The content of causes.toml. noise, consequence: patterns of messages that are not a job's own error."""
 
     noise: Sequence[str]
     consequence: Sequence[str]
@@ -68,7 +68,7 @@ class Evidence:
     ends: failed rank -> record of when and how the rank ended (see ``first_failed``).
     left_here: called with a file or module that the job did not find. Returns its path on this machine if it
         lies beside the script and was not sent with the job, otherwise "".
-    excluded: patterns of files that were not sent.
+    excluded: patterns of files that were not sent (--exclude).
     """
 
     job: JobInfo
@@ -114,7 +114,7 @@ class Diagnosis:
 
     @property
     def summary(self) -> str:
-        """First line: ``job 12 (train) failed: out of memory on demo-train-2: 3.9 GiB used of 4 GiB``."""
+        """A line such as ``job 12 (train) failed: out of memory on demo-train-2: 3.9 GiB used of 4 GiB``."""
         outcome = JobState(self.state).outcome
         verb = {Outcome.FAILED: "failed", Outcome.CANCELLED: "ended", Outcome.GOES_ON: "is waiting"}
         return f"job {self.job_id} ({self.name}) {verb.get(outcome, 'completed')}: {self.cause}"
@@ -174,7 +174,7 @@ def diagnose_waiting(jobs: Iterable[JobInfo]) -> list[Diagnosis]:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """Facts about a job, prepared for finding the cause. raw: the job's log, with very long lines cut."""
+    """Facts about a job, prepared for the search for a cause. raw: the job's log with shortened lines."""
 
     evidence: Evidence
     failed: Failed
@@ -196,7 +196,7 @@ class _Case:
         return cls(evidence, failed, raw, error, words)
 
     def words_of(self, cause: Cause) -> dict[str, str] | None:
-        """Return the values for placeholders in a cause's texts; None if a condition of the cause fails."""
+        """If all conditions of a cause hold, return placeholder -> value for its texts; otherwise None."""
         job, failed, words = self.evidence.job, self.failed, dict(self.words)
         code = failed.exit_code or 0
         if cause.state not in ("", job.state) or cause.signal not in ("", failed.signal):
@@ -230,7 +230,7 @@ def _search(patterns: Iterable[str], text: str) -> re.Match[str] | None:
 
 
 def _words(evidence: Evidence, failed: Failed) -> dict[str, str]:
-    """Return the values for placeholders in causes.toml that do not depend on the cause."""
+    """Return placeholder -> value for texts in causes.toml: the values that are the same for all causes."""
     job, place = evidence.job, str(failed)
     elapsed = (job.end_time or 0) - (job.start_time or 0) if job.start_time else 0
     soon = job.expected_start - time.time() if job.expected_start else 0
@@ -294,7 +294,7 @@ class _Error:
     is_traceback: bool
 
     def lines_of(self, cause: Cause) -> tuple[str, ...]:
-        """Return the traceback, if any; else log lines from the cause's match; else the log's last lines."""
+        """Return lines to show: the traceback, else the log from the match of ``cause`` on, else its end."""
         if self.is_traceback or not cause.log:
             return self.shown
         if (match := _search(cause.log, self.text)) is None:

@@ -134,7 +134,7 @@ def _accounted(session: Session, job: JobInfo) -> tuple[tuple[StepInfo, ...], st
 
 
 def _left_here(script: str | None, source: _Json, folder: str, name: str) -> str:
-    """Return the local path of a file or module that was not sent with the job; "" if no such file exists."""
+    """Return the local path of the file or module ``name``; "" if it does not exist or was sent."""
     script_folder = Path(script).parent if script else None
     path = os.path.normpath(name.removeprefix(f"{folder}/") if folder else name)
     if script_folder is None or os.path.isabs(path) or path.startswith(".."):  # noqa: PTH117

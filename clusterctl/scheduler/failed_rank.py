@@ -65,10 +65,10 @@ _CAUGHT: Final = re.compile(
 def first_failed(
     log: str, job: JobInfo, tasks_per_node: int | None, *, ranks: Mapping[int, str], ends: Mapping[int, str]
 ) -> Failed:
-    """Return the rank that failed first, by the launcher's messages in the log, or else the job's exit code.
+    """Return the rank that failed first, by the launcher's messages in ``log``, else only the exit code.
 
     If Open MPI or srun ended ranks because another rank was lost, and the launcher does not name the lost
-    rank, return the rank that ``ends`` shows, or else a rank that reports a signal in its log.
+    rank, return the earliest rank in ``ends``, or else a rank that reports a signal in its log.
 
     ranks: rank -> log. ends: failed rank -> "TIME CODE HOST": Unix seconds, exit code of the rank's shell,
         host; "" if the rank was killed while it wrote this record.
@@ -90,7 +90,7 @@ def first_failed(
 
 
 def _first_recorded(ranks: Mapping[int, str], ends: Mapping[int, str], log: str) -> Failed | None:
-    """Return the rank that failed first by ``ends``. Prefer a rank that did not fail by losing a peer."""
+    """Return the earliest failed rank in ``ends``. Ranks that failed by losing another rank come last."""
     candidates = []
     for rank, record in ends.items():
         if not record:
@@ -115,7 +115,7 @@ def _signalled_rank(ranks: Mapping[int, str]) -> Failed | None:
 
 
 def _ended(code: int, **fields: Any) -> Failed:
-    """Return a failure with this exit code, or with signal N for 128 + N (shells) and -N (Python)."""
+    """Return a failure with this exit code. The codes 128 + N (shell) and -N (Python) mean signal N."""
     number = -code if code < 0 else code - _FROM_SHELL
     if name := _NAMES.get(number):
         return Failed(signal=name, **fields)
@@ -123,14 +123,14 @@ def _ended(code: int, **fields: Any) -> Failed:
 
 
 def _of_torchrun(log: str) -> Failed | None:
-    """Return the rank in the earliest of the messages that torchrun printed on all nodes."""
+    """Return the rank in the earliest "Root Cause" message of torchrun, which runs on each node."""
     if not (matches := sorted(_TORCHRUN.finditer(log), key=lambda match: match["time"])):
         return None
     return _ended(int(matches[0]["code"]), rank=int(matches[0]["rank"]), host=matches[0]["host"])
 
 
 def _of_mpi_abort(log: str) -> Failed | None:
-    """Return the rank that called MPI_Abort, with exit code or signal as the launcher reports them."""
+    """Return the rank that called MPI_Abort, with the exit code or signal that the launcher reports."""
     if (aborted := _ABORTED.search(log)) is None:
         return None
     rank = int(aborted[1])
@@ -155,7 +155,7 @@ def _ends_by_srun(log: str) -> list[Failed]:
 
 
 def _of_srun(log: str) -> Failed | None:
-    """Return the first rank reported before srun ended other ranks, otherwise a rank not ended by srun."""
+    """Return the first failed rank in srun's messages, if possible a rank that srun itself did not kill."""
     end = _SRUN_ENDS.search(log)
     if end is not None and (ends_before := _ends_by_srun(log[: end.start()])):
         return ends_before[0]

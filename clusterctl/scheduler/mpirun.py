@@ -234,7 +234,7 @@ _SIGNALS: Final = {number.name.removeprefix("SIG"): number.value for number in s
 
 
 def job_info(record: Mapping[str, Any], user: str) -> JobInfo:
-    """Return the job in a host's record. A damaged record gives a job without nodes in state UNKNOWN."""
+    """Convert a record of remote_jobs.py. A damaged record becomes a job without nodes, in state UNKNOWN."""
     match = MpirunClient.id_pattern.fullmatch(str(record.get("id")))
     number = int(match[1]) if match else 0
     job = JobInfo(number=number, name="", user=user, state=JobState.UNKNOWN, reason="", prefix=PREFIX)

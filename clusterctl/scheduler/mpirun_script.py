@@ -40,7 +40,7 @@ def with_nodes(request: JobRequest, facts: ClusterFacts, job: JobSpec) -> JobReq
 def render_mpirun_script(
     facts: ClusterFacts, job: JobSpec, *, payload_hash: str, environment: Environment = PLAIN
 ) -> str:
-    """Return the script of a job, for bash on the job's first node."""
+    """Return the bash script that runs a job. The script is started on the job's first node."""
     nodes = with_nodes(JobRequest("", job.name, "", ""), facts, job).nodes
     script = UserScript.read(job.script) if job.script is not None else None
     if script is not None and script.directives:

@@ -62,7 +62,6 @@ class User:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder of the user's job records, to start a job or to record a lost job."""
         with acting_as(self.account):
             self.registry.mkdir(parents=True, exist_ok=True)
             # The wait is limited, because a job can hold the lock.
@@ -147,7 +146,7 @@ def unit_exists(name: str) -> bool:
 
 
 def submit(user: User, request: Record) -> Record:
-    """Start a job unless a job has its token. Return {"id": ID}, {"busy": JOB} or {"failed": ERROR}."""
+    """Start a job if it was not started before. Return {"id": ID}, {"busy": OTHER JOB}, {"failed": ERROR}."""
     with user.locked():
         for job in user.jobs():
             if job.get("token") == request["job"]["token"]:
@@ -189,7 +188,7 @@ def systemd_run(user: User, name: str, request: Record) -> list[str]:
 
 
 def record_lost_jobs(user: User, request: Record) -> Record:
-    """Return {"jobs": RECORDS} of requested jobs. Mark jobs without systemd unit and end.json as lost."""
+    """Write end.json for jobs that systemd no longer has. Return {"jobs": records of requested jobs}."""
     with user.locked():
         for job in user.jobs():
             # Check the unit after the record: a unit writes its end before it disappears.

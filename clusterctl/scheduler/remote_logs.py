@@ -43,7 +43,7 @@ def end_of(folder: str, path: str, most: int) -> str:
 
 
 def ends(folder: str, task: str) -> dict[str, Any]:
-    """Return the program's answer, as the module describes it: ends of the logs of a job and its ranks."""
+    """Return the ends of the logs of a job and its ranks, as the JSON object that the module describes."""
     suffix = f"-{task}" if task else ""
     ranks_folder = (f"task-{task}/" if task else "") + "rank-logs"
     try:

@@ -43,7 +43,7 @@ _SIGNAL = "USR1@60"
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A job's Python environment: built from ``lock`` or, without a lock, found below a node's ``root``."""
+    """A job's Python environment: packages of ``lock``; if None, only the packages that all jobs have."""
 
     lock: Lock | None = None
     root: str = ROOT
@@ -168,10 +168,10 @@ def _words(directive: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Words:
-    """Values for a job's script, quoted for bash.
+    """Texts for a job's script, quoted for bash. They depend on the scheduler.
 
     nodes: number of nodes. slots: ranks per node. launcher: command that starts the ranks.
-    started_by: options that tell task.py the launcher.
+    started_by: options that tell task.py, the wrapper of each rank, which launcher started it.
     """
 
     folder: str
@@ -183,7 +183,7 @@ class Words:
 
 
 def program(job: JobSpec, script: UserScript | None, environment: Environment, words: Words) -> list[str]:
-    """Return the parts of the job's command line for bash. Raises UsageError if torchrun can't start it."""
+    """Return the parts of a job's command line, for bash. UsageError: torchrun can't start the program."""
     torchrun = job.launcher is Launcher.TORCHRUN
     if torchrun and (script is None or not script.is_python):
         raise UsageError(
@@ -226,7 +226,6 @@ def _image(path: str) -> str:
 
 
 def _command(job: JobSpec, script: UserScript | None, python: str, folder: str) -> str:
-    """Return the command line of the bundled program or script. ``python`` is used for Python programs."""
     if script is None:
         if job.bundled is None:
             raise UsageError("a job needs a bundled program or a script", code="nothing-to-run")
@@ -243,12 +242,12 @@ def mpirun_exports(job: JobSpec) -> str:
 
 
 def sweep_variable(key: str) -> str:
-    """Return the name of the environment variable that holds the value of a sweep's key."""
+    """Return the name of the environment variable for a parameter of a sweep, such as SWEEP_LR for lr."""
     return "SWEEP_" + re.sub(r"\W", "_", key).upper()
 
 
 def is_launched(job: JobSpec, script: UserScript | None) -> bool:
-    """Return whether a launcher starts the ranks. Single Python ranks and shell scripts need no launcher."""
+    """Return whether srun, mpirun or torchrun starts the ranks: not for shell scripts and single ranks."""
     if script is None or not script.is_python:
         return script is None
     return job.tasks > 1 or bool(script.directives) or job.launcher is Launcher.TORCHRUN
@@ -371,9 +370,9 @@ def render_script(
 def common_words(
     job: JobSpec, script: UserScript | None, environment: Environment, payload_hash: str
 ) -> dict[str, str]:
-    """Return the values for the templates of all schedulers.
+    """Return placeholder -> text for the templates of job scripts, the same for Slurm and for mpirun.
 
-    The value ``needs`` lists the files that must be in the current folder to start the script by hand.
+    ``needs`` lists the files that must be in the current folder to start the script by hand.
     """
     files = [*([script.name] if script else []), *([SWEEP_FILE] if job.sweep is not None else [])]
     return {
@@ -448,6 +447,6 @@ VERIFICATION_PER_NODE_S = 3
 
 
 def verification_argv(root: str, hosts: Sequence[str]) -> tuple[str, ...]:
-    """Return the command for each rank of the probe, an MPI test. The command contains the probe's code."""
+    """Return the command that each rank of an MPI test (probe) runs. It contains the test's Python code."""
     texts = module_texts("payload.commands.probe", data_folder("payload").parent)
     return (f"{root}/env/bin/python", "-c", BOOT, texts, json.dumps([",".join(hosts)]))

@@ -1,4 +1,4 @@
-"""A job user's connection to a running cluster: cluster facts, scheduler, and record of submissions."""
+"""A job user's connection to a running cluster, with its scheduler and the list of submitted jobs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SBATCH_MAY_HANG_S = 600
 class Session:
     """A connection to the controller as the job user.
 
-    unshared_nodes: node -> transport, if hosts share no folder. Each node of a job then has files of the job.
+    unshared_nodes: node -> connection, if hosts share no folder and each node has the files of its jobs.
     """
 
     facts: ClusterFacts
@@ -54,18 +54,17 @@ class Session:
 
     @property
     def transport(self) -> Transport:
-        """Transport to the controller."""
         return self.scheduler.transport
 
     def transports_of_partition(self, partition: str | None) -> tuple[Transport, ...]:
-        """Return transports to a partition's ``unshared_nodes``, without the controller. None: all nodes."""
+        """Return connections to ``unshared_nodes`` of a partition (None: all), without the controller."""
         partitions = [facts for facts in self.facts.partitions if partition in (None, facts.name)]
         names = (name for facts in partitions for name in facts.nodes)
         transports = (self.unshared_nodes[name] for name in names if name in self.unshared_nodes)
         return tuple(transport for transport in transports if transport is not self.transport)
 
     def hosts_with_files(self, hosts: Sequence[str]) -> tuple[tuple[str, Transport], ...]:
-        """Return the hosts that have the files of a job that ran on ``hosts``, each with its transport."""
+        """Return (host, connection) of all ``hosts``; only the controller if hosts share the jobs' folder."""
         transports = tuple((host, self.unshared_nodes[host]) for host in hosts if host in self.unshared_nodes)
         return transports or ((self.transport.host, self.transport),)
 
@@ -115,7 +114,8 @@ def open_session(chosen: ChosenCluster, *, patience_s: float = PATIENCE_S) -> It
 
 
 def read_applied_spec(workspace: Workspace) -> ClusterSpec:
-    """Return the spec that `up` was last given. The models are imported here, because they load slowly."""
+    """Return the spec that `up` was last given."""
+    # The import of pydantic models is slow.
     from clusterctl.state.inventory import applied_spec  # noqa: PLC0415
 
     return applied_spec(workspace)
@@ -140,7 +140,7 @@ def mpirun_client(
 
 
 def resolve_submissions(scheduler: Jobs, ledger: Ledger) -> None:
-    """Ask the scheduler for the jobs of submissions that got no answer. Record the result in the ledger."""
+    """Find the jobs of submissions with a lost answer. Record their ids, or their absence, in ``ledger``."""
     for entry in ledger.entries():
         if entry.job_id is None and not entry.refused:
             job = scheduler.by_token(entry.token, entry.submitted_at)

@@ -218,7 +218,7 @@ class SlurmClient(Jobs):
         return job_id
 
     def cancel(self, ids: Sequence[str]) -> None:
-        """Cancel jobs. First forbid requeueing, which a program may request when the program gets SIGTERM."""
+        # A program may requeue its job when the program gets SIGTERM, so requeueing is forbidden first.
         for job_id in ids:
             self.check_id(job_id)
         self._ask(["scontrol", "update", f"jobid={','.join(ids)}", "requeue=0"], nothing=_ENDED_MEANWHILE)
@@ -241,7 +241,6 @@ class SlurmClient(Jobs):
     def _query(
         self, query: slurm_parse.Query[_T], *options: str, nothing: re.Pattern[str] | None = None
     ) -> tuple[_T, ...]:
-        """Return the results of a query; () if Slurm's error message matches ``nothing``."""
         separator: str = slurm_parse.new_separator()
         return query.parse(self._ask([*query.command(separator), *options], nothing=nothing), separator)
 

@@ -1,4 +1,4 @@
-"""Slurm's configuration files, rendered from spec, inventory and hardware facts."""
+"""Slurm's configuration files, made from the cluster's spec, its hosts, and the hosts' hardware."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Settings = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node's settings in slurm.conf. ``topology`` is empty if the node is only a part of a machine."""
+    """A node in slurm.conf. topology: boards, sockets, cores, threads; () if it is a part of a machine."""
 
     host: Host
     cpus: int
@@ -102,8 +102,8 @@ def fault_timeouts(nodes: int) -> Settings:
     """Return settings that decide how soon a fault is noticed and a requeued job restarts.
 
     Slurm's defaults are for thousands of nodes: a lost node is noticed after five minutes, and a requeued job
-    waits until credentials expire (120 s). These limits are shorter, and grow with the number of nodes. A
-    node may be too busy to answer for half a minute, because a node marked DOWN loses its jobs.
+    waits until credentials expire (120 s). These settings are shorter, and grow with the number of nodes. But
+    they allow a busy node half a minute without an answer, because a node marked DOWN loses its jobs.
     """
     extra_s = nodes // 8
     return {

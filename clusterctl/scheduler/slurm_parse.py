@@ -152,7 +152,7 @@ def _accounted_id(record: _Record) -> tuple[int, Sequence[int | None]]:
 
 
 def _job(record: _Record, columns: str, **fields: Any) -> JobInfo:
-    """Return the job in a record. columns: names of the fields that squeue and sacct name differently."""
+    """Convert a record. columns: its names of the fields that squeue and sacct name differently."""
     name, user, submit, start, end, exit_code, limit = columns.split()
     state, (code, signal) = _state(record), _exit(record, exit_code)
     started = _time(record[start])
@@ -182,10 +182,8 @@ def _job(record: _Record, columns: str, **fields: Any) -> JobInfo:
 
 
 def _jobs(command: str, read: str, records: Iterator[_Record]) -> Iterator[JobInfo]:
-    """Yield the jobs in records. An invalid record becomes a job of state UNKNOWN, with the error as reason.
-
-    This job has the record's user and nodes if possible, because the nodes are in use in any case.
-    """
+    """Convert records. An invalid record becomes a job in state UNKNOWN. read: the field with a job's id."""
+    # The nodes of an invalid record are in use too, so its job gets them if possible.
     for record in records:
         try:
             yield from _queued(record) if command == "squeue" else _accounted(record)

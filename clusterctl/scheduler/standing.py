@@ -48,7 +48,7 @@ def standing_of(node: NodeInfo) -> Availability:
 
 
 def group_by_standing(nodes: Iterable[NodeInfo]) -> dict[Availability, list[NodeInfo]]:
-    """Return the nodes by availability. Every ``Availability`` is a key."""
+    """Return availability -> nodes. Every ``Availability`` is a key, even if no node has it."""
     nodes_by_standing: dict[Availability, list[NodeInfo]] = {key: [] for key in Availability}
     for node in nodes:
         nodes_by_standing[standing_of(node)].append(node)
@@ -56,7 +56,7 @@ def group_by_standing(nodes: Iterable[NodeInfo]) -> dict[Availability, list[Node
 
 
 def find_unusable_nodes(nodes: Iterable[NodeInfo]) -> tuple[tuple[str, str], ...]:
-    """Return (name, text with state and reason) of each node that Slurm has taken out of service."""
+    """Return (name, "Slurm reports STATE: REASON") of each node that has failed or is out of service."""
     out = (Availability.OUT, Availability.FAILED)
     return tuple(
         (node.name, f"Slurm reports {slurm_state_text(node)}") for node in nodes if standing_of(node) in out
@@ -64,12 +64,12 @@ def find_unusable_nodes(nodes: Iterable[NodeInfo]) -> tuple[tuple[str, str], ...
 
 
 def slurm_state_text(node: NodeInfo) -> str:
-    """Return a node's state, flags and reason as Slurm writes them."""
+    """Return a node's state, flags and reason: ``DOWN+DRAIN: disk full``."""
     return "+".join((node.state, *node.flags)) + (f": {node.reason}" if node.reason else "")
 
 
 def drain_reason(node: NodeInfo) -> str:
-    """Return a text: the user that drained a node, and the reason; for a reserved node, "reserved"."""
+    """Return "drained by USER: REASON", or "reserved" for a reserved node."""
     if _is_reserved(node):
         return "reserved"
     return f"drained by {node.reason_by or 'an unknown user'}: {node.reason or 'no reason given'}"
