@@ -1,8 +1,8 @@
-"""The interface of providers, which create and delete the hosts of a spec, and the types that they share.
+"""The interface of providers, which create and delete the hosts of a cluster, and the types that they share.
 
-A pending release is an on-prem machine that left the cluster but could not be restored yet. It keeps a
-small workspace with the machine's inventory entry, login settings and admin key, so that a later `up` or
-`down` can restore the machine without the spec of that time.
+A pending release is an on-prem machine that left the cluster but could not be restored yet. clusterctl keeps
+a small workspace folder with the machine's inventory entry, login settings and admin key, so that a later
+`up` or `down` can restore the machine even if the spec no longer contains it.
 """
 
 # ruff: noqa: ARG002 - the optional methods ignore their arguments
@@ -43,7 +43,7 @@ _NOTE: Final = "pending.json"
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The CPUs and memory that a provider gives a compute host. ``disk_mib``: the disk's limit, if any."""
+    """CPUs and memory that a provider gives a compute host. ``disk_mib``: limit of its disk, or None."""
 
     cpus: int
     memory_mib: int
@@ -51,7 +51,7 @@ class Size:
 
     @classmethod
     def of(cls, host: Host | None) -> Size | None:
-        """Return the size that the provider set for a host, if the provider set a size."""
+        """Return the size in a host's inventory entry. None: no host, or the entry has no CPUs or memory."""
         if host is None or host.cpus is None or host.memory_mib is None:
             return None
         return cls(host.cpus, host.memory_mib, host.disk_mib)
@@ -72,7 +72,7 @@ Sizes = Mapping[str, Size]  # by host
 
 @dataclass(frozen=True, slots=True)
 class Provisioned:
-    """The hosts of a cluster after ``apply`` (``inventory``), and notes for the user.
+    """The result of ``Provider.apply``: the hosts of the cluster (``inventory``), and notes for the user.
 
     made: names of new hosts. started: names of existing hosts that were off.
     classed: names of the new hosts that started from a node template and already have all their files.
@@ -94,8 +94,8 @@ class HostChange:
 
     action: ``change`` keeps the host and its data; ``replace`` deletes both and recreates the host.
     what: the kind of machine, such as `g2-standard-8, spot`. why: the reason for the change.
-    usd_per_hour: the future cost; for ``remove``, the present cost. Empty if zero or unknown.
-    was_usd_per_hour: the present cost, if it differs.
+    usd_per_hour: the cost after the change; for ``remove``, the present cost. None if zero or unknown.
+    was_usd_per_hour: the present cost. None if the cost does not change.
     restarts: the change stops the host and its jobs. off: the host is not running now.
     released: the host is an on-prem machine that is restored instead of deleted.
     """
@@ -117,7 +117,7 @@ class HostChange:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """A cluster's USD an hour, ``now`` and ``then`` (after the plan), without the ``unpriced`` resources."""
+    """A cluster's USD an hour, ``now`` and after the plan (``then``), without the ``unpriced`` resources."""
 
     now: float
     then: float
@@ -126,13 +126,14 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class HostPlan:
-    """The changes that ``apply`` would make.
+    """The changes that ``Provider.apply`` would make.
 
-    hosts: a change, or ``keep``, for each host. other: changes of other resources, such as networks.
-    priced_on: the date of the price table. Empty: the provider has no price table.
-    other_usd_per_hour: the cost of other resources, now and after the plan, without ``other_unpriced``.
+    hosts: the change of each host; its action is ``keep`` if nothing changes.
+    other: descriptions of the changes of other resources, such as networks.
+    priced_on: the date of the price table. None: the provider has no price table.
+    other_usd_per_hour: (cost now, cost after the plan) of other resources, without ``other_unpriced``.
     other_lost: other resources that are deleted or recreated, so that their data is lost.
-    images: a text for each node template that must be built: its machine, cost and time.
+    images: for each node template that must be built, a text with its machine, cost and time.
     """
 
     hosts: tuple[HostChange, ...]
@@ -158,7 +159,7 @@ class HostPlan:
 
     @property
     def usd_per_hour(self) -> float | None:
-        """The cluster's cost in USD an hour after the plan, unless a price is unknown."""
+        """The cluster's cost in USD an hour after the plan. None: a price is unknown."""
         return self.cost.then if self.cost and not self.cost.unpriced else None
 
     @property
@@ -172,7 +173,7 @@ class HostPlan:
 
     @property
     def cost(self) -> Cost | None:
-        """The cost of the cluster, if a resource has a price or the provider has a price table."""
+        """The cost of the cluster. None: no resource has a price, and the provider has no price table."""
         now, then = self.other_usd_per_hour
         unpriced = [host.name for host in self.hosts if host.usd_per_hour is None]
         for host in self.hosts:
@@ -187,7 +188,7 @@ class HostPlan:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """An existing resource of a cluster, and the resource's cost, if known."""
+    """A resource of a cluster that still exists, with its cost if known."""
 
     what: str
     usd_per_hour: float | None = None
@@ -200,8 +201,8 @@ class Leftover:
 class Provider(Protocol):
     """Creates and deletes hosts of clusters. Constructed from a spec's `provider` and ``Prompts``.
 
-    known_shared: path of the shared folder on the hosts, if the provider has node templates.
-    class_groups: groups of hosts that can start from a node template.
+    known_shared: where hosts mount the shared folder. None: the provider has no node templates.
+    class_groups: the groups of hosts (controller, compute) that can start from a node template.
     """
 
     known_shared: str | None = None
@@ -224,11 +225,11 @@ class Provider(Protocol):
         return None
 
     def preflight(self, spec: ClusterSpec, workspace: Workspace) -> DoctorReport | None:
-        """Report all obstacles to ``apply``, unless ``check`` can find all of them. Change nothing."""
+        """Return all problems that would make ``apply`` fail. None: ``check`` already finds all of them."""
         return None
 
     def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake) -> None:
-        """Raise a MachineError if this machine can't run hosts. Build the base image if it is not cached."""
+        """Raise a MachineError if this machine can't run hosts. Build the node image unless it is cached."""
         return
 
     def prepare_class(
@@ -242,7 +243,7 @@ class Provider(Protocol):
         return {}
 
     def sizes(self, spec: ClusterSpec) -> Sizes:
-        """Return compute host -> size that the spec gives the host. Empty if this provider sets no sizes."""
+        """Return name of compute host -> its size in the spec. Empty if this provider sets no sizes."""
         return {}
 
     def plan(
@@ -296,15 +297,15 @@ class Provider(Protocol):
         """Return the shared folders that `down` kept for the caller's clusters of this name and users."""
 
     def refuse_used(self, kept: KeptStorage) -> None:
-        """Raise a UsageError if a cluster or another machine uses the kept storage."""
+        """Raise a UsageError if a cluster or another machine uses a shared folder that `down` kept."""
         return
 
     def remove_storage(self, kept: KeptStorage) -> None:
-        """Delete kept storage with its data, if it exists. Raise a UsageError if the storage is in use."""
+        """Delete a shared folder that `down` kept, if it exists. Raise a UsageError if it is in use."""
 
 
 def load_known_inventory(workspace: Workspace) -> Inventory | None:
-    """Return the inventory of the last `up`, extended by the hosts that an unfinished `up` was adding."""
+    """Return the inventory of the last `up`, with the hosts that an interrupted `up` was adding."""
     inventory: Inventory | None = None
     hosts: dict[str, Host] = {}
     for path in (workspace.joining, workspace.inventory):
@@ -363,10 +364,10 @@ def reject_unknown_keys(offered: Sequence[OfferedKey]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Callbacks that ask the user, and answers that the user has already given to a command.
+    """Callbacks that ask the user, and answers that the user has already given on the command line.
 
     confirm: called with unknown host keys. Raises to reject the keys.
-    accepted: fingerprints that the user confirmed on the command line.
+    accepted: fingerprints of host keys that the user has already confirmed.
     password: the sudo password, for machines that require a password. It is never shown.
     restore: called to restore hosts that leave the cluster. reporter: receives progress and notes.
     """
@@ -400,7 +401,7 @@ class PendingRelease:
 
     @property
     def title(self) -> str:
-        """The machine's name and address, because the name may belong to another machine by now."""
+        """The machine's name and address. The name alone may belong to another machine by now."""
         return f"{self.host.name} ({self.address})"
 
     @property
@@ -423,7 +424,7 @@ class PendingRelease:
         return {"host": self.host.name, "address": self.address, "since": self.since, "why": self.why}
 
     def save(self) -> PendingRelease:
-        """Record the pending release in a file of its own workspace."""
+        """Write this object to a file in its ``workspace`` folder, and return it."""
         machine = self.machine.model_dump(mode="json")
         content = json.dumps({"since": self.since, "why": self.why, "machine": machine})
         write_atomic(self.workspace.root / _NOTE, f"{content}\n")

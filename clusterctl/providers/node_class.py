@@ -1,4 +1,4 @@
-"""Node templates: images from which hosts of a group start. Hosts of a group differ only in a few files."""
+"""Node templates: images from which a new controller or compute nodes start. Each then gets a few files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clusterctl.state.inventory import Inventory
 
 @dataclass(frozen=True, slots=True)
 class NodeFile:
-    """A node's own file, or a node's block between the lines ``edges`` of a file. ``owner``: uid and gid."""
+    """A file of a node, or, with ``edges``, a block between two lines of a file. ``owner``: uid and gid."""
 
     data: bytes
     mode: int = 0o644
@@ -20,7 +20,7 @@ class NodeFile:
 
     @property
     def mark(self) -> str:
-        """The content's checksum and, for a whole file, mode and owner, as the host probe prints them."""
+        """The content's checksum and, for a whole file, mode and owner, as a probe on the host prints it."""
         content = hashlib.sha256(self.data).hexdigest()[:16]
         return content if self.edges else f"{content} {self.mode:o} {self.owner}:{self.owner}"
 
@@ -44,7 +44,7 @@ class KeptImage:
 
 @dataclass(frozen=True, slots=True)
 class NodeClass:
-    """The templates of new hosts. ``keys``: host group -> template's key. ``files``: returns hosts' files."""
+    """The templates of new hosts. ``keys``: group -> template's key. ``files``: returns each host's files."""
 
     keys: Mapping[str, str]
     files: Callable[[Inventory], NodeFiles]

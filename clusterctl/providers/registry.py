@@ -1,4 +1,4 @@
-"""The registry of providers, and the only access to them from outside this package.
+"""Finds a provider's code by its name in the spec. Other packages use providers only through this module.
 
 The provider of `provider: {type: local}` is ``LocalProvider`` in ``local/provider.py``. A cloud also has
 ``costs.py`` with its prices. Modules are imported on demand, because Google's libraries load slowly.
@@ -34,7 +34,7 @@ def provider_of(settings: ProviderSettings, prompts: Prompts = NO_PROMPTS) -> Pr
 def record_pending(
     host: Host, inventory: Inventory, spec: ClusterSpec, workspace: Workspace, *, why: str
 ) -> PendingRelease:
-    """Record that a host left the cluster but could not be restored. ``spec``: the last applied spec."""
+    """Record that an on-prem host left the cluster but is not restored. ``spec``: that of the last `up`."""
     from clusterctl.providers.onprem import release  # noqa: PLC0415
 
     return release.record_pending(host, inventory, own_machines(spec.provider), workspace, why=why)
@@ -60,7 +60,7 @@ def recorded_cost(spec: ClusterSpec, workspace: Workspace) -> float | None:
 
 
 def kept_images(settings: ProviderSettings, *, prune: bool = False) -> tuple[KeptImage, ...]:
-    """Return the node templates that are stored in the cloud. With ``prune``, delete all of these."""
+    """Return the node templates that are stored in the cloud. With ``prune``, also delete them."""
     if not settings.is_cloud:
         return ()
     kept: tuple[KeptImage, ...] = _module(settings, "images").kept(settings, prune=prune)
@@ -68,14 +68,14 @@ def kept_images(settings: ProviderSettings, *, prune: bool = False) -> tuple[Kep
 
 
 def cached_images(*, prune: bool = False, report: ProgressReporter) -> tuple[CachedImage, ...]:
-    """Return the cached images on this machine. With ``prune``, delete and return only unused images."""
+    """Return the cached node images on this machine. With ``prune``, delete and return only unused images."""
     from clusterctl.providers.local import provider  # noqa: PLC0415
 
     return provider.cached_images(prune=prune, report=report)
 
 
 def clusters_on_this_machine() -> tuple[tuple[ClusterState, bool], ...]:
-    """Return (cluster, whether its workspace was lost) for each local cluster of the caller."""
+    """Return (cluster, whether its workspace folder was lost) for each local cluster of the caller."""
     from clusterctl.providers.local import provider  # noqa: PLC0415
 
     # Workspaces of other accounts can't be read, so it is unknown whether their clusters are orphans.

@@ -1,7 +1,7 @@
 """Kept storage: the shared folder that `down` keeps, with its data, if the spec has `storage.keep: true`.
 
-Providers can find kept storage without a record. The record, beside the workspaces, tells `list` the details
-and which provider to ask.
+A provider can find its kept storage by searching. clusterctl also writes a record file for each cluster
+name, from which `list` gets the details and the provider to ask.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ REMOVE: Final = "clusterctl storage remove {name}"
 
 
 class KeptStorage(BaseModel):
-    """The shared folder of a cluster that is down.
+    """The shared folder that remains of a cluster after `down`.
 
     id: the provider's name of the storage. what: a description: `disk demo-a1b2c3-shared in ZONE`.
     kind: the type of disk or file server. Empty if the provider has a single type.
-    since: when the cluster went down (Unix time), if known.
+    since: when the cluster went down (Unix time). None: unknown.
     homes: account -> uid, for each account with a home folder on the storage.
     """
 
@@ -65,7 +65,7 @@ class KeptStorage(BaseModel):
 
 
 def choose_storage_to_reuse(spec: Cluster, storages: Sequence[KeptStorage]) -> KeptStorage | None:
-    """Return the kept storage that `up` reuses, if `storage.keep` is true and there is kept storage.
+    """Return the kept storage that `up` reuses. None: `storage.keep` is false, or ``storages`` is empty.
 
     Raises:
         UsageError: there are several kept storages, or their files' owners differ from the spec's users.
@@ -101,7 +101,7 @@ def _others_files(spec: Cluster, kept: KeptStorage) -> Iterator[str]:
 
 
 def notes_on_unused_storage(spec: ClusterSpec) -> tuple[str, ...]:
-    """Return notes about kept storage of this name that `up` will not use, because `storage.keep` is false.
+    """Return notes about kept storage of this cluster name that `up` won't use, as `storage.keep` is false.
 
     Raises:
         UsageError: `storage.keep` is true, but the kept storage is with another provider or project.
@@ -126,7 +126,7 @@ def reuse_note(kept: KeptStorage) -> str:
 
 
 class StorageRecord(BaseModel):
-    """The storages that were kept for clusters with the same name, and the spec's provider and users."""
+    """The kept storages of all clusters with the same name, and the provider and user names of their spec."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -136,7 +136,7 @@ class StorageRecord(BaseModel):
 
     @property
     def place(self) -> tuple[str | None, ...]:
-        """The place that the provider searches: its type and, on Google Cloud, the project and first user."""
+        """(provider's type, Google Cloud project or None, and the first user if there is a project)."""
         project = getattr(self.provider, "project", None)
         return (self.provider.type, project, *(self.users[:1] if project else ()))
 
@@ -154,7 +154,7 @@ def _file(name: str) -> Path:
 def save_record(name: str, record: StorageRecord | None) -> None:
     """Write the record of a cluster name to its file. If the record lists no storage, delete the file.
 
-    Keep a file if its ``place`` differs from the record's. Without a ``record``, delete the file anyway.
+    But keep the file if its ``place`` differs from the record's. Without a ``record``, always delete it.
     """
     saved = load_record(name)
     if record is not None and record.kept:
@@ -164,7 +164,7 @@ def save_record(name: str, record: StorageRecord | None) -> None:
 
 
 def load_record(name: str) -> StorageRecord | None:
-    """Return the record of this cluster name, unless the record is missing or damaged."""
+    """Return the record of this cluster name. None: its file is missing or damaged."""
     with suppress(FileNotFoundError, ValidationError):
         return StorageRecord.model_validate_json(_file(name).read_bytes())
     return None

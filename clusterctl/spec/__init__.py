@@ -1,1 +1,1 @@
-"""The typed description of clusters and jobs: models, loading, messages, JSON Schema."""
+"""The models of cluster specs and job files, and the functions that load and check these files."""

@@ -129,7 +129,7 @@ def either(words: Iterable[object]) -> str:
 
 
 class _Unknown:
-    """The type of UNKNOWN, which ``partial_model`` puts in place of wrong values. Its attributes: UNKNOWN."""
+    """The type of UNKNOWN, which replaces wrong values in ``partial_model``. Its attributes are UNKNOWN."""
 
     def __bool__(self) -> bool:
         return False
@@ -177,7 +177,7 @@ def is_partial(info: ValidationInfo) -> bool:
 
 
 def _tolerant_schema(schema: Any) -> Any:
-    """Return a pydantic schema with models that accept any value and replace wrong values by UNKNOWN."""
+    """Return a copy of a pydantic schema in which models accept wrong values and replace them by UNKNOWN."""
     if isinstance(schema, list):
         return [_tolerant_schema(part) for part in schema]
     if not isinstance(schema, dict):

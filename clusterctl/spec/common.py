@@ -129,7 +129,7 @@ class Nvidia(Model):
 
     @property
     def of_branch(self) -> str | None:
-        """The branch of NVIDIA's driver to install. Default: the newest branch."""
+        """The branch of NVIDIA's driver to install. None: the newest branch."""
         return self.branch or (str(LAST_FOR_VOLTA) if self.driver == "proprietary" else None)
 
     @property
@@ -316,15 +316,13 @@ class SlurmSettings(Model):
 
 
 class ProviderSettings(Model):
-    """Settings of a provider. Class variables describe how the provider differs from other providers.
-
-    The class variables and the properties need no ``Provider`` object.
+    """Settings of a provider. Class variables and properties tell how it differs from other providers.
 
     user_owned: whether the hosts are the user's own machines, which `down` restores.
     shares_kernel: whether the hosts use this machine's kernel. Then they can't reboot and have no firewall.
     is_cloud: whether the hosts are rented, by machine type.
     keeps_from_start: whether storage.keep can't be changed while the cluster is up.
-    default_uid: uid of the job user if the spec has no users. Default: the uid that runs clusterctl.
+    default_uid: uid of the job user if the spec has no users. None: the uid that runs clusterctl.
     """
 
     type: str
@@ -341,12 +339,12 @@ class ProviderSettings(Model):
 
     @property
     def known_network(self) -> IPv4Network | None:
-        """The cluster's network if the spec names the network. Otherwise clusterctl must ask the hosts."""
+        """The cluster's network if the spec names it. None: clusterctl must ask the hosts."""
         return None
 
     @property
     def switches(self) -> Mapping[str, Switch]:
-        """Switch name -> switch of the fast network. Empty if the spec has no key `fabric`."""
+        """Name -> switch of the fast network between hosts. Empty if the spec has no key `fabric`."""
         return {}
 
     @property
@@ -368,16 +366,16 @@ class ProviderSettings(Model):
 
     @property
     def debian_mirror(self) -> str | None:
-        """The URL of the Debian mirror that the hosts use. Default: Debian's own servers."""
+        """The URL of the Debian mirror that the hosts use. None: Debian's own servers."""
         return None
 
     @property
     def idle_timeout_s(self) -> int | None:
-        """The idle time in seconds after which the cluster shuts itself down. Default: never."""
+        """The idle time in seconds after which the cluster shuts itself down. None: it stays up."""
         return None
 
     def faults(self, spec: Cluster) -> Iterator[Fault]:  # noqa: ARG002
-        """Yield contradictions between fields of a spec with this provider. Some fields may be UNKNOWN."""
+        """Yield contradictions between fields of a spec with this provider. A wrong field may be UNKNOWN."""
         yield from ()
 
     def controller_of(self, cluster: str) -> str:
@@ -385,11 +383,11 @@ class ProviderSettings(Model):
         return f"{cluster}-ctl"
 
     def with_images(self, spec: Cluster, raised: Cluster | None) -> Self:  # noqa: ARG002
-        """Return these settings with each host's image. ``raised``: the running cluster's spec, if any."""
+        """Return a copy of these settings with each host's image. ``raised``: the running cluster's spec."""
         return self
 
     def expected_release(self, spec: Cluster) -> str | None:  # noqa: ARG002
-        """Return the distribution of all hosts, if it is known before clusterctl connects to the hosts."""
+        """Return the distribution of all hosts. None: unknown until clusterctl connects to the hosts."""
         return None
 
 
@@ -459,7 +457,7 @@ class Cluster(Model):
         return tuple(f"{self.name}-{partition.name}-{i}" for i in range(1, partition.nodes + 1))
 
     def refused(self, rows: Iterable[Refusal]) -> Iterator[Fault]:
-        """Yield a fault for each forbidden key, listed in ``rows``, that the spec sets to a known value."""
+        """Yield a fault for each key in ``rows`` that the spec sets. Ignore keys with the value UNKNOWN."""
         for key, message, fix in rows:
             top, _, name = key.partition(".")
             section = getattr(self, top)

@@ -28,10 +28,10 @@ class Distribution:
     """A release of a Linux distribution, such as Debian 13.
 
     python: path of the interpreter that creates the job environment.
-    mpi_module: environment module of Open MPI, if a module is needed.
+    mpi_module: environment module of Open MPI. None: Open MPI needs no module.
     glibc_minor: the x of glibc 2.x.
     cgroup_v2: whether the distribution's Slurm supports cgroup version 2.
-    slurm: the release of the distribution's Slurm packages, if the release is fixed.
+    slurm: the release of Slurm in the distribution's packages. None: it changes with updates.
     newer_slurm: release of Slurm that a node image can have instead of ``slurm`` -> Debian suite to use.
     slurm_without_pmix: releases in ``newer_slurm`` without packages of the PMIx plugin.
     """
@@ -168,7 +168,7 @@ _REMOVED_KEYS: Final = {
 
 
 class SlurmRefusal(NamedTuple):
-    """The reason that a cluster can't have a release of Slurm: message, cause and fix."""
+    """Why a cluster can't have a release of Slurm: error message, cause and fix."""
 
     what: str
     why: str
@@ -183,7 +183,7 @@ def is_removed(key: str, release: str) -> bool:
 def refuse_slurm(
     release: str, distribution: Distribution | None, *, makes_image: bool
 ) -> SlurmRefusal | None:
-    """Return the reason why hosts can't have this release of Slurm, if clusterctl knows a reason.
+    """Return the reason why hosts can't have this release of Slurm. None: clusterctl knows no reason.
 
     distribution: the hosts' distribution, or ``None`` before the hosts are probed.
     makes_image: whether clusterctl builds the hosts' image, which can contain another release of Slurm.

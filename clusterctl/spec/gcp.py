@@ -242,10 +242,10 @@ def _nodes_by_name(spec: Cluster) -> dict[str, tuple[GcpNodes, bool]]:
 
 
 def image_error(spec: Cluster) -> UsageError | None:
-    """Return an error if the names of this spec's images show unsupported or different distributions.
+    """Return an error if the names of the spec's images show an unsupported distribution, or several of them.
 
-    An unknown distribution is an error only if the spec bakes an image or sets Slurm's release, because both
-    need the distribution before any host runs.
+    If a name shows no distribution, this is an error only if clusterctl must know the distribution before any
+    host runs: to build a node image, or because the spec sets Slurm's release.
     """
     named = {key: release for key, image in _images(spec) if (release := release_of(image))}
     try:

@@ -174,7 +174,7 @@ def most_vcpus(gpus: Gpus) -> int | None:
 
 
 def default_machine(gpus: Gpus | None) -> Machine:
-    """Return the smallest machine type with these GPUs, or ``PLAIN`` without GPUs.
+    """Return the smallest machine type with these GPUs, or a small machine type if ``gpus`` is None.
 
     Raises:
         ValueError: no machine type has these GPUs. The checks of a spec reject such GPUs earlier.

@@ -1,4 +1,4 @@
-"""JobSpec, the description of a job, and the search for the program that JOB in `submit JOB` names."""
+"""JobSpec, the description of a job, and the search for the script or bundled program of `submit JOB`."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class JobKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True, init=False)
 class JobSpec:
-    """A job. Either ``bundled`` (a program of clusterctl) or ``script`` is set. ``mem``: MiB. ``time``: s.
+    """A job: ``bundled`` (a program of clusterctl) or ``script`` is set. ``mem``: MiB. ``time``: seconds.
 
     JobOptions documents the other fields. ``model_fields_set``: names of the fields that the caller set.
     JobSpec is not a pydantic model, because the import of pydantic is slow and most jobs do not need it.
@@ -141,7 +141,7 @@ class JobSpec:
 
     @property
     def record(self) -> dict[str, Any]:
-        """All fields for environment.client.json, with ``mem`` and ``time`` as text: ``4GiB``, ``1h``."""
+        """The fields, as environment.client.json has them: ``mem`` and ``time`` as text: ``4GiB``, ``1h``."""
         values = {name: getattr(self, name) for name in JOB_FIELDS}
         values["mem"] = format_size(self.mem) if self.mem is not None else None
         values["time"] = format_duration(self.time) if self.time is not None else None
@@ -200,7 +200,7 @@ def is_python(script: Path) -> bool:
 
 
 def named_job(target: str, folder: Path) -> tuple[str | None, Path | None]:
-    """Return (name of a bundled job, path of a script). Only the value that applies is set.
+    """Return (name of a bundled job, None) or (None, absolute path of a script).
 
     target: name or path. ``train`` is the bundled job even if there is a file train; ``./train`` is the file.
     folder: the folder that paths are relative to.
@@ -294,7 +294,7 @@ def valid_options(flags: Mapping[str, object]) -> Mapping[str, Any]:
 
 
 def _plain(name: str, value: object) -> object:
-    """Convert the value of option ``name`` as JobOptions would, or return ``None`` if only JobOptions can."""
+    """Convert the value of an option as JobOptions would, but without pydantic. None: this needs pydantic."""
     if name in _COUNTS:
         return value if type(value) is int and _COUNTS[name] <= value <= MAX_COUNT else None
     if name in {"folder", "requeue"}:
@@ -309,7 +309,7 @@ def _plain(name: str, value: object) -> object:
 
 
 def job_of(target: str, options: Mapping[str, Any], *, folder: Path) -> JobSpec:
-    """Return the job. ``target``: a bundled job or a path relative to ``folder``. ``options``: validated.
+    """Return a job. ``target``: a bundled job or a path relative to ``folder``. ``options``: already valid.
 
     Raises:
         UsageError: there is no such job or script, or options exclude each other.

@@ -157,7 +157,6 @@ def _layered(*layers: JobOptions) -> dict[str, Any]:
 def _job_of_file(
     path: Path, document: Document[JobFile], where: Loc, target: str | None, options: Mapping[str, Any]
 ) -> JobSpec:
-    """Return a job of the file. ``where``: the location that errors about the program point to."""
     try:
         return job_of(target or "", options, folder=path.parent)
     except UsageError as exc:

@@ -79,7 +79,7 @@ def _variable(name: str) -> str:
 
 
 def _image(value: str, info: ValidationInfo) -> str:
-    """Return the absolute path of a container image on this machine, or else ``value``, a cluster path."""
+    """Return an absolute path if the container image is a file on this machine, or else the cluster path."""
     if "://" in value:
         raise BadValueError("not-an-image", f"{shown(value)} is not a file: run `apptainer pull job.sif URL`")
     try:

@@ -38,7 +38,7 @@ _NAME_LINE: Final = re.compile(
 def read_spec(path: Path | None, *, recorded: bool = False) -> ClusterSpec:
     """Read a spec file. ``resolve_spec`` must still fill in its defaults.
 
-    path: the spec file. Without a file, the spec has 2 local nodes in the partition `train`.
+    path: the spec file. None: return the default spec, with 2 local nodes in the partition `train`.
     recorded: whether the hosts of the spec exist already. Then contradictions between fields are allowed.
 
     Raises:
@@ -151,7 +151,7 @@ class CurrentUser:
 def resolve_users(
     spec: ClusterSpec, current_user: CurrentUser, raised: ClusterSpec | None = None
 ) -> ClusterSpec:
-    """Fill in ``users`` if it is empty: with the caller, or with `hpc` if the nodes can't have this account.
+    """Fill in ``users`` if it is empty: with the caller's account, or with `hpc` if the nodes can't have it.
 
     The nodes can't have root, for example. The uid is the account's uid in the running cluster (``raised``),
     or else the provider's default uid, or else the caller's uid.
@@ -200,7 +200,7 @@ class Difference:
 
 
 def differences(before: ClusterSpec, after: ClusterSpec) -> tuple[Difference, ...]:
-    """Return the settings that differ between two specs. The provider, not this function, compares hosts."""
+    """Return the settings that differ between two specs, except the provider's and the nodes' resources."""
     old, new = ({key: value for key, value in _settings(spec) if value} for spec in (before, after))
     return tuple(
         Difference(key, f"{new.get(key, 'not set')}, it was {old.get(key, 'not set')}")
@@ -210,13 +210,12 @@ def differences(before: ClusterSpec, after: ClusterSpec) -> tuple[Difference, ..
 
 
 def _settings(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
-    """Yield (dotted key, value) of each setting. For a list of mappings, first yield the mappings' names."""
+    """Yield (dotted key, value) of each setting that is not about hosts, such as ``storage.keep``."""
     for key, value in spec.model_dump(mode="json", exclude_none=True, exclude=_OF_THE_HOSTS).items():
         yield from _flat(key, value, {"name", *(_OF_A_NODE if key == "partitions" else ())})
 
 
 def _flat(key: str, value: Any, left_out: Collection[str] = ()) -> Iterator[tuple[str, str]]:
-    """Yield (dotted key, value) of the settings below ``key``. ``left_out``: keys to skip in list entries."""
     if isinstance(value, list):
         yield key, ", ".join(entry["name"] if isinstance(entry, Mapping) else entry for entry in value)
         for entry in value:

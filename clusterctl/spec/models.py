@@ -118,7 +118,7 @@ class ClusterSpec(Cluster):
 
 
 def faults(spec: ClusterSpec) -> Iterator[Fault]:
-    """Yield all contradictions between the fields of a spec. Some fields may be UNKNOWN."""
+    """Yield all contradictions between the fields of a spec. A field with a wrong value may be UNKNOWN."""
     yield from spec.provider.faults(spec)
     if spec.scheduler == "none":
         fix = "remove {}, or write scheduler: slurm"

@@ -127,10 +127,10 @@ class OnpremSettings(ProviderSettings):
 
 
 def own_machines(provider: ProviderSettings) -> OnpremSettings:
-    """Return the settings of the provider `onprem`.
+    """Return ``provider``, which must be that of on-prem machines.
 
     Raises:
-        UsageError: the provider is not `onprem`, but creates and removes its hosts itself.
+        UsageError: it is another provider, which creates and removes its hosts itself.
     """
     if isinstance(provider, OnpremSettings):
         return provider

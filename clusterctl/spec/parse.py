@@ -26,7 +26,7 @@ class Filetype(Generic[M]):
     """A type of user file: spec or job file.
 
     name: the type's name in messages.
-    faults: called with a model, which may be partial; returns the contradictions between its fields.
+    faults: called with a model, in which wrong values are UNKNOWN; returns contradictions between its fields.
     missing: the fix if the file does not exist.
     empty: the fix if the file is empty.
     as_text: keys below which numbers and booleans are read as text.
@@ -251,7 +251,7 @@ class _Errors:
         return error["type"] == "too_short" and bool(self._document.value(error["loc"]))
 
     def _placed(self, error: ErrorDetails) -> ErrorDetails:
-        """Return the error with its location in the file: pydantic also inserts the provider's type."""
+        """Return the error with its location in the file, without the provider's type that pydantic adds."""
         loc, kind = error["loc"], error["type"]
         if kind == "union_tag_invalid":
             return {**error, "loc": (*loc, "type"), "type": "literal_error"}

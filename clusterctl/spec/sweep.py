@@ -176,7 +176,7 @@ class Sweep(Model):
 
     @cached_property
     def tasks(self) -> tuple[Values, ...]:
-        """Key -> value of each task, without duplicate tasks, in the order of the array's indices."""
+        """For each task, in the order of the array's indices, option -> value. Equal tasks occur once."""
         tasks: dict[tuple[tuple[str, str], ...], None] = {}
         for values in self._combinations():
             if any(combination.items() <= values.items() for combination in self.exclude):
@@ -208,7 +208,7 @@ class Sweep(Model):
 
     @property
     def keys(self) -> list[str]:
-        """The keys of the sweep that have a value in at least one task."""
+        """The names of the options that the sweep sets in at least one task."""
         return list(dict.fromkeys(key for values in self.tasks for key in values))
 
     @property

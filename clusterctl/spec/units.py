@@ -136,7 +136,6 @@ def format_duration(seconds: int) -> str:
 
 
 def _spelled(value: object) -> str:
-    """Return a text or a whole number as text, else "". Job files have ints; command lines have texts."""
     return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
 
 

@@ -68,7 +68,7 @@ _PERMISSION = re.compile(r"'([a-z]+\.[A-Za-z.]+)'|\b(serviceusage\.services\.use
 
 @dataclass(frozen=True, kw_only=True)
 class Rule(assets.Rule):
-    """An entry of diagnoses.yaml, about an error. ``transient``: a repeated call may succeed."""
+    """An entry of diagnoses.yaml: cause and fix of a kind of error. ``transient``: a retry may succeed."""
 
     transient: bool = False
 
@@ -79,7 +79,7 @@ def rules() -> tuple[Rule, ...]:
 
 
 class _BusyError(Exception):
-    """Google refused a call that can be repeated. ``error``: the error to raise if the last try fails too."""
+    """Raised so that a call is repeated. ``error``: the error to raise if the last try fails too."""
 
     def __init__(self, error: CloudError, response: requests.Response | None = None) -> None:
         super().__init__(error)
@@ -88,7 +88,7 @@ class _BusyError(Exception):
 
 @dataclass
 class Api:
-    """Calls Google's APIs for a project. Paths omit the service's prefix: `projects/p/global/networks`.
+    """Calls Google's APIs for a project. Paths omit the API's version: `projects/p/global/networks`.
 
     answer_s: timeout of a call. tries: number of attempts if Google is busy or does not answer.
     session: HTTP session of the calls. Default: a session with the user's login.
@@ -128,7 +128,7 @@ class Api:
         return self._call("POST", service, path, query, body)
 
     def delete(self, service: str, path: str) -> Json | None:
-        """Start the deletion of a resource. Return the operation, or None if the resource is missing."""
+        """Start a resource's deletion. Return the operation for ``finish``. None: the resource is missing."""
         return self._unless_missing("DELETE", service, path, {})
 
     def _unless_missing(self, verb: str, service: str, path: str, query: Mapping[str, str]) -> Json | None:
@@ -140,9 +140,9 @@ class Api:
             raise
 
     def is_off(self, service: str) -> bool:
-        """Return whether an API is disabled in the project. The project then has no resources of this API.
+        """Return whether an API is disabled in the project. Then the project has no resources of this API.
 
-        Ask the Service Usage API, because a refused call may concern the login's quota project instead.
+        A refused call does not tell: the API may be disabled only in the login's quota project.
         """
         path = f"projects/{self.project}/services/{service}.googleapis.com"
         return self.get("serviceusage", path).get("state") == "DISABLED"
@@ -210,7 +210,7 @@ class Api:
     def finish(self, service: str, scope: str, operation: Json, *, timeout_s: float) -> None:
         """Wait until an operation ends. Raise a CloudError if it fails or takes over ``timeout_s``.
 
-        scope: for Compute Engine, the path above `operations`, such as `projects/p/global`.
+        scope: the start of the operation's path, such as `projects/p/global`. Only Compute Engine needs it.
         """
         deadline, name = self.clock.now() + timeout_s, str(operation.get("name", ""))
         while not _is_done(operation):
@@ -236,7 +236,6 @@ class Api:
     def _error(
         self, match: tuple[Rule, Mapping[str, str]] | None, path: str, message: str, reason: str
     ) -> CloudError:
-        """Return an error with the cause and fix of the matched rule. Without a rule, use ``message``."""
         if match is None:
             return CloudError(message, code="cloud-refused", where=path, why=reason)
         zone = _ZONE.search(path)
@@ -312,7 +311,7 @@ def org_policy(api: Api, constraint: str) -> Json:
 
 
 def enforces(policy: Mapping[str, Any]) -> bool:
-    """Return whether a policy is enforced. Ignore a managed policy's rules that apply only to some tags."""
+    """Return whether a policy (see ``org_policy``) is enforced. Ignore rules that apply only to some tags."""
     managed = any(
         rule.get("enforce") and not rule.get("condition") for rule in policy.get("spec", {}).get("rules", ())
     )
@@ -383,7 +382,7 @@ _INSTALL: Final = (
 
 
 def iap_tunnel(instance: str, *, project: str, zone: str) -> tuple[str, ...]:
-    """Return the words of ssh's ProxyCommand for a tunnel to an instance. ssh replaces `%p` by the port."""
+    """Return the words of the ssh ProxyCommand that reaches an instance. ssh replaces `%p` by the port."""
     return (
         *("gcloud", "compute", "start-iap-tunnel", instance, "%p", "--listen-on-stdin"),
         *(f"--project={project}", f"--zone={zone}", "--verbosity=error"),
@@ -391,7 +390,7 @@ def iap_tunnel(instance: str, *, project: str, zone: str) -> tuple[str, ...]:
 
 
 def check_gcloud() -> None:
-    """Raise a MachineError unless `gcloud`, which makes all connections, is installed and logged in."""
+    """Raise a MachineError unless `gcloud`, which tunnels all SSH connections, is installed and logged in."""
     reason = "clusterctl reaches hosts without a public address through gcloud"
     if shutil.which("gcloud") is None:
         message = "gcloud is not installed on this machine"

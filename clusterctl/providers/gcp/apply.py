@@ -39,13 +39,13 @@ _CLOCK: Final = Clock()
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The cluster that owns resources. ``storage``: import id of the kept storage that the cluster reuses."""
+    """Identifies a cluster's resources. ``storage``: import id of the shared folder that `down` kept."""
 
     cluster_id: str
     storage: str = ""
 
     def owns(self, change: ResourceChange) -> bool:
-        """Return whether a resource's label, description or name shows that this cluster owns it."""
+        """Return whether the changed resource is this cluster's: by import id, label, description or name."""
         resource = change.before or {}
         if change.adopts and change.adopts == self.storage:
             return True
@@ -56,7 +56,7 @@ class Owner:
 
 
 def apply_plan(terraform: Terraform, plan: Plan, owner: Owner, *, clock: Clock = _CLOCK) -> None:
-    """Apply a plan. Retry transient errors. Import already existing resources that ``owner`` owns."""
+    """Apply a plan. Retry transient errors. Import resources that exist already, if ``owner`` owns them."""
     waits, layers = iter(WAITS_S), iter(range(_LAYERS))
     imports: Mapping[str, str] = MappingProxyType({})
     failed: TerraformError | None = None
@@ -88,7 +88,7 @@ _COSTS: Final = ("google_compute_", "google_filestore_")
 
 
 def reject_foreign_state(plan: Plan, cluster_id: str) -> None:
-    """Raise an error if the state belongs to another cluster that uses the same bucket and prefix."""
+    """Raise a ProvisionError if Terraform's state, in the spec's bucket, belongs to another cluster."""
     ids = {cluster_id_of(resource) for resource in _existing(plan)} - {None, cluster_id}
     if ids:
         raise ProvisionError(
@@ -102,7 +102,7 @@ def reject_foreign_state(plan: Plan, cluster_id: str) -> None:
 
 
 def reject_other_project(plan: Plan, project: str) -> None:
-    """Reject a cluster that exists in another project, because `down` searches only the spec's project."""
+    """Raise a UsageError if the cluster exists in another project, as `down` searches only ``project``."""
     projects = {str(resource.get("project") or project) for resource in _existing(plan, _COSTS)} - {project}
     if projects:
         message = f"the cluster is up in the project {', '.join(sorted(projects))}, not in {project}"
@@ -124,12 +124,12 @@ def _address(name: str) -> str:
 
 
 def has_node(plan: Plan, name: str) -> bool:
-    """Return whether Terraform's state had resources of this node when the plan was made."""
+    """Return whether Terraform's state contained resources of the node ``name`` when the plan was made."""
     return any(change.before and change.address.startswith(_address(name)) for change in plan.changes)
 
 
 def remove_node(terraform: Terraform, name: str, owner: Owner) -> None:
-    """Delete the resources of a node. Other resources are not changed."""
+    """Delete the resources of the node ``name``. Other resources are not changed."""
     plan = terraform.plan(destroy=True, targets=[_address(name)])
     if not plan.is_empty:
         apply_plan(terraform, plan, owner)
@@ -137,10 +137,10 @@ def remove_node(terraform: Terraform, name: str, owner: Owner) -> None:
 
 @contextmanager
 def extra_node(terraform: Terraform, name: str, owner: Owner, shown: Plan | None) -> Iterator[None]:
-    """Create a node, with the network and accounts that the node needs. After the body, delete the node.
+    """Create the node ``name``, with the network and accounts that it needs. After the body, delete the node.
 
-    Terraform's variables must already contain the node. shown: the plan that the user has seen. If given,
-    raise a StalePlanError if changes are necessary that ``shown`` lacks, except for those of the node.
+    Terraform's variables must already contain the node. shown: the plan that the user has seen, if any. Raise
+    a StalePlanError if changes that ``shown`` lacks are necessary, other than changes of the node.
     """
     # An interrupted earlier run may not have deleted the node.
     remove_node(terraform, name, owner)
@@ -185,7 +185,7 @@ _OWN_ACCOUNT: Final = "projects/{project}/serviceAccounts/{account}@{project}.ia
 class Place:
     """The project and zone of a cluster. ``controller``: the name of its controller host.
 
-    enables_apis: whether `up` enables APIs. Google may still report an API as disabled shortly afterwards.
+    enables_apis: whether `up` enables APIs. This takes time, so errors about disabled APIs are retried.
     """
 
     project: str
@@ -198,7 +198,7 @@ class Place:
         return self.zone.rsplit("-", 1)[0]
 
     def host_of(self, address: str) -> str | None:
-        """Return the name of the host to which the resource at this Terraform address belongs, if any."""
+        """Return the host that the resource at this Terraform address belongs to. None: it has no host."""
         if node := _NODE.match(address):
             return node.group(1)
         return self.controller if address.startswith(_CONTROLLER) else None
@@ -222,7 +222,7 @@ class Place:
         return error
 
     def name(self, resource: Resource) -> str:
-        """Return the text that names a resource: `demo-1` or `disk (demo-1)`. Empty if it is not shown."""
+        """Return a resource's name for users: `demo-1` or `disk (demo-1)`. Empty: don't show the resource."""
         host, word = self.host_of(resource.address), label_for(resource.type)
         if resource.type == INSTANCE and host:
             return host
@@ -232,7 +232,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The meaning of a Terraform diagnostic. ``import_id``: import id of the resource that already exists."""
+    """An explained Terraform error. ``import_id``: import id of the resource that exists already, if any."""
 
     failure: Failure
     transient: bool = False
@@ -240,7 +240,7 @@ class Finding:
 
 
 def diagnose(diagnostic: Diagnostic, place: Place) -> Finding:
-    """Return the meaning of a Terraform diagnostic. If no rule matches it, its full text is the cause."""
+    """Explain a Terraform error by the rules of diagnoses.yaml. If no rule matches, quote the error."""
     host = place.host_of(diagnostic.address)
     if (match := first_rule(rules(), " ".join(diagnostic.text.split()))) is None:
         location = f" ({diagnostic.address})" if diagnostic.address else ""
@@ -257,7 +257,6 @@ def diagnose(diagnostic: Diagnostic, place: Place) -> Finding:
 
 
 def _import_id(groups: Mapping[str, str], place: Place) -> str:
-    """Return Terraform's import id of the existing resource that a diagnostic names, or ""."""
     if "account" in groups:
         return _OWN_ACCOUNT.format_map({"project": place.project, **groups})
     if "role" in groups:
@@ -266,7 +265,6 @@ def _import_id(groups: Mapping[str, str], place: Place) -> str:
 
 
 def _causes(failures: Iterable[Failure]) -> list[str]:
-    """Return each distinct cause once, preceded by the names of the hosts that failed with it."""
     hosts: dict[str, list[str]] = {}
     for failure in failures:
         hosts.setdefault(failure.cause, []).extend([failure.host] if failure.host else [])
@@ -289,7 +287,7 @@ _UNTOLD: Final = frozenset({"effective_labels", "terraform_labels", "desired_sta
 
 
 def host_changes(plan: Plan, prices: HostPrices | None = None) -> tuple[HostChange, ...]:
-    """Return the planned change of each host, sorted by name, with costs if ``prices`` is given."""
+    """Return the planned change of each host, sorted by name. ``prices``: to add costs; None: no costs."""
     shapes = {change.address: change for change in plan.changes}
     instances = [change for change in plan.changes if change.type == INSTANCE]
     changes = (_host(change, shapes, prices) for change in instances)
@@ -297,7 +295,7 @@ def host_changes(plan: Plan, prices: HostPrices | None = None) -> tuple[HostChan
 
 
 def other_changes(plan: Plan) -> tuple[str, ...]:
-    """Return the changes of resources that are not hosts: `make a network, 2 service accounts`."""
+    """Return texts about changes of resources that are not hosts: `make a network, 2 service accounts`."""
     lines = []
     for action, verb in _ACTIONS.items():
         changes = (change for change in plan.real_changes if change.action == action != "no-op")
@@ -308,14 +306,14 @@ def other_changes(plan: Plan) -> tuple[str, ...]:
 
 
 def lost_data(plan: Plan) -> tuple[str, ...]:
-    """Return the disks and file servers that the plan deletes or recreates: `a disk (demo-shared)`."""
+    """Return the disks and file servers that the plan deletes or recreates, like `a disk (demo-shared)`."""
     holding = (change for change in plan.changes if change.type in _HOLDING)
     changes = (change for change in holding if change.action in ("delete", "replace"))
     return tuple(f"{label_for(change.type)} ({(change.before or {}).get('name')})" for change in changes)
 
 
 def label_for(kind: str, count: int = 1) -> str:
-    """Return the name of a Terraform type, such as `disk`; if ``count`` > 1, `2 disks`. "": not shown."""
+    """Return words for ``count`` resources of a Terraform type: `disk`, `2 disks`. "": not shown to users."""
     plain = kind.removeprefix("google_").replace("_", " ")
     labels = read_table(_DATA / "resources.yaml", dict[str, tuple[str, str]])
     singular, plural = labels.get(kind, (plain, f"{plain}s"))

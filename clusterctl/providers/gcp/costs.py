@@ -1,4 +1,4 @@
-"""Prices of Google Cloud in USD an hour, from a dated table. Unknown prices are never guessed."""
+"""Prices of Google Cloud in USD an hour, from a dated table. None: the table lacks the price."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ LOCAL_SSD_GIB: Final = 375
 
 
 def table() -> dict[str, Any]:
-    """Return the table of list prices of a region at a date. prices.yaml explains the table's format."""
+    """Return the content of prices.yaml: Google's list prices in a region. The file explains its format."""
     return read_table(Path(__file__).with_name("data") / "prices.yaml", dict[str, Any])
 
 
 def caveat(region: str) -> str:
-    """Return a warning if the table has no prices for this region, or else ""."""
+    """Return a warning that the prices are those of another region than ``region``, or else ""."""
     priced_region = table()["region"]
     if region == priced_region:
         return ""
@@ -46,12 +46,12 @@ def of_nat(hosts: int) -> float:
 
 
 def of_gib(usd_a_month: float | None, gib: float) -> float | None:
-    """Return the hourly price of ``gib`` GiB of storage. ``usd_a_month``: the price of a GiB, if known."""
+    """Return the hourly price of ``gib`` GiB of storage. ``usd_a_month``: price of 1 GiB. None: unknown."""
     return None if usd_a_month is None else usd_a_month * gib / HOURS_A_MONTH
 
 
 def total(parts: Iterable[float | None]) -> float | None:
-    """Return the sum of prices, or None if a price is unknown."""
+    """Return the sum of prices. None: a price is unknown."""
     costs = tuple(parts)
     return None if None in costs else sum(filter(None, costs))
 
@@ -80,7 +80,7 @@ def of_machine(
 
 
 def of_local_ssds(count: int, *, spot: bool) -> float | None:
-    """Return the hourly price of ``count`` added local disks. For spot machines, the price is unknown."""
+    """Return the hourly price of ``count`` added local disks. For spot machines, it is unknown: None."""
     if count == 0:
         return 0.0
     return None if spot else of_gib(table()["local_ssd"], count * LOCAL_SSD_GIB)
@@ -105,7 +105,7 @@ class HostPrices:
         return cls(spec.name, partition_prices, gcp.settings_of(spec).prices)
 
     def of(self, instance: Attributes) -> float | None:
-        """Return the hourly price of an instance in Terraform's state, including boot and local disks."""
+        """Return the hourly price of an instance, as Terraform describes it, with boot and local disks."""
         node = re.fullmatch(rf"{re.escape(self.cluster)}-(.+)-[0-9]+", str(instance.get("name")))
         if node and node[1] in self.partitions and instance.get("current_status") not in OFF:
             return self.partitions[node[1]]
@@ -157,7 +157,7 @@ def recorded_cost(spec: ClusterSpec, folder: Path) -> float | None:
 
 
 def of_row(kind: str, row: Attributes) -> float | None:
-    """Return the hourly price of a resource that the REST API describes. 0: no charge by the hour."""
+    """Return the hourly price of a resource (``row``: from the REST API). 0: not billed by the hour."""
     match kind:
         case "instance":
             added = row.get("guestAccelerators", ())

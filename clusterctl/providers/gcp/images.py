@@ -35,7 +35,7 @@ _BYTES_A_GIB: Final = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class HostGroup:
-    """Equal hosts to create: missing nodes of partition ``name``, or, if ``name`` is "", the controller."""
+    """Equal hosts to create: the missing nodes of partition ``name``, or the controller if ``name`` is ""."""
 
     name: str
     nodes: GcpNodes
@@ -52,7 +52,7 @@ class HostGroup:
 class NodeImage:
     """A node image. ``name`` contains a hash of all inputs; ``family`` helps people to find the image.
 
-    base, nodes, machine: the image, settings and type of the machine on which clusterctl builds the image.
+    base, nodes, machine: image, settings and type of the temporary machine on which clusterctl builds it.
     """
 
     name: str
@@ -63,12 +63,12 @@ class NodeImage:
 
 
 def machine_name(spec: ClusterSpec) -> str:
-    """Return the name of the machine that builds images. Unlike node names, it does not end in a number."""
+    """Return the name of the temporary machine that builds images. Unlike a node's, it ends in no number."""
     return f"{spec.name}-image"
 
 
 def image_machines(spec: ClusterSpec) -> Iterator[HostGroup]:
-    """For each partition, yield the machine that builds its image: small unless a GPU driver is needed."""
+    """Yield, for each partition, the machine that builds its image: small unless a GPU driver is needed."""
     settings = gcp.settings_of(spec)
     for partition in spec.partitions:
         nodes, machine = settings.nodes_of(partition.name), gcp.machine_of(spec, partition)
@@ -98,7 +98,7 @@ def images_of(api: Api, spec: ClusterSpec, inputs: str) -> dict[str, NodeImage]:
 
 
 def partitions_without_base(spec: ClusterSpec, chosen: Mapping[str, NodeImage]) -> Iterator[str]:
-    """Yield a message for each partition that ``chosen`` lacks: its base image no longer exists."""
+    """Yield a message for each partition that ``chosen`` lacks, because its base image no longer exists."""
     for group in image_machines(spec):
         if group.name not in chosen:
             name = group.name
@@ -115,7 +115,7 @@ def _local_disks(spec: ClusterSpec) -> dict[str, int]:
 
 
 def _newest_image(api: Api, image: Image) -> str | None:
-    """Return the image's name, or else the name of the newest usable image of its family, if any."""
+    """Return the image's name, or the name of the newest image of its family. None: no such image exists."""
     if image.family is None:
         return image.name
     newest = api.find("compute", f"projects/{image.project}/global/images/family/{image.family}")
@@ -132,7 +132,7 @@ def _node_image(group: HostGroup, newest: str, *inputs: str) -> NodeImage:
 
 
 def describe_missing(api: Api, spec: ClusterSpec, chosen: Mapping[str, NodeImage]) -> Iterator[str]:
-    """Yield a message for each image that must be built: the time, and the machine and its price."""
+    """Yield a message for each image in ``chosen`` that must be built: the time, the machine, its price."""
     for image in {image.name: image for image in chosen.values()}.values():
         resource = api.find("compute", path_of(api, image.name)) or {}
         if resource.get("status") not in {"READY", "PENDING"}:
@@ -149,7 +149,10 @@ def describe_missing(api: Api, spec: ClusterSpec, chosen: Mapping[str, NodeImage
 def machine_inventory(
     spec: ClusterSpec, cluster_id: str, image: NodeImage, chosen: Mapping[str, NodeImage], key: str
 ) -> Inventory:
-    """Return an inventory of the machine that builds ``image``, with host key ``key``, and the controller."""
+    """Return the inventory for configuring ``image``: its temporary machine, and the controller.
+
+    chosen: partition -> image of its nodes. key: SSH host key of the temporary machine.
+    """
     settings, disks = gcp.settings_of(spec), _local_disks(spec)
 
     def host(name: str, role: str, local_ssds: Iterable[int]) -> Host:
@@ -186,7 +189,7 @@ def path_of(api: Api, name: str) -> str:
 
 
 def wait_until_ready(api: Api, name: str) -> bool:
-    """Wait until an image is built, and delete the image if its build failed. Return whether it exists."""
+    """Wait while an image is being built. Return False if there is no image, or if its build failed."""
     for _ in api.clock.polls(_WAIT_S, first_s=2.0, longest_s=10.0):
         resource = api.find("compute", path_of(api, name))
         match resource and resource.get("status"):
@@ -205,7 +208,7 @@ def wait_until_ready(api: Api, name: str) -> bool:
 
 
 def build(api: Api, image: NodeImage, host: str, settings: gcp.GcpSettings) -> None:
-    """Stop the temporary machine ``host`` and create the image from its disk, or raise a ProvisionError."""
+    """Stop the temporary machine ``host`` and create the image from its disk. On failure: ProvisionError."""
     zone = f"zones/{settings.zone}"
     api.reporter.progress(f"stopping {host}")
     discard = {"discardLocalSsd": "true"} if image.machine.bundled_ssds else {}
@@ -239,7 +242,7 @@ def _wait(api: Api, scope: str, operation: Json) -> None:
 
 
 def kept(settings: gcp.GcpSettings, *, prune: bool = False) -> tuple[KeptImage, ...]:
-    """Return clusterctl's images in the project, of all clusters. With ``prune``, delete all of them."""
+    """Return clusterctl's images in the project, for all clusters. With ``prune``, delete them."""
     api = Api(settings.project)
     pages = api.pages("compute", f"projects/{api.project}/global/images", filter=f"labels.{LABEL}:*")
     rows = (row for page in pages for row in page.get("items", ()) if LABEL in row.get("labels", {}))

@@ -44,9 +44,9 @@ _PLACE = re.compile(r"/(?:zones|regions|locations)/([^/]+)/")
 
 @dataclass(frozen=True, slots=True)
 class CloudResource:
-    """A resource of a cluster. ``usd_per_hour``: its cost, if known.
+    """A resource of a cluster. ``usd_per_hour``: its cost. None: unknown.
 
-    path: its REST path. kept: why `down` keeps the resource. Empty: `down` deletes it.
+    path: its REST path. kept: the reason why `down` does not delete the resource. Empty: `down` deletes it.
     """
 
     kind: str
@@ -70,7 +70,7 @@ class CloudResource:
 
 @dataclass(frozen=True, slots=True)
 class _LabelQuery:
-    """A search for resources by label. ``name``: pattern for names of resources that can't carry labels."""
+    """A search by label. ``name``: a regular expression for names of resources that can't carry labels."""
 
     label: str
     value: str
@@ -138,7 +138,7 @@ def orphan_ids(api: Api, cluster: str) -> tuple[str, ...]:
 
 
 def remove_resources(api: Api, resources: Iterable[CloudResource], *, timeout_s: float = WAIT_S) -> None:
-    """Delete all resources that `down` does not keep. Raise a ProvisionError that lists all failures."""
+    """Delete the resources that `down` does not keep. Raise a ProvisionError that lists all failures."""
     to_delete = [resource for resource in resources if not resource.kept]
     failures: list[Failure] = []
     for kind in _KINDS:
@@ -156,7 +156,7 @@ def remove_resources(api: Api, resources: Iterable[CloudResource], *, timeout_s:
 
 
 def _delete(api: Api, batch: Iterable[CloudResource], timeout_s: float) -> Iterator[Failure]:
-    """Delete resources of a kind in parallel, and wait for all deletions. Yield the failures."""
+    """Start the deletion of all resources, and wait for the end of all deletions. Yield the failures."""
     operations: list[tuple[CloudResource, Json]] = []
     deadline = api.clock.now() + timeout_s
     for resource in batch:
@@ -202,7 +202,6 @@ def _resources_of_kind(api: Api, kind: _Kind, query: _LabelQuery) -> Iterator[Cl
 
 
 def _rows(api: Api, kind: _Kind, query: _LabelQuery) -> Iterator[tuple[str, Json]]:
-    """Yield (path without name, REST resource) for each resource of a kind. Empty if its API is disabled."""
     project, collection = f"projects/{api.project}", kind.path.rpartition("/")[2]
     try:
         if kind.service == "storage":

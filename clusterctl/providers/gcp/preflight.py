@@ -54,10 +54,10 @@ Check = tuple[str, Callable[[], Iterable[Finding]]]
 def preflight(
     spec: ClusterSpec, cluster_id: str | None, services: Collection[str], *, api: Api | None = None
 ) -> tuple[Finding, ...]:
-    """Return every obstacle to the creation of the missing hosts, with its fix.
+    """Return a finding for each problem that would prevent the creation of the missing hosts, with its fix.
 
-    cluster_id: the cluster's id, if an earlier `up` assigned it. services: required APIs. If Google does not
-    answer a check in time, the finding is only a warning, because Terraform would find the obstacle later.
+    cluster_id: the cluster's id, or None before the first `up`. services: required APIs. If Google does not
+    answer a check in time, the finding is only a warning, because Terraform would find the problem later.
     """
     settings = gcp.settings_of(spec)
     api = api or Api(settings.project, answer_s=_ANSWER_S, tries=_TRIES)
@@ -70,7 +70,7 @@ def preflight(
 
 @dataclass(frozen=True, slots=True)
 class _Checks:
-    """The checks of a spec. Each check yields findings, or raises a CloudError if Google refuses a call."""
+    """The checks for a spec. A check yields findings, or raises a CloudError if Google refuses a call."""
 
     spec: ClusterSpec
     settings: GcpSettings
@@ -92,7 +92,7 @@ class _Checks:
         return findings + self._run_checks(self.checks(groups, disabled=disabled))
 
     def groups(self) -> tuple[HostGroup, ...]:
-        """Return the hosts to create, in a group for the controller and a group for each partition."""
+        """Return hosts that don't exist yet: a group for the controller and a group for each partition."""
         existing: set[str] = set()
         # Another check reports disabled APIs.
         with suppress(ApiOffError):
@@ -112,7 +112,7 @@ class _Checks:
         )
 
     def checks(self, groups: Collection[HostGroup], *, disabled: Collection[str]) -> Iterator[Check]:
-        """Yield (name, check) for each check that needs no API in ``disabled``."""
+        """Yield (name, function) of each check, except checks that need an API in ``disabled``."""
         if "cloudresourcemanager.googleapis.com" not in disabled:
             yield "roles", self.permissions
             for name, reason in _data()["constraints"].items():
@@ -127,7 +127,6 @@ class _Checks:
                 yield f"{path.rpartition('/')[2]} of {where}", partial(self.exists, code, where, path)
 
     def _named_resources(self, groups: Collection[HostGroup]) -> Iterator[tuple[str, str, str]]:
-        """Yield each resource that the spec names: (error code if it is missing, key or hosts, REST path)."""
         zone, network, region = self._zone, self.settings.network, self.settings.region_name
         yield "bad-zone", "provider.zone", zone
         for group in groups:
@@ -159,7 +158,7 @@ class _Checks:
         return tuple(finding for answer in answers for finding in answer)
 
     def _refusal_finding(self, name: str, exc: CloudError) -> Finding:
-        """Return a finding about a refused call: an error if the refusal is lasting, else a warning."""
+        """Return a finding about a refused call: a warning if a retry may succeed, otherwise an error."""
         code, fix = exc.failures[0].code, exc.fix or "run the same command again"
         lasting_codes = {rule.code for rule in rules() if not (rule.transient or rule.retryable)}
         if code in {*lasting_codes, ApiOffError.code}:
@@ -167,7 +166,6 @@ class _Checks:
         return Finding(name, "warning", code, exc.what, exc.why, fix)
 
     def _error(self, code: str, where: str, message: str, reason: str = "", **words: str) -> Finding:
-        """Return an error with the fix of rule ``code`` in diagnoses.yaml. Default ``reason``: the rule's."""
         rule = next(rule for rule in rules() if rule.code == code)
         location = {**self.settings.location, "region": self.settings.region_name}
         failure = rule.failure({**location, **words}, host=None, phase="plan")
@@ -229,7 +227,7 @@ class _Checks:
                 yield self._error("org-policy", self.settings.project, message, reason, constraint=name)
 
     def exists(self, code: str, where: str, path: str) -> Iterator[Finding]:
-        """Yield an error if no resource exists at ``path``. Accept resources that the login can't read."""
+        """Yield an error if no resource exists at this REST path. Accept a resource that can't be read."""
         kind, _, name = path.removeprefix(f"{self._project}/").rpartition("/")
         with suppress(PermissionDeniedError):
             if self.api.find("storage" if kind == "b" else "compute", path) is None:
@@ -345,7 +343,7 @@ def host_warnings(spec: ClusterSpec, made: Collection[str]) -> Iterator[str]:
 
 
 def fabric_manager_warning(spec: ClusterSpec, host: str, machine: Machine) -> Iterator[Finding]:
-    """Yield a warning if GPUs may need a fabric manager and clusterctl does not install the manager."""
+    """Yield a warning if GPUs may need NVIDIA's fabric manager and clusterctl does not install it."""
     if machine.has_nvswitches and not spec.software.nvidia.has_driver:
         reason = (
             f"NVSwitches link the GPUs of {machine.name}. If instances see the switches, programs fail with "
@@ -363,7 +361,7 @@ def job_environment(machine: Machine, *, gvnic: bool) -> dict[str, str]:
 
 
 def network_note(machine: Machine) -> str | None:
-    """Return a note if jobs don't use all network features of this machine's family."""
+    """Return a note if jobs don't use all network features of this machine's family, otherwise None."""
     family = "-".join(machine.name.split("-")[:_NAME_PARTS])
     note = _jobs_data().notes.get(family)
     return f"{family}: jobs communicate through gVNIC's sockets; {note} (docs/gcp.md)" if note else None

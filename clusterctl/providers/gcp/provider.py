@@ -1,4 +1,4 @@
-"""The provider of GPU nodes on Google Cloud: ClusterSpec -> Terraform -> Inventory."""
+"""The provider of GPU nodes on Google Cloud. It creates hosts with Terraform and returns their inventory."""
 
 from __future__ import annotations
 
@@ -174,8 +174,8 @@ class GcpProvider(Provider):
         return Provisioned(inventory, (*notes(spec), *_reuse_notes(plan, kept)), made, started)
 
     def _new_plan(self, terraform: Terraform) -> Plan:
-        """Make a plan. After an apply, raise a StalePlanError if the new plan deletes hosts or files."""
         plan = terraform.plan()
+        # The user has seen only the plan of the first apply.
         lost_hosts = [host.name for host in apply.host_changes(plan) if host.destroys]
         if self._is_done and (lost_hosts or apply.lost_data(plan)):
             raise StalePlanError(
@@ -197,7 +197,7 @@ class GcpProvider(Provider):
         self._delete_labelled(cluster_id)
 
     def _destroy_with_terraform(self, cluster_id: str, workspace: Workspace) -> bool:
-        """Delete the resources in Terraform's state, and return whether that succeeded."""
+        """Delete the resources in Terraform's state. On an error, show the error and return False."""
         terraform = self._terraform(workspace, controller_of(workspace.terraform))
         try:
             _set_project(self._settings.project, workspace.terraform)
@@ -233,7 +233,7 @@ class GcpProvider(Provider):
         orphans.remove_resources(self._api, [storage.as_resource(kept)])
 
     def _storage_to_reuse(self, spec: ClusterSpec) -> KeptStorage | None:
-        """Return the kept storage of this cluster, or of an earlier cluster with the same name, if any."""
+        """Return the storage that `down` kept for a cluster of this name. None: there is no such storage."""
         storages = self.kept_storage(spec.name, [spec.job_user.name]) if spec.storage.keep else ()
         kept = choose_storage_to_reuse(spec, storages)
         if kept is not None:
@@ -254,7 +254,6 @@ class GcpProvider(Provider):
         kept: KeptStorage | None,
         more_hosts: Mapping[str, Variables] = MappingProxyType({}),
     ) -> str:
-        """Update Terraform's folder with the spec's hosts and ``more_hosts``. Return the variables' hash."""
         module_variables = variables(spec, workspace.cluster_id(), workspace.public_key.read_text(), kept)
         boot = {name: {"boot_image": images.path_of(self._api, i.name)} for name, i in self._images.items()}
         hosts = module_variables["hosts"]
@@ -331,7 +330,7 @@ def _names(spec: ClusterSpec) -> tuple[str, ...]:
 
 
 def _new_hosts(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return (names of hosts that a plan creates, names of existing hosts that are off)."""
+    """Return (names of hosts that the plan creates, names of existing hosts that are switched off)."""
     instances = [change for change in plan.changes if change.type == costs.INSTANCE]
     changes = {(change.after or change.before or {})["name"]: change for change in instances}
     made = tuple(name for name, change in changes.items() if change.action in ("create", "replace"))
@@ -348,7 +347,7 @@ Variables = dict[str, Any]
 def variables(
     spec: ClusterSpec, cluster_id: str, public_key: str, kept: KeptStorage | None = None
 ) -> Variables:
-    """Return the variables of Terraform's root module, ready for JSON."""
+    """Return the variables of Terraform's root module, ready for JSON. ``kept``: storage to use again."""
     settings = gcp.settings_of(spec)
     share, hosts = None if spec.storage.keep else settings.filestore, _hosts(spec, settings, cluster_id)
     common = {"project", "zone", "labels", "enable_apis", "kms_key", "secure_boot", "bucket"}
@@ -420,13 +419,13 @@ def has_module(folder: Path) -> bool:
 
 
 def controller_of(folder: Path) -> str:
-    """Return the controller's name from the file with Terraform's variables; "" if the file can't be read."""
+    """Return the controller's name in the file of Terraform's variables. Empty if the file can't be read."""
     hosts = storage.read_variables(folder).get("hosts", {})
     return next((name for name, host in hosts.items() if host["role"] == CONTROLLER), "")
 
 
 def _set_project(project: str, folder: Path) -> None:
-    """Write the project to the file of Terraform's variables, where a rejected plan may have changed it."""
+    # A rejected plan may have written another project.
     if last_variables := storage.read_variables(folder):
         text = json.dumps(last_variables | {"project": project}, indent=2)
         _write(folder / VARIABLES, f"{text}\n".encode())

@@ -1,4 +1,4 @@
-"""Kept storage on Google Cloud: a disk or a Filestore instance with labels of its own.
+"""The shared folder that `down` keeps on Google Cloud: a disk or a Filestore instance with labels of its own.
 
 Kept storage lacks the label of the cluster's id, so that deleting a cluster never finds it. While the cluster
 is up, Terraform's state contains the storage: ``write_imports`` adds it, and ``Terraform.forget`` removes it
@@ -37,7 +37,7 @@ VARIABLES: Final = "clusterctl.auto.tfvars.json"
 
 
 def variable(spec: ClusterSpec, cluster_id: str, kept: KeptStorage | None) -> dict[str, Any] | None:
-    """Return Terraform's variable `storage` for ``kept`` or else new storage, if `storage.keep` is on."""
+    """Return Terraform's variable `storage` for ``kept`` or new storage. None: `storage.keep` is off."""
     if not spec.storage.keep:
         return None
     disk, share = gcp.shared_disk(spec), gcp.settings_of(spec).filestore
@@ -55,7 +55,7 @@ def variable(spec: ClusterSpec, cluster_id: str, kept: KeptStorage | None) -> di
 
 
 def find(api: Api, name: str, user: str) -> tuple[KeptStorage, ...]:
-    """Return the kept storage of clusters that are called ``name`` and list ``user`` as their first user."""
+    """Return the kept storage of clusters called ``name`` with ``user`` as the first user of their spec."""
     resources = orphans.find_labelled(api, LABEL, name, _ADDRESSES)
     own = (r for r in resources if orphans.read_labels(r[2]).get(USER_LABEL) == user)
     return tuple(_kept(name, *resource) for resource in own)
@@ -86,7 +86,7 @@ def as_resource(kept: KeptStorage) -> orphans.CloudResource:
 
 
 def reject_in_use(api: Api, kept: KeptStorage) -> None:
-    """Raise a UsageError if instances may use the storage. Google would delete a Filestore in use."""
+    """Raise a UsageError if instances may use the storage. Google would delete even a Filestore in use."""
     if as_resource(kept).kind == "disk":
         disks = orphans.find_labelled(api, LABEL, kept.cluster, ["disk"])
         users = [url for _, path, row in disks if path == kept.id for url in row.get("users", ())]
@@ -102,7 +102,7 @@ def reject_in_use(api: Api, kept: KeptStorage) -> None:
 
 
 def reject_mismatch(spec: ClusterSpec, kept: KeptStorage) -> None:
-    """Raise a UsageError if the spec asks for storage of another type or zone, or for less space."""
+    """Raise a UsageError if the spec asks for another type or zone than ``kept`` has, or for less space."""
     settings, disk, share = gcp.settings_of(spec), gcp.shared_disk(spec), gcp.settings_of(spec).filestore
     place, size_mib, kind = settings.zone, 0, ""
     if disk:
@@ -128,7 +128,7 @@ def _shown(kind: str, place: str, size_mib: int | None) -> str:
 
 
 def write_imports(folder: Path, kept: KeptStorage | None) -> None:
-    """Write the file that makes Terraform import the storage ``kept``. Without ``kept``, delete the file."""
+    """Write the file that makes Terraform import the storage ``kept``. If ``kept`` is None, delete it."""
     path = folder / _IMPORTS
     if kept is None:
         path.unlink(missing_ok=True)
@@ -139,7 +139,7 @@ def write_imports(folder: Path, kept: KeptStorage | None) -> None:
 
 
 def reject_move(folder: Path, variables: Mapping[str, Any]) -> None:
-    """Raise a UsageError if `storage.keep` changes while the cluster is up, because files are not moved."""
+    """Raise a UsageError if `storage.keep` changed while the cluster is up. clusterctl moves no files."""
     previous_storage = read_storage(folder)
     if not (folder / STATE_FILE).exists() and not (folder / BACKEND_FILE).exists():
         return
@@ -154,13 +154,13 @@ def reject_move(folder: Path, variables: Mapping[str, Any]) -> None:
 
 
 def read_storage(folder: Path) -> Mapping[str, Any] | None:
-    """Return Terraform's variable `storage` as last written, if `storage.keep` was on."""
+    """Return Terraform's variable `storage`, as last written to the folder. None: `storage.keep` was off."""
     storage: Mapping[str, Any] | None = read_variables(folder).get("storage")
     return storage
 
 
 def read_variables(folder: Path) -> dict[str, Any]:
-    """Return Terraform's variables as last written; empty if they can't be read."""
+    """Return Terraform's variables, as last written to the folder. Empty if the file can't be read."""
     try:
         return dict(json.loads((folder / VARIABLES).read_bytes()))
     except (OSError, ValueError):

@@ -47,7 +47,7 @@ _STALE: Final = ("Saved plan is stale", "Saved plan does not match the given sta
 class Terraform(Runner):
     """Terraform in its working folder: a module, ``*.auto.tfvars.json``, and the state unless it is remote.
 
-    explain: returns the error after a failure. names: returns a resource's common name, or "" to hide it.
+    explain: makes an error from a failed run's diagnostics. names: a resource's name for users; "" hides it.
     program: the executable. Default: found at the first use. Every method raises the error of ``explain``,
     a MachineError without Terraform, or a LockedError while another Terraform runs in the folder.
     """
@@ -75,10 +75,10 @@ class Terraform(Runner):
         adopt: Mapping[str, str] = MappingProxyType({}),
         targets: Sequence[str] = (),
     ) -> Plan:
-        """Compare the resources with the module and save the plan. ``destroy``: delete all resources.
+        """Compare the resources with the module and save the plan. ``destroy``: plan to delete all resources.
 
         adopt: address -> import id of existing resources that the plan imports into the state.
-        targets: the only addresses to plan, with their dependencies. Empty: all.
+        targets: plan only these addresses and their dependencies. Empty: all addresses.
         """
         self._restore_torn_state()
         with _import_blocks(self.folder, adopt):
@@ -173,7 +173,6 @@ class Terraform(Runner):
         return run.code, errors
 
     def _release_stale_lock(self, errors: tuple[Diagnostic, ...], started_at: float) -> bool:
-        """Release the lock that blocked a run, if a killed run left it. Return whether the lock was stale."""
         if (lock := terraform_run.stale_lock(errors, self.folder, before=started_at)) is None:
             return False
         lock_id, created = lock
@@ -190,7 +189,7 @@ class Terraform(Runner):
         env: Mapping[str, str] = MappingProxyType({}),
         **options: object,
     ) -> str:
-        """Run Terraform without -json and return the output. ``message``: error text if Terraform fails."""
+        """Run Terraform without -json and return its output. ``message``: the error if Terraform fails."""
         with self.run(self._argv(verb, *words, **options), env) as run:
             printed = "".join(run.lines())
         if run.code != 0:
@@ -211,7 +210,7 @@ class Terraform(Runner):
 
     @contextmanager
     def shared_providers(self) -> Iterator[Mapping[str, str]]:
-        """Lock the cache of Terraform's providers. Yield environment variables for `init` with this cache."""
+        """Lock the cache of Terraform's providers. Yield environment variables with which `init` uses it."""
         files = [Path(os.environ[name]) for name in _CONFIGURATIONS if name in os.environ]
         has_configuration = any(path.is_file() for path in (files or [Path.home() / ".terraformrc"]))
         if has_configuration or _PLUGIN_CACHE in os.environ:
@@ -249,7 +248,7 @@ class Terraform(Runner):
 
 @contextmanager
 def _import_blocks(folder: Path, adopt: Mapping[str, str]) -> Iterator[None]:
-    """Add import blocks to the module while the body makes a plan. The plan then contains the imports."""
+    """While the body makes a plan, add import blocks to the module. ``adopt``: address -> import id."""
     path = folder / _IMPORTS
     if adopt:
         blocks = [{"to": address, "id": identity} for address, identity in adopt.items()]
@@ -335,9 +334,9 @@ class Plan:
         return tuple(change for change in self.changes if change.action != "no-op" or change.adopts)
 
     def reject_additions(self, other: Plan, *, except_for: str | None = None) -> None:
-        """Raise a StalePlanError if another plan has changes that this plan lacks. List these changes.
+        """Raise a StalePlanError, which lists the changes, if another plan has changes that this plan lacks.
 
-        except_for: the other plan may change all addresses with this prefix. Default: no addresses.
+        except_for: prefix of addresses that the other plan may change. Default: no addresses.
         """
         allowed = {change.address: _ALLOWED_INSTEAD[change.action] for change in self.real_changes}
         added = (c for c in other.real_changes if c.action not in allowed.get(c.address, ()))

@@ -119,7 +119,7 @@ def _install(pin: dict[str, str], partial: Path, problem: str) -> None:
 
 
 def _program_for(library: Path) -> Path:
-    """Return a program, written to the cache, that runs the library without this Python's packages."""
+    """Write a script to the cache that runs Terraform from this shared library. Return the script's path."""
     folder = cache_home() / "terraform" / f"program-{digest(sys.executable, str(library))}"
     folder.mkdir(parents=True, exist_ok=True)
     code = folder / "library.py"

@@ -57,7 +57,7 @@ _SOURCE: Final = re.compile(r"^\s*(with \S+,|on \S+ line \d+.*)$|^\s*\d+: .*$", 
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """The address of a resource, as ``module.nodes.google_compute_instance.node["n1"]``, and its parts."""
+    """A resource's address, such as ``module.nodes.google_compute_instance.node["n1"]``, and its parts."""
 
     address: str
     type: str
@@ -70,7 +70,7 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """An error or warning of Terraform or its provider. ``address``: the resource concerned, or empty."""
+    """An error or warning of Terraform. ``address``: address of the resource that it is about, or empty."""
 
     severity: str
     summary: str
@@ -79,7 +79,7 @@ class Diagnostic:
 
     @classmethod
     def of(cls, raw: Event) -> Diagnostic:
-        """Read a diagnostic of an event or of the output of ``validate -json``. Ignore source snippets."""
+        """Read a diagnostic from Terraform's JSON output, without the excerpt of source code."""
         return cls(raw["severity"], raw["summary"], raw.get("detail") or "", raw.get("address") or "")
 
     @property
@@ -88,7 +88,7 @@ class Diagnostic:
 
 
 def parse_event(line: str) -> Event | None:
-    """Return the event in a line of output, unless the line is no JSON object, as after a crash."""
+    """Return the JSON object in a line of output. None: the line is something else, as after a crash."""
     try:
         event = json.loads(line)
     except ValueError:
@@ -103,7 +103,7 @@ def errors_in(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
 
 
 def printed_error(text: str, *, code: int) -> Diagnostic:
-    """Return the error in text output. If the text lacks "Error:", as after a crash, use the text's end."""
+    """Return the error in Terraform's text output, or, without "Error:" (after a crash), the output's end."""
     plain = _FRAME.sub("", _COLOR.sub("", text))
     before, separator, error = plain.partition("Error: ")
     if not separator:
@@ -113,7 +113,7 @@ def printed_error(text: str, *, code: int) -> Diagnostic:
 
 
 def progress_text(event: Event) -> tuple[Resource, str] | None:
-    """Return (resource, progress text) of an event, if the event is shown to users."""
+    """Return (resource, text about its progress). None: the event is not shown to users."""
     hook, template = event.get("hook"), _PROGRESS_TEXTS.get(str(event.get("type")))
     if template is None or not isinstance(hook, Mapping) or "action" not in hook:
         return None

@@ -24,7 +24,11 @@ def compare(
     hosts: Mapping[str, Host],
     recreated: Collection[str] = (),
 ) -> Iterator[HostChange]:
-    """Yield the planned change of each node. ``hosts``: the nodes by name, as the last `up` recorded them."""
+    """Yield the planned change of each node.
+
+    nodes: the nodes in the spec, with their shares of this machine. existing: the nodes on this machine now.
+    hosts: the inventory of the last `up`, by name, which has the previous sizes.
+    """
     prices: dict[str | None, float | None] = {p.name: p.price_per_hour for p in spec.partitions}
     yield _change(spec.controller_host, "the controller", existing)
     for share in nodes:
@@ -88,7 +92,7 @@ class Hardware:
 def divide(
     spec: ClusterSpec, hardware: Hardware, keep: Mapping[str, Size] | None = None
 ) -> tuple[tuple[Share, ...], tuple[str, ...]]:
-    """Return (each node's share of the hardware, notes). ``keep``: node -> size that must not change."""
+    """Return (each node's share of the hardware, notes). ``keep``: node -> size that it must keep."""
     count = sum(p.nodes for p in spec.partitions)
     cpus_each = max(1, len(hardware.cores) // count)
     memory_each = max(LEAST_MEMORY_MIB, (hardware.memory_mib - _RESERVE_MIB) // count)

@@ -29,7 +29,7 @@ _idle: list[subprocess.Popen[str]] = []
 
 @dataclass(slots=True)
 class Exchange:
-    """A request to the root helper. ``goes_on``: whether the helper accepts a further request afterwards."""
+    """Messages about a request to the root helper. ``goes_on``: whether it then accepts another request."""
 
     process: subprocess.Popen[str]
     report: ProgressReporter
@@ -37,9 +37,9 @@ class Exchange:
     _result: dict[str, Any] | None = None
 
     def ready(self) -> dict[str, Any] | None:
-        """Return the helper's next question, to be answered with ``send``, unless it has sent the result.
+        """Return the helper's next question, to answer with ``send``. None: the helper has sent the result.
 
-        The helper asks for the configuration of a new image over SSH, and for the files of new nodes.
+        A question asks the caller to configure a new image over SSH, or for the files of new nodes.
         """
         assert self.process.stdout is not None  # noqa: S101 - for the type checker: it is a pipe
         for line in self.process.stdout:
@@ -102,7 +102,7 @@ class Helper:
 
 
 def start_ahead() -> None:
-    """Start a root helper, so that the first request need not wait. The first request raises any error."""
+    """Start a root helper, so that the first request need not wait. Errors appear only in that request."""
     # The first call reports the error.
     with suppress(MachineError, OSError):
         _idle.append(_take())

@@ -1,4 +1,4 @@
-"""The only part that runs as root: ``python -I -B -m clusterctl.providers.local.helper serve``.
+"""The local provider's root helper: ``python -I -B -m clusterctl.providers.local.helper serve``, run as root.
 
 A request is a JSON line on stdin, ``{"verb": …, "request": …}``. Answers are JSON lines on stdout: any number
 of ``{"progress": …}``, ``{"waiting": …}`` and ``{"ready": …}``, then ``{"result": …, "goes_on": …}``, where
@@ -64,7 +64,7 @@ def _check_tools(*, disks: bool = False) -> None:
 def bake(message: dict[str, Any]) -> dict[str, Any]:
     """Create the nodes' image, unless it is cached or the cluster's nodes already have an image.
 
-    Between the message `ready` and its reply, the caller runs install.yml on the image over SSH.
+    The helper sends `ready` and waits for a reply, while the caller runs Ansible on the image over SSH.
     """
     request = layout.BakeRequest.model_validate(message)
     if request.id and layout.state_file(request.id).exists():
@@ -80,7 +80,7 @@ def bake(message: dict[str, Any]) -> dict[str, Any]:
 def bake_class(message: dict[str, Any]) -> dict[str, Any]:
     """Create the node templates that are not cached. Return group of nodes -> cache key of its template.
 
-    Between the message `ready` and its reply, the caller runs class.yml on the templates over SSH.
+    The helper sends `ready` and waits for a reply, while the caller runs Ansible on the templates over SSH.
     """
     request = layout.ClassRequest.model_validate(message)
     image_key = request.image
@@ -107,7 +107,6 @@ _Cached = tuple[Callable[[], object], Callable[[], AbstractContextManager[tuple[
 
 
 def _bake_missing(items: Mapping[str, _Cached]) -> None:
-    """Create all missing images at the same time. Send the caller the images' SSH ports and host keys."""
     if all(is_cached() for is_cached, _ in items.values()):
         return
     caller = _Caller.reading or _Caller()
@@ -124,7 +123,7 @@ def _bake_missing(items: Mapping[str, _Cached]) -> None:
 
 
 class _Caller:
-    """Reads stdin while an image is being created, to notice that the caller has ended."""
+    """Reads stdin while an image is being created, to notice that the calling clusterctl has ended."""
 
     # The instance whose thread reads stdin now; it takes the next line as the caller's reply.
     reading: _Caller | None = None
@@ -165,7 +164,7 @@ def _check_caller() -> None:
 
 @contextmanager
 def state_lock(verb: str, *, wait_s: float = WAIT_S) -> Iterator[None]:
-    """Hold the lock on the local clusters of all accounts. ``verb``: the command that takes the lock."""
+    """Hold the lock on the local clusters of all accounts. ``verb``: the command's name, for messages."""
     for folder in (layout.RUN, layout.STATE):
         layout.make_private(folder)
     with hold(layout.RUN / "lock", verb, what="this machine", wait_s=wait_s, waiting=system.waiting):
@@ -209,7 +208,6 @@ def _start_nodes(
     answer: layout.MadeCluster,
     lower: tuple[Path, ...],
 ) -> tuple[layout.MadeNode, ...]:
-    """Create missing nodes, as overlays over the image's layers ``lower``. Start nodes that don't run."""
     shared, running = _prepare_shared_folder(request), machine.alive()
     machines = [Machine(request.id, node, state.numbers[node.name]) for node in request.nodes]
     new = frozenset(guest.node.name for guest in machines if not guest.folder.is_dir())
@@ -259,7 +257,7 @@ def _made_node(
 
 
 def _ask_for_files(answer: layout.MadeCluster) -> dict[str, list[layout.PlacedFile]]:
-    """Send the caller ``answer``, with all nodes' addresses. Return node -> the node's own files."""
+    """Send ``answer``, with all nodes' addresses, to the caller. Return its reply: node -> node's files."""
     system.answer({"ready": answer.model_dump(mode="json")})
     if not (line := sys.stdin.readline()):
         raise ProvisionError("the work was not finished", code="caller-gone", why="clusterctl has ended")
@@ -288,7 +286,7 @@ def _prepare_shared_folder(request: layout.ClusterRequest) -> Path:
 
 
 def _load_state(request: layout.ClusterRequest) -> layout.ClusterState:
-    """Return the cluster's record. For a new cluster, write the record before creating anything else."""
+    """Read the cluster's `cluster.json`. For a new cluster, write this file before creating anything else."""
     path = layout.state_file(request.id)
     if path.exists():
         return layout.ClusterState.model_validate_json(path.read_bytes())
@@ -305,7 +303,7 @@ def _load_state(request: layout.ClusterRequest) -> layout.ClusterState:
 
 
 def _assign_numbers(state: layout.ClusterState, request: layout.ClusterRequest) -> layout.ClusterState:
-    """Give each node a number, save the record (before new nodes start), and return the record."""
+    """Give each requested node a number, write this to `cluster.json`, and return the new state."""
     numbers = layout.numbered((node.name for node in request.nodes), state.numbers)
     # Once true, this stays true until a `down` with another value.
     keep = state.keep_storage or request.keep_storage
@@ -317,7 +315,7 @@ def _assign_numbers(state: layout.ClusterState, request: layout.ClusterRequest) 
 def _remove_nodes(
     request: layout.ClusterRequest, state: layout.ClusterState
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Remove nodes. Return (nodes that will be recreated, nodes that the request does not contain)."""
+    """Remove nodes. Return (nodes that must be created again, nodes that the request does not contain)."""
     nodes = layout.cluster_dir(request.id) / "nodes"
     nodes.mkdir(exist_ok=True)
     system.erase_doomed(nodes)
@@ -337,7 +335,7 @@ def _remove_nodes(
 
 
 def down(message: dict[str, Any]) -> dict[str, Any]:
-    """Remove a cluster, except a shared folder that is to be kept. A repeated call changes nothing."""
+    """Remove a cluster, but not a shared folder that is to be kept. A repeated call changes nothing."""
     query = layout.ClusterQuery.model_validate(message)
     cluster_id = query.id
     with state_lock("down"):
@@ -358,7 +356,6 @@ def down(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _keep_shared(cluster_id: str, *, wish: bool | None) -> bool:
-    """If ``wish`` (default: as at the last `up`), keep only the shared folder. Return whether it is kept."""
     folder, record = layout.cluster_dir(cluster_id), layout.state_file(cluster_id)
     shared, note = layout.shared_folder(cluster_id), layout.storage_file(cluster_id)
     if not record.exists():

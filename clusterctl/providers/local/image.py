@@ -1,4 +1,4 @@
-"""The node image: a base built by mmdebstrap or dnf, and a layer with the changes of install.yml.
+"""The node image: a base built by mmdebstrap or dnf, and a layer with changes by the playbook install.yml.
 
 Both are cached under the hash of their inputs. While Ansible configures the image, it shares this machine's
 network and answers SSH on loopback, so that no masquerading is needed.
@@ -78,7 +78,7 @@ _OWN_PROCESSES = (
 
 
 def base_inputs(release: str) -> tuple[str, ...]:
-    """Return all inputs of a distribution's base, except the mirror, to compute the base's cache key."""
+    """Return everything that determines a distribution's base image, except the mirror, for its cache key."""
     base, options = (DEBIAN, _MMDEBSTRAP) if release in DEBIAN.suites else (REDHAT, _DNF)
     at_boot = {"unused", "tmp_in_memory"}
     table_of = base.model_dump_json(exclude={"suites", *at_boot})
@@ -106,7 +106,7 @@ def image_dir(key: str) -> Path:
 
 
 def layers(key: str) -> tuple[Path, ...]:
-    """Return the image's layers, topmost first. Raise a ProvisionError if the image is not cached."""
+    """Return the layers of a cached image, topmost first. Raise a ProvisionError if it is not cached."""
     try:
         meta = json.loads((image_dir(key) / "image.json").read_text())
     except FileNotFoundError as exc:
@@ -117,7 +117,7 @@ def layers(key: str) -> tuple[Path, ...]:
 
 
 def cached(key: str) -> bool:
-    """Return whether an image and its base are cached. A rename puts only complete images into the cache."""
+    """Return whether an image and its base are cached. Only complete images are put into the cache."""
     try:
         return all(layer.is_dir() for layer in layers(key))
     except ProvisionError:
@@ -148,7 +148,7 @@ def remove_unfinished() -> None:
 
 
 def build_base(request: layout.BakeRequest) -> Path:
-    """Return the root folder of the base. Build the base (about 20 s) if it is not cached."""
+    """Return the root folder of the base image. Build it (about 20 s) if it is not cached."""
     final = layout.CACHE / f"base-{request.base_key}"
     if final.is_dir():
         return final / "root"
@@ -213,7 +213,7 @@ def baking(request: layout.BakeRequest) -> AbstractContextManager[tuple[int, str
 
 
 def class_key(image_key: str, inputs: str) -> str:
-    """Return the cache key of a template: a hash of its image and of its configuration (``inputs``)."""
+    """Return a node template's cache key: a hash of its image and of its configuration (``inputs``)."""
     return digest(image_key, inputs)
 
 
@@ -233,7 +233,7 @@ def class_baking(key: str, image_key: str, admin_key: str) -> AbstractContextMan
 
 @contextmanager
 def _baked_over(lower: tuple[Path, ...], final: Path, base: str, admin_key: str) -> Iterator[tuple[int, str]]:
-    """Create a new layer, which answers SSH on loopback while the body runs. Yield its port and host key.
+    """Create a layer over ``lower``, in a machine that answers SSH. Yield the machine's port and host key.
 
     If the body succeeds, the layer enters the cache as ``final``; otherwise it is deleted.
     """
@@ -315,13 +315,13 @@ def _close_after_baking(root: Path) -> None:
 
 
 def states() -> tuple[layout.ClusterState, ...]:
-    """Return the records of this machine's local clusters, except clusters that are being removed."""
+    """Return the saved states of this machine's local clusters, except clusters that are being removed."""
     paths = sorted(layout.STATE.glob("[!.]*/cluster.json"))
     return tuple(layout.ClusterState.model_validate_json(path.read_bytes()) for path in paths)
 
 
 def classes_of(cluster_id: str) -> frozenset[str]:
-    """Return the cache folder names of the node templates that a cluster's nodes use."""
+    """Return the names of the cache folders of all node templates that a cluster's nodes use."""
     notes = map(layout.class_note, (layout.cluster_dir(cluster_id) / "nodes").glob("[!.]*"))
     return frozenset(layout.class_folder(note.read_text()).name for note in notes if note.exists())
 
@@ -367,7 +367,7 @@ HOST_ROOT: Final = Path("/")
 
 
 def dnf_install(root: Path, name: str, *, through: tuple[str, ...] = ()) -> None:
-    """Install this machine's distribution ``name`` into ``root``. ``through``: prefix of the command dnf."""
+    """Install this machine's distribution ``name`` into ``root``. ``through``: words to put before `dnf`."""
     root.mkdir(parents=True)
     # The package that identifies the distribution has different names: rocky-release, redhat-release...
     query = ["rpm", "--query", "--whatprovides", "--queryformat=%{NAME}\n", "system-release"]

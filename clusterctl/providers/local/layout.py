@@ -1,7 +1,7 @@
 """Paths, names of kernel objects, and the messages between the local provider and its root helper.
 
 All kernel names derive from the random cluster id, so that clusters of the same name of two users do not
-collide. The names fit in the 15 characters that Linux allows for a link.
+collide. The names fit in the 15 characters that Linux allows for a network link.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def class_folder(key: str) -> Path:
 
 
 def class_note(node: Path) -> Path:
-    """Return the path of the file with the key of a node's template. No template: the file does not exist."""
+    """Return the path of the file, in a node's folder, with the key of its template, if it has a template."""
     return node / "class"
 
 
@@ -99,7 +99,7 @@ class Home(_Message):
 
 
 class _OfCluster(BaseModel):
-    """A cluster. ``owner``: uid of the only account, besides root, that may see and remove the cluster."""
+    """A cluster's identity. ``owner``: uid of the account that may see and remove it. Root may do so too."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -118,7 +118,7 @@ class _Installed(_OfCluster):
 
 
 class ClusterRequest(_Installed):
-    """A request for a whole cluster. The helper creates missing parts, and removes nodes not in ``nodes``."""
+    """A request to create a cluster's missing parts, and to remove its nodes that are not in ``nodes``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -133,12 +133,15 @@ class ClusterRequest(_Installed):
     anew: tuple[HostName, ...] = Field((), description="nodes to recreate: existing ones are removed first")
 
     def class_of(self, node: Node) -> str | None:
-        """Return the key of a new node's template. Without a key, the node starts from the image."""
+        """Return the key of the template that a new node starts from. None: it starts from the image."""
         return self.node_class if node.cores else self.controller_class
 
 
 class PlacedFile(_Message):
-    """A file for a single new node. ``data``: base64. ``owner``, ``edges``: as in ``NodeFile``."""
+    """A file for a single new node. ``data``: in base64. ``owner``: its uid and gid.
+
+    edges: the two lines around the block that ``data`` replaces. None: ``data`` is the whole file.
+    """
 
     path: Annotated[str, StringConstraints(pattern=r"^/(etc|opt)(/[A-Za-z0-9][\w.-]*)+$")]
     data: str
@@ -148,7 +151,7 @@ class PlacedFile(_Message):
 
 
 class ClassRequest(_Message):
-    """The node templates to create, over the image of the existing cluster ``id``, or else over ``image``.
+    """The node templates to create, on the image that cluster ``id`` already uses, or else on ``image``.
 
     inputs: group of nodes -> hash of everything that the caller configures in the group's template.
     """
@@ -167,7 +170,7 @@ class ClusterQuery(_Message):
 
 
 class ClusterState(_Installed):
-    """The helper's record of a cluster, `cluster.json`. Keys written by other versions are ignored.
+    """The content of a cluster's file `cluster.json`. Keys written by other versions are ignored.
 
     numbers: node name -> number, which determines the node's address and machine name and never changes.
     """
@@ -179,7 +182,7 @@ class ClusterState(_Installed):
     def notes_on_kept_settings(
         self, subnet: IPv4Network | None, image: str, distribution: str, slurm: str | None
     ) -> Iterator[str]:
-        """Yield a note for each setting that differs from the record but does not change existing nodes."""
+        """Yield a note for each requested setting that differs from this state, because nodes keep it."""
         if subnet not in (None, self.subnet):
             yield f"the nodes keep the subnet {self.subnet}; `down` and `up` change it to {subnet}"
         is_alike = self.distribution in (None, distribution) and self.slurm in (None, slurm)
@@ -188,7 +191,7 @@ class ClusterState(_Installed):
 
 
 class KeptFolder(_OfCluster):
-    """The record of a removed cluster's kept shared folder, `storage.json`. ``homes``: account -> uid."""
+    """The content of `storage.json`, about a shared folder that `down` kept. ``homes``: account -> uid."""
 
     since: float
     size_mib: int
@@ -196,7 +199,7 @@ class KeptFolder(_OfCluster):
 
 
 class StorageQuery(_Message):
-    """A request to delete the kept folders of the clusters ``remove``, and to list the remaining folders."""
+    """A request to delete the kept shared folders of the clusters ``remove``, and to list all that remain."""
 
     remove: tuple[ClusterId, ...] = ()
 
@@ -204,7 +207,7 @@ class StorageQuery(_Message):
 class Existing(_Message):
     """The state of a cluster on this machine.
 
-    nodes: name -> size of the node's own disk in MiB, if the node has such a disk.
+    nodes: name -> size of the node's own disk in MiB. None: it uses this machine's disk.
     machines: machine names of all running nodes, also of nodes that are missing in ``state``.
     """
 

@@ -81,7 +81,7 @@ def running() -> Mapping[str, int]:
 
 
 def alive() -> Mapping[str, tuple[int, ...]]:
-    """Return machine name -> pids, nspawn's first. Include machines that still run after nspawn's end."""
+    """Return machine name -> pids, systemd-nspawn's first. Include machines that outlive systemd-nspawn."""
     pids_by_name: dict[str, list[int]] = {name: [pid] for name, pid in running().items()}
     for pid, name in cgroup_members():
         if pid not in pids_by_name.setdefault(name, []):
@@ -175,7 +175,7 @@ def _place(root: Path, name: str, text: str | bytes, *, mode: int = 0o644) -> Pa
 
 
 def pin(machine: Machine, pids: Collection[int]) -> None:
-    """Move all threads of a running node to its cores, which change with the number of nodes."""
+    """Move all threads of a running node to its CPU cores, which change with the number of nodes."""
     for pid in pids:
         # The process may have ended.
         with suppress(OSError):
@@ -260,7 +260,7 @@ def stop(names: Collection[str]) -> None:
 
 
 def end_rooted(folder: Path) -> None:
-    """Kill all processes that have the root folder of a node below ``folder`` as their root directory."""
+    """Kill all processes that use the root folder of a node, below ``folder``, as their root directory."""
 
     until = time.monotonic() + STOP_TIMEOUT_S
     while remaining := rooted_under(folder):
@@ -304,7 +304,7 @@ def enter_cgroup(machine: str) -> list[str]:
 
 
 def remove_cgroups(machine: str) -> None:
-    """Remove the control groups of a machine that has ended. Retry until the kernel allows the removal."""
+    """Remove the control groups of machines that have ended. Retry until the kernel allows the removal."""
     until = time.monotonic() + STOP_TIMEOUT_S
     remaining = cgroups(machine)
     while remaining:

@@ -282,7 +282,7 @@ def _storage_notes(
 
 
 def is_orphan(cluster: layout.ClusterState) -> bool:
-    """Return whether the cluster's workspace no longer exists, or has the id of another cluster."""
+    """Return whether the cluster's workspace folder is missing or now belongs to another cluster."""
     try:
         return (Path(cluster.workspace) / "id").read_text().strip() != cluster.id
     except (FileNotFoundError, NotADirectoryError):
@@ -290,7 +290,7 @@ def is_orphan(cluster: layout.ClusterState) -> bool:
 
 
 def image_keys(settings: LocalSettings, slurm: str | None = None) -> tuple[str, str]:
-    """Return the cache keys of the base and of the image built on the base: hashes of all inputs.
+    """Return cache keys, which are hashes of all inputs: (of the base image, of the node image on this base).
 
     slurm: the release of Slurm. Default: the release in the distribution's packages.
     """
@@ -327,7 +327,7 @@ def _placed(path: str, file: NodeFile) -> dict[str, Any]:
 
 
 def _is_ours(kept: layout.KeptFolder) -> bool:
-    """Return whether the caller owns the kept folder, unless another existing state folder manages it."""
+    # If the caller has several state folders, only that of the cluster manages its storage.
     folder = Path(kept.workspace).parent
     return kept.owner == os.getuid() and (folder == state_home() or not folder.exists())
 

@@ -110,7 +110,7 @@ def mounted_under(folder: Path) -> tuple[Path, ...]:
 
 
 def mount_disk(folder: Path, size_mib: int) -> Path:
-    """Mount a file system of this size at ``folder/disk``. If its sparse file is missing, create the file."""
+    """Mount a disk of this size at ``folder/disk``. If its sparse file is missing, create the file."""
     image, point = folder / "disk.img", folder / "disk"
     point.mkdir(parents=True, exist_ok=True)
     if not image.exists():
@@ -125,7 +125,7 @@ def mount_disk(folder: Path, size_mib: int) -> Path:
 
 
 def disk_mib(folder: Path) -> int | None:
-    """Return the size of the disk that ``mount_disk`` created in a folder, if there is a disk."""
+    """Return the size of the disk that ``mount_disk`` created in a folder. None: there is no disk."""
     image = folder / "disk.img"
     return image.stat().st_size >> 20 if image.exists() else None
 
@@ -142,7 +142,7 @@ def loops_under(folder: Path) -> tuple[str, ...]:
 
 
 def mount_overlay(lower: tuple[Path, ...], folder: Path, changes: Path | None = None) -> Path:
-    """Mount ``lower`` (topmost first) as overlay ``folder/root``. Changes go to ``changes`` or ``folder``."""
+    """Mount layers (topmost first) at ``folder/root``. Changes go to ``changes``. Default: ``folder``."""
     changes = changes or folder
     root, upper, work = folder / "root", changes / "upper", changes / "work"
     if mounted_under(root):

@@ -74,7 +74,7 @@ class SshHost:
 
 
 def ssh_host(name: str, machine: OnpremHost) -> SshHost:
-    """Return a machine of the spec, with its jump hosts. Equal routes have jump hosts with equal aliases."""
+    """Return a machine of the spec, with its jump hosts. Jump hosts on equal routes have equal aliases."""
     jump: SshHost | None = None
     for text in machine.jump or ():
         match = _JUMP.fullmatch(text)
@@ -196,7 +196,7 @@ class HostKeys:
         *,
         find_all: bool = False,
     ) -> Mapping[str, ClusterctlError]:
-        """Find a trusted key of each machine and jump host. Return name -> error of machines without a key.
+        """Find a trusted key of each machine and jump host. Return name -> error, for machines without a key.
 
         confirm: asks the user about keys that are not trusted yet. If ``confirm`` raises, no key is saved.
         find_all: whether to return errors about unconfirmed keys, instead of raising an error.
@@ -218,7 +218,6 @@ class HostKeys:
     def _round(
         self, peers: Sequence[SshHost], confirm: Confirm, limit: Limit, *, find_all: bool
     ) -> Mapping[str, ClusterctlError]:
-        """Like ``trust``, for machines behind trusted jump hosts. Return title of the machine -> error."""
         for peer in peers:
             if key := peer.host_key or self._keys.get(peer.title) or _users_own(peer):
                 self._keys[peer.title] = key

@@ -111,8 +111,8 @@ ANSWER_S: Final = 60.0
 class Claim:
     """The cluster that a machine joins, and the public key that may log in to the machine.
 
-    owner: only if the machine that runs clusterctl joins. ``uid``: may run GATE. ``host_key``: key file of
-        the sshd that GATE starts.
+    owner: None, unless the machine itself runs clusterctl. Then clusterctl logs in to an sshd of its own,
+        which the account ``uid`` may start and which has the host key in the file ``host_key``.
     """
 
     cluster_id: str
@@ -246,7 +246,7 @@ class Login:
         raise CommandError(text, code="login-failed", rc=done.rc, stderr=done.stderr, where=host, host=host)
 
     def converse(self, host: str, argv: Sequence[str]) -> AbstractContextManager[Conversation]:
-        """Start a command as the owner; see ``Transport.converse``."""
+        """Start a command on a host as the owner, and exchange messages with it by stdin and stdout."""
         remote = None if self.is_here(host) else (host, argv)
         line, script = wrap_command(argv)
         return start_conversation(
@@ -296,7 +296,7 @@ class Login:
     def trust(
         self, hosts: Sequence[str], limit: Limit = NO_LIMIT, *, find_all: bool = False
     ) -> Mapping[str, ClusterctlError]:
-        """Find a trusted key for each host, as ``HostKeys.trust`` does. Return host -> error."""
+        """Find a trusted host key of each host. Return host -> error, for hosts without a trusted key."""
         here = [name for name in hosts if self.is_here(name)]
         lost = {name: exc for name in here if (exc := check_this_machine(name)) is not None}
         remote = {name: self._machines[name] for name in hosts if name not in here}
@@ -308,11 +308,11 @@ class Login:
         self.workspace.confirmed.touch(mode=0o600)
 
     def key_of(self, host: str) -> str:
-        """Return a host's trusted key. This machine's key is the key of the sshd that GATE starts."""
+        """Return a host's trusted host key. On this machine: that of the sshd that clusterctl starts."""
         return self.workspace.draw_host_key() if self.is_here(host) else self._keys.key_of(host)
 
     def claim(self, cluster_id: str, cluster: str) -> Claim:
-        """Return the data with which a machine joins this cluster. All machines get the same data."""
+        """Return the data that a machine needs to join this cluster. It is the same for all machines."""
         here = any(map(self.is_here, self.hosts))
         owner = {"uid": os.getuid(), "host_key": str(self.workspace.host_key)} if here else None
         return Claim(cluster_id, cluster, self.workspace.public_key.read_text().strip(), owner)

@@ -1,4 +1,4 @@
-"""The machines of an on-prem cluster and their roles, derived from the spec and from the hosts' facts."""
+"""The machines of an on-prem cluster and their roles, from the spec and from data read on the hosts."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def inventory(
 ) -> Inventory:
     """Return the inventory of the cluster that these machines form.
 
-    keys: host keys by host name.
+    facts: data read on each host that answers. keys: host keys. Both are by host name.
     proxies: ProxyCommand of each host without a direct route from this machine.
     silent: hosts that do not answer, as the previous inventory describes them.
     """
@@ -157,7 +157,7 @@ def address_in(network: IPv4Network | None, facts: HostFacts, address: str) -> s
 def address_failures(
     hosts: Sequence[Host], facts: Mapping[str, HostFacts], network: IPv4Network | None, leader: Host
 ) -> list[Failure]:
-    """Return a failure for each host outside the network; without a network, a failure of ``leader``."""
+    """Return a failure for each host outside ``network``. If it is None, blame ``leader``, the controller."""
     interfaces = {host.name: ", ".join(map(str, _interfaces(facts[host.name]))) or "none" for host in hosts}
     if network is None:
         reason = f"{leader.address} is not an address of that host ({interfaces[leader.name]})"
@@ -194,7 +194,7 @@ def joined_members(
 ) -> tuple[Mapping[str, Host], Mapping[str, Host]]:
     """Log in as the admin account to the hosts in ``previous``, except hosts with a new address or host key.
 
-    Return (hosts that accept the login, hosts that do not answer): name -> host in ``previous``.
+    Return (hosts that accept the login, hosts that do not answer), both name -> host in ``previous``.
     """
     pairs = [(host, previous[host.name]) for host in hosts if host.name in previous]
     unchanged = [
@@ -217,10 +217,10 @@ def examine(
     lost: Mapping[str, ClusterctlError],
     limit: Limit = NO_LIMIT,
 ) -> DoctorReport:
-    """Collect facts about the hosts, and all findings about them.
+    """Collect data about the hosts, and return it with all findings.
 
-    ours: hosts to examine as the admin account. clusterctl examines the other hosts as their owner.
-    only: the hosts to examine.
+    ours: names of hosts to examine as the admin account. The other hosts are examined as their owner.
+    only: names of the hosts to examine; ``hosts`` has all hosts of the cluster.
     lost: host -> error, for hosts where the login failed. Each error becomes a finding.
     limit: time limit. A host that has not answered by then gets a finding.
     """
@@ -260,7 +260,7 @@ def examine(
 
 @dataclass(frozen=True, slots=True)
 class _NetworkCheck:
-    """The hosts to test. ``new``: hosts not in the cluster yet. ``offline``: don't test repositories."""
+    """Settings of network tests. ``new``: names of hosts to test. ``offline``: don't test repositories."""
 
     spec: ClusterSpec
     shared: OnpremShared
@@ -319,7 +319,7 @@ def _different_mtus(check: _NetworkCheck, mtus: Mapping[str, int]) -> Iterator[F
 
 
 def _address(host: Host, facts: HostFacts, network: IPv4Network | None) -> str:
-    """Return the host's address on the network; without a network, its address in the spec. "": not found."""
+    """Return the host's address on ``network`` or, without a network, its address in the spec, or else ""."""
     addresses = [interface.ip for interface in _interfaces(facts) if not interface.ip.is_loopback]
     return next((str(ip) for ip in addresses if (ip in network if network else str(ip) == host.address)), "")
 
@@ -335,9 +335,9 @@ def _request(check: _NetworkCheck, host: Host, facts: HostFacts) -> dict[str, ob
 
 
 def _peer(check: _NetworkCheck, host: Host, address: str, facts: HostFacts) -> Peer:
-    """Return a target of connection tests. Hosts with firewalld are not tried: `up` opens their ports."""
     exports = check.shared.kind == "nfs" and check.shared.server is None
     ports = needed_ports(check.spec, host, exports=exports and host.name == check.hosts[0].name)
+    # `up` opens the ports of hosts with firewalld.
     is_new, tried = host.name in check.new, facts.firewall.name != "firewalld"
     return Peer(address, ports, opens=is_new, tried=tried)
 
@@ -373,7 +373,7 @@ def _findings(check: _NetworkCheck, name: str, answer: Mapping[str, Any]) -> Ite
 
 
 def cluster_findings(spec: ClusterSpec, hosts: Sequence[Host], report: DoctorReport) -> Iterator[Finding]:
-    """Compare the hosts that answer. Yield a finding for each problem, such as different distributions."""
+    """Compare the hosts that answered. Yield a finding for each conflict, such as different distributions."""
     facts, leader = report.facts, hosts[0]
     supported = facts.keys() - {finding.host for finding in report.findings if finding.code == "distribution"}
     candidates = [host for host in hosts if host.name in supported]
@@ -417,7 +417,7 @@ def parse_claim(text: str) -> Mapping[str, str]:
 
 
 def notes(spec: ClusterSpec, findings: Sequence[Finding], *, cluster_exists: bool) -> tuple[str, ...]:
-    """Return findings as lines for a plan, without problems that `up` solves or other checks report."""
+    """Return findings as lines for a plan, except problems that `up` solves or other checks report."""
     later = {"no-driver"} if spec.software.nvidia.has_driver else set()
     later |= {checks.NO_CGROUPS} if cluster_exists else set()
     return tuple(str(finding) for finding in findings if finding.code not in later)
@@ -426,7 +426,7 @@ def notes(spec: ClusterSpec, findings: Sequence[Finding], *, cluster_exists: boo
 def preview(
     spec: ClusterSpec, hosts: Sequence[Host], facts: Mapping[str, HostFacts], new: Collection[str]
 ) -> tuple[str, ...]:
-    """Return lines that describe `up`'s changes on ``new`` hosts. Hosts with the same change share a line."""
+    """Return lines about `up`'s changes on ``new`` hosts. Hosts with the same change share a line."""
     lines: dict[str, list[str]] = {}
     for host in hosts:
         if host.name in new:

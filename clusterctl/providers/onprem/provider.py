@@ -1,4 +1,4 @@
-"""The provider for existing machines: creates an admin account on each and describes them as an Inventory."""
+"""The provider of existing machines: creates an admin account on each and describes them as an Inventory."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ class OnpremProvider(Provider):
 
     @contextmanager
     def _login(self, workspace: Workspace | None, answer_s: float = OWNER_ANSWER_S) -> Iterator[Login]:
-        """Yield the owner's login. Before the first `up` (no ``workspace``), use a temporary folder."""
+        """Yield a login as the machines' owner. If there is no workspace yet, use a temporary folder."""
         if workspace is not None and workspace.root.is_dir():
             yield Login(self._settings.machines, workspace, self._prompts, answer_s=answer_s)
             return
@@ -293,7 +293,8 @@ class OnpremProvider(Provider):
         """Examine all machines that answer.
 
         Return (hosts with the admin account, hosts that do not answer, report, findings that stop `up`).
-        find_all: for `plan --preflight`: whether an unconfirmed host key becomes a finding, not an error.
+        The first two are mappings of name -> host.
+        find_all: whether an unconfirmed host key becomes a finding, not an error, as for `plan --preflight`.
         """
         total_s = max(_PREFLIGHT_S if find_all else _UP_S, _HOST_S * len(hosts))
         limit, login_limit = (Limit.within(seconds, self._clock) for seconds in (total_s, total_s / 3))
@@ -337,7 +338,7 @@ def blocking_findings(
     workspace: Workspace,
     silent: Mapping[str, Host],
 ) -> tuple[Finding, ...]:
-    """Return errors that stop `up`: of new, unexamined or unsuitable hosts, or of a silent controller."""
+    """Return the errors that stop `up`: of new, unexamined or unsuitable hosts, or of a silent controller."""
     leader = hosts[0].name
     relevant = [
         finding
@@ -424,7 +425,7 @@ rmdir "$path/home" "$path" 2>/dev/null || true
 def find_homes(
     login: Login, settings: OnpremSettings, name: str, users: Sequence[str]
 ) -> tuple[KeptStorage, ...]:
-    """Return the home folders of these users in the shared folder, as storage that outlives the cluster.
+    """Return the home folders of these users in the shared folder as kept storage, all in a single object.
 
     `down` keeps home folders; `storage remove` deletes them. Empty if the spec names an NFS server.
     """

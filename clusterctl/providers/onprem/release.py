@@ -57,7 +57,7 @@ _LIST_TRACES: Final = (Path(__file__).with_name("data") / "look.sh").read_text()
 
 
 def release_all(login: Login, cluster_id: str) -> None:
-    """Release all machines in the workspace's inventory. Then raise a single error about all failures."""
+    """Restore all machines of the cluster and remove clusterctl from them. Raise an error if any failed."""
     inventory = load_known_inventory(login.workspace)
     if inventory is None:
         return
@@ -84,7 +84,7 @@ def _release(
 
 
 def release_removed(inventory: Inventory, login: Login) -> Mapping[str, str]:
-    """Release machines of the last `up` that ``inventory`` lacks. Return unreachable machine -> reason."""
+    """Restore machines of the last `up` that ``inventory`` lacks. Return unreachable machine -> reason."""
     workspace = login.workspace
     previous = load_known_inventory(workspace)
     removed = [host.name for host in previous.hosts if inventory.host(host.name) is None] if previous else []
@@ -118,7 +118,7 @@ def find_leftovers(login: Login, cluster_id: str) -> tuple[Leftover, ...]:
 
 
 def _traces_on(host: str, login: Login, cluster_id: str) -> Sequence[str]:
-    """Return clusterctl's files and accounts on a host. Empty if the host belongs to another cluster now."""
+    """Return clusterctl's files and accounts on a host. Empty if the host now belongs to another cluster."""
     claim = claim_on(host, login)
     if claim and claim.get("id") != cluster_id:
         return ()
@@ -169,7 +169,7 @@ def _restore(hosts: Sequence[str], inventory: Inventory, login: Login) -> Mappin
 
 
 def release_orphan(login: Login, settings: OnpremSettings, cluster_id: str) -> None:
-    """Release machines with this cluster id in their claim files. ``login`` has a temporary workspace."""
+    """Restore the machines of a cluster with a lost workspace. ``login`` has a temporary workspace."""
     claimed = {host: c for host, c in claims(login).items() if c.get("id") == cluster_id}
     if not claimed:
         return
@@ -222,7 +222,7 @@ _TRACES: Final = "the machine still has the account clusterctl, the cluster's fi
 def record_pending(
     host: Host, inventory: Inventory, settings: OnpremSettings, workspace: Workspace, *, why: str
 ) -> PendingRelease:
-    """Record that a host of ``inventory`` must be released later. ``settings``: for the login to the host."""
+    """Record that a host of ``inventory`` must be restored later. ``settings``: for the login to the host."""
     target = Workspace(workspace.releases / f"{host.name}-{digest(address_of(host), host.host_key)[:8]}")
     target.create()
     for path in (workspace.key, workspace.public_key, workspace.root / "id"):
@@ -237,7 +237,7 @@ def record_pending(
 
 
 def _machine(host: Host, settings: OnpremSettings) -> OnpremHost:
-    """Return the owner's login settings for a host: the host's entry in the spec, or else `access`."""
+    """Return how to log in to a host: its entry in the spec if the address matches, or else `access`."""
     address = host.ssh_address or host.address
     machine = settings.machines.get(host.name)
     if machine is not None and ssh_host(host.name, machine).host == address:
@@ -249,11 +249,11 @@ def _machine(host: Host, settings: OnpremSettings) -> OnpremHost:
 
 
 def retry_all(hosts: Collection[Host], login: Login, *, ending: bool = False) -> tuple[Notice, ...]:
-    """Try again to release machines that clusterctl could not release before. Return notes for the user.
+    """Try again to restore machines that left the cluster but did not answer then. Return notes for the user.
 
-    hosts: the cluster's hosts. A machine that is again among these hosts needs no release. A machine with the
+    hosts: the cluster's hosts. A machine that is again among these hosts is not restored. A machine with the
         host key of a host, but another address, may be that host, so clusterctl skips the machine.
-    ending: whether clusterctl is also releasing ``hosts``. Then it skips no machine.
+    ending: whether clusterctl is also restoring ``hosts``. Then it skips no machine.
     """
     notes: list[Notice] = []
     for pending in pending_releases(login.workspace):
@@ -285,7 +285,6 @@ def retry_all(hosts: Collection[Host], login: Login, *, ending: bool = False) ->
 
 
 def _outcome_without_release(pending: PendingRelease, hosts: Collection[Host]) -> tuple[Notice, ...] | None:
-    """Return notes, perhaps empty, if the machine must not be released; ``None`` if it must be released."""
     at_address = [host for host in hosts if address_of(host) == pending.address]
     by_name = [host for host in hosts if host.name == pending.host.name and pending.why != REPLACED]
     # The key alone is not enough: machines cloned from the same image share their host key.

@@ -69,7 +69,7 @@ def run(*argv: str, check: bool = True) -> str:
 
 
 def claimed() -> Dict[str, Any]:
-    """Return the host's claim, which names the host's cluster. Empty if the host belongs to no cluster."""
+    """Return the content of CLAIM, which names the host's cluster. Empty if it belongs to no cluster."""
     try:
         claim = json.loads(CLAIM.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -85,7 +85,7 @@ def account(name: str) -> Optional[pwd.struct_passwd]:
 
 
 def text_of(path: Path) -> Optional[str]:
-    """Return the text of a file, if the file is small and regular."""
+    """Return a file's text. None: the file does not exist, is too large, or is not a regular file."""
     try:
         return read_regular(str(path)).decode("utf-8", "surrogateescape")
     except OSError:
@@ -127,7 +127,7 @@ def home_folder() -> Path:
 
 
 def join(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Claim the host for a cluster, then create the account with its key and sudo rights."""
+    """Record in CLAIM that the host joins a cluster. Then create the account with its key and sudo rights."""
     claim_before = claimed()
     if claim_before.get("id", request["id"]) != request["id"]:
         raise RefusedError(
@@ -189,7 +189,8 @@ def let_in(user: str, key: str) -> bool:
 def let_become_root(user: str, owner: Optional[Dict[str, Any]]) -> bool:
     """Let the account use sudo without a password. visudo checks the file before it is installed.
 
-    owner: given if clusterctl runs on this host. The uid ``owner["uid"]`` may run only GATE as root.
+    owner: None, unless clusterctl itself runs on this host. Then ``owner["uid"]`` may run the script GATE,
+        and nothing else, as root.
     """
     text = "# clusterctl's own account; `clusterctl down` removes it\n{} ALL=(ALL:ALL) NOPASSWD: ALL\n"
     text = text.format(user)
@@ -229,7 +230,7 @@ def allowed(user: str) -> List[str]:
 
 
 def leave(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Release the host: delete the account, or only its key and sudo rights if the account existed before."""
+    """Delete the account and CLAIM. If the account existed before, remove only its key and sudo rights."""
     claim = claimed()
     if claim.get("id", request["id"]) != request["id"]:
         # The machine belongs to another cluster now.
