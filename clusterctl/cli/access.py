@@ -107,7 +107,7 @@ def _environment(screen: Screen, session: Session, options: JobOptions) -> Envir
 
 
 def _host_and_command(inventory: Inventory, host: str | None, words: list[str]) -> tuple[str, list[str]]:
-    """Return (host, command). The host is the controller if no host is named, as in `ssh -- COMMAND`."""
+    """Return (host name, words of the command). Without a host, as in `ssh -- COMMAND`: the controller."""
     if host is None:
         return inventory.controller.name, words
     names = [entry.name for entry in inventory.hosts]

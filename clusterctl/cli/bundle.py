@@ -93,7 +93,7 @@ def _distribution(name: str) -> Distribution:
 
 
 def _names(screen: Screen, names: list[str] | None) -> list[str]:
-    """Return the distributions ``names``, or if there are no names, those of the cluster's hosts."""
+    """Return ``names`` (from --os) or, if empty, the names of the Linux distributions of the hosts."""
     if names:
         return names
     try:

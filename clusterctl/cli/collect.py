@@ -93,7 +93,7 @@ def _what_becomes(workspace: Workspace) -> str:
 
 
 def not_brought_home(run: RunRecord) -> str:
-    """Return a line about a job's files that were not collected. Empty if all were collected."""
+    """Return a line about a job's files that were not collected. "" if all files were collected."""
     by_reason: dict[str, list[str]] = {}
     for skipped in run.skipped:
         if skipped.reason != UNCHANGED:
@@ -110,6 +110,5 @@ def not_brought_home(run: RunRecord) -> str:
 
 
 def _nearby(path: Path) -> Path:
-    """Return the path, relative if it is in the current folder, otherwise unchanged."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path

@@ -67,7 +67,7 @@ def down(
 ) -> None:
     """Collect runs, remove the cluster, and verify the cleanup.
 
-    Refuses, with exit code 1, if data exists only on the cluster, even with --yes.
+    Removes nothing, and exits with code 1, if data exists only on the cluster, even with --yes.
     """
     # Without --yes, the prompt names the cluster.
     workspace = screen.chosen().workspace(named=yes)
@@ -130,7 +130,7 @@ def storage_remove(
 ) -> None:
     """Remove kept storage with all data on it. Lists the storage first, and asks.
 
-    Refuses, with exit code 1, without --discard, even with --yes: it may hold the only copy of files.
+    Without --discard, exits with code 1, even with --yes: the storage may hold the only copy of files.
     """
     phases = Phases(screen)
     prompts = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)
@@ -175,7 +175,7 @@ def orphans_remove(
 ) -> None:
     """Remove orphans: clusters with this name but no workspace. Lists them with their cost, and asks.
 
-    Refuses, with exit code 1, without --discard, even with --yes: their data can't be examined.
+    Without --discard, exits with code 1, even with --yes: the clusters' data can't be examined.
     """
     phases = Phases(screen)
     orphans = _orphans(screen, phases, name, project, ask_password=ask_become_pass)

@@ -24,7 +24,7 @@ def put(
 ) -> None:
     """Copy files and folders to the cluster.
 
-    With a single argument, the target is your home folder; with more, the last is the target folder.
+    With a single argument, the target is your home folder, otherwise the last argument is the target folder.
     """
     started_at = time.monotonic()
     with screen.transfers() as progress:
@@ -44,7 +44,7 @@ def get(
 ) -> None:
     """Copy files and folders from the cluster.
 
-    With a single argument, the target is the current folder; with more, the last is the target folder.
+    With a single argument, the target is the current folder, otherwise the last argument.
     """
     started_at = time.monotonic()
     with screen.transfers() as progress:

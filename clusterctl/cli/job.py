@@ -111,10 +111,10 @@ def wait_for(
 def follow_job(
     screen: Screen, session: Session, job_id: str, timeout_s: float | None, *, show: OnOutput, rank: str = ""
 ) -> tuple[JobInfo, ...]:
-    """Show the output of a job until the job has ended.
+    """Show the output of a job until the job has ended. Return the job, or all tasks of a job array.
 
-    Raises:
-        JobFailedError, JobCancelledError: the job failed, or was cancelled.
+    show: called with each part of the output. rank: a rank's number, or "all" ranks; default: the job's log.
+    Raise JobFailedError or JobCancelledError if the job failed or was cancelled.
     """
     changes = ChangeNotes(screen.note)
     with _detaching(screen, [job_id]):
@@ -137,7 +137,7 @@ def _detaching(screen: Screen, ids: Sequence[str]) -> Iterator[None]:
 
 
 def timeout_of(text: str | None) -> float | None:
-    """Convert the value of ``--timeout`` to seconds. The format is the same as for ``--time``."""
+    """Return the value of the option ``--timeout``, such as 30m or 1:30:00, in seconds."""
     try:
         return None if text is None else float(parse_slurm_time_s(text))
     except ValueError as exc:

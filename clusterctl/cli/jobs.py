@@ -126,7 +126,7 @@ def _list_or_find(session: Session, ids: Words, *, everything: bool) -> tuple[tu
 
 
 def _rounds(session: Session, ids: Words, *, everything: bool) -> Iterator[tuple[JobInfo, ...]]:
-    """Yield the jobs every few seconds. With ``ids``: only these, until all have ended. Else forever."""
+    """Every 2 s yield all listed jobs, or with ``ids`` only these jobs, until all of them have ended."""
     while True:
         yield (infos := _list_or_find(session, ids, everything=everything)[0])
         if ids and all(job.ended for job in infos):
@@ -135,7 +135,7 @@ def _rounds(session: Session, ids: Words, *, everything: bool) -> Iterator[tuple
 
 
 def _watch(screen: Screen, rounds: Iterator[tuple[JobInfo, ...]]) -> None:
-    """Whenever jobs change, redraw the table on a terminal, or else print a line for each changed job."""
+    """Show the jobs that ``rounds`` yields every 2 s: as a table on a terminal, else a line per change."""
     if sys.stdout.isatty():
         with screen.redrawing() as draw:
             for infos in rounds:
@@ -193,7 +193,7 @@ def _rows(job: JobInfo) -> list[tuple[str, str | None]]:
 
 
 def _files(session: Session, job: JobInfo) -> list[dict[str, Any]] | None:
-    """Return path, bytes and host of files in a job's folder, two levels deep; ``None`` after an error."""
+    """Return a dict (path, bytes, host) per file in a job's folder, 2 levels deep; ``None``: an error."""
     files: list[dict[str, Any]] = []
     try:
         for host, transport in session.hosts_with_files(job.nodes):
@@ -245,7 +245,6 @@ def job_table(
 
 
 def _job_row(jobs: Sequence[JobInfo]) -> list[str]:
-    """Return the row of a job or an array. For an array: number of tasks per state, and the worst task."""
     head, array = worst_job(jobs), len(jobs) > 1
     return [
         f"{head.whole_id} ({len(jobs)} tasks)" if array else head.id,

@@ -24,7 +24,7 @@ from clusterctl.state.workspace import Workspace, state_home
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """A row of the list of clusters. ``fix``: the command that removes an orphan, otherwise empty."""
+    """A cluster in the output of `list`. ``fix``: the command that removes an orphan, otherwise empty."""
 
     cluster: str
     provider: str
@@ -40,7 +40,7 @@ def list_(screen: Screen) -> None:
     """List your clusters, kept storage, and orphans on this machine.
 
     States: `up`; `unfinished` and `damaged` (repair it with `clusterctl up`); `elsewhere` (created with
-    another CLUSTERCTL_HOME); `orphaned` (no workspace; remove it with `clusterctl orphans remove`).
+    another CLUSTERCTL_HOME); `orphaned` (without records; remove it with `clusterctl orphans remove`).
     """
     recorded = list(_recorded_clusters())
     listed = recorded + list(_unrecorded_clusters({entry.id for entry in recorded}))
@@ -51,13 +51,15 @@ def list_(screen: Screen) -> None:
 
 
 def storage_list(screen: Screen) -> None:
-    """List the kept storage of all clusters."""
+    """List the kept storage of all clusters.
+
+    `clusterctl down` keeps a cluster's storage if its spec has `storage: {keep: true}`.
+    """
     kept, lines = _storage(screen)
     screen.result({"storage": [entry.as_dict() for entry in kept]}, *(lines or ["no kept storage"]))
 
 
 def _storage(screen: Screen) -> tuple[list[KeptStorage], list[str]]:
-    """Return (kept storage, lines that show the storage). Print a note for each damaged record."""
     for path in damaged_records():
         screen.note(
             f"note: the record of kept storage can't be read: {path}; find the storage with the cluster's "
@@ -114,7 +116,7 @@ def _recorded_clusters() -> Iterator[_Listed]:
 
 
 def _unrecorded_clusters(recorded_ids: set[str | None]) -> Iterator[_Listed]:
-    """Yield local clusters with an ID not in ``recorded_ids``: unfinished, created elsewhere or orphaned."""
+    """Yield the clusters that run on this machine, except those with an ID in ``recorded_ids``."""
     try:
         clusters = clusters_on_this_machine()
     except ClusterctlError:
@@ -138,7 +140,7 @@ def cache_prune(
 ) -> None:
     """Remove cached node images that no cluster uses; with --images, also the images in a cloud project.
 
-    Other clusters of that project may still need its images.
+    Other clusters in that cloud project may still need the images.
     """
     kept: Sequence[KeptImage] = ()
     if images:
@@ -167,7 +169,6 @@ def cache_list(screen: Screen) -> None:
 
 
 def _show_cache(screen: Screen, kept: Sequence[KeptImage], *, prune: bool) -> None:
-    """Show this machine's image cache, or with ``prune`` clean it. Also show the cloud images ``kept``."""
     images = cached_images(prune=prune, report=lambda line: screen.note(str(line)))
     rows = [[i.key, i.size_mib, ", ".join(i.used_by) or "-"] for i in images]
     empty = ["nothing to remove" if prune else Notice("cache-empty", "the image cache is empty")]

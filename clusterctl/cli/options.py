@@ -174,10 +174,10 @@ _SYNONYM: Final = "_synonym"
 
 
 def takes(flags: Mapping[str, Any], **synonyms: Any) -> Callable[[Verb], Verb]:
-    """Return a decorator that adds options to a command. Options that the user sets go to ``**given``.
+    """Return a decorator that adds options to a command. The command gets the options that the user sets.
 
-    flags: name of the option -> annotation for Typer.
-    synonyms: name in ``flags`` -> annotation of another option that sets the same value.
+    flags: name of the keyword argument -> annotation of its option for Typer.
+    synonyms: name in ``flags`` -> annotation of another option that sets the same keyword argument.
     """
 
     def decorate(function: Verb) -> Verb:
@@ -189,10 +189,10 @@ def takes(flags: Mapping[str, Any], **synonyms: Any) -> Callable[[Verb], Verb]:
 
 
 def verb(function: Verb) -> Callable[..., None]:
-    """Turn ``function(screen, ...)`` into a Typer command with the common options.
+    """Turn ``function(screen, ...)`` into a Typer command that also has the options in ``COMMON``.
 
-    The function returns the exit code; ``None`` is 0. An option of the function replaces the common option
-    with the same name. The traceback of an unexpected error is written to the state folder.
+    The function returns the exit code; ``None`` is 0. An option of the function replaces the option with the
+    same name in ``COMMON``. The traceback of an unexpected error is written to the state folder.
     """
     flags = getattr(function, "flags", {})
     declared = list(inspect.signature(function, eval_str=True).parameters.values())[1:]

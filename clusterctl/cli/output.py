@@ -69,7 +69,7 @@ class Screen:
     _logs: dict[tuple[str, int | None], LogFilter] = field(default_factory=dict)
 
     def chosen(self) -> ChosenCluster:
-        """Return the cluster that the options select. Notes about the choice are shown on the screen."""
+        """Return the cluster that the options -f and --cluster select. Print notes about the choice."""
         # A slow import, which --help does not need.
         from clusterctl.state.chosen import ChosenCluster
 
@@ -267,7 +267,7 @@ def can_draw() -> bool:
 
 
 def _pictures() -> ModuleType:
-    """Import `pictures` when a command needs it, because its import of rich is slow. Return the module."""
+    # A slow import of rich.
     from clusterctl.cli import pictures
 
     return pictures

@@ -1,4 +1,4 @@
-"""The display of the phases of `up` and `down`, and prompts about host keys and the sudo password."""
+"""The display of the phases (steps) of `up` and `down`. Prompts for host keys and the sudo password."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ _FEW: Final = 3
 
 @dataclass(slots=True)
 class _Progress:
-    """The progress of a phase: its current task, and the hosts that have finished each task.
+    """The progress of a phase of `up` or `down`: its current task, and the hosts that finished each task.
 
     hosts: the hosts that have finished at least one task.
     total: the number of hosts of the current task. 0: unknown.
@@ -167,7 +167,6 @@ class Phases(PhaseLines):
 
     @contextmanager
     def _moving(self) -> Iterator[None]:
-        """Draw phases during the ``with`` block, if stderr is a terminal that supports redrawing."""
         if not (sys.stderr.isatty() and can_draw()):
             yield
             return
@@ -212,7 +211,7 @@ class Phases(PhaseLines):
 
 
 def phase_table(screen: Screen, phases: Sequence[Phase], *, total: bool = False) -> list[str]:
-    """Return the lines of a table of phases, then an empty line. ``total``: whether to add a sum."""
+    """Return the lines of a table of phases and their seconds. ``total``: whether to add the sum."""
     rows: list[list[object]] = [[shown_phase(phase.name), phase.seconds, phase.note] for phase in phases]
     rows += [["total", sum(phase.seconds for phase in phases), ""]] if total else []
     return [*screen.table(["PHASE", "SECONDS", ""], rows), ""]

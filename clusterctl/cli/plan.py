@@ -44,8 +44,8 @@ def plan(
 ) -> int:
     """Show what `up` would change, and its cost.
 
-    Also lists the jobs that would be cancelled. Compares the spec with the applied spec and with the live
-    hosts. Changes nothing.
+    Also lists the jobs that would be cancelled. Compares the spec with the spec of the last `up` and with
+    the live hosts. Changes nothing.
     """
     spec = spec_of(screen.chosen())
     if not preflight:
@@ -82,7 +82,7 @@ def show_plan(
 
 
 def text(screen: Screen, spec: ClusterSpec, plan: Plan) -> list[str]:
-    """Return the lines of a plan, with an empty line between its parts."""
+    """Return the plan as lines to print: the changes that `up` would make, their cost, and notes."""
     return [line for part in _parts(screen, spec, plan) for line in ("", *part)][1:]
 
 

@@ -107,7 +107,6 @@ def _changes(settings: Sequence[str]) -> dict[str, str]:
 def _note_differences(
     screen: Screen, row: Row, replay: Replay, changes: Mapping[str, str], facts: ClusterFacts, job: JobSpec
 ) -> dict[str, Any]:
-    """Show how the replay differs from the original run. Return fields for the JSON answer."""
     listed = differences(row, replay, changes, facts, job)
     tasks = f", tasks {job.array}" if "of_failed" in replay.known else ""
     screen.note(
@@ -120,7 +119,7 @@ def _note_differences(
 
 
 def _collected(session: Session, row: Row, replay: Replay, job_id: str) -> tuple[dict[str, Any], list[str]]:
-    """Collect a completed replay and compare its losses. Return (JSON fields, lines to show)."""
+    """Collect job ``job_id``, and compare its losses with the run ``row``. Return (JSON fields, lines)."""
     (run,) = collect(session, [job_id])
     lines = [f"job {job_id} ({run.name}) {run.state}: {run.directory}"]
     if "of_failed" in replay.known:

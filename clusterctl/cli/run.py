@@ -161,7 +161,7 @@ HABITS: Final = {
 
 
 def _plain_value(kind: Any, info: Any, word: object) -> Any:
-    """Convert an argument as Typer would, or return ``None`` if only Typer can convert or reject it."""
+    """Convert ``word`` to the type ``kind`` as Typer would; ``None`` if only Typer can do (or reject) it."""
     if not isinstance(word, str) or not word.isprintable() or info.parser is not None:
         return None
     if isinstance(kind, type) and issubclass(kind, StrEnum):
@@ -360,7 +360,6 @@ def _refuse(exc: Any) -> int:
 
 
 def _explain_unknown(text: str, fix: str, context: typer.Context | None) -> tuple[str, str]:
-    """Return the message and the fix for an unknown command or option. Other messages stay unchanged."""
     unknown = _UNKNOWN_WORD.match(text)
     if unknown is None or context is None:
         return text, fix
@@ -378,8 +377,8 @@ def _explain_unknown(text: str, fix: str, context: typer.Context | None) -> tupl
 def _reject_words_before_dashes(typed: Sequence[str], target: str, args: Sequence[str]) -> None:
     """Reject arguments between JOB and ``--``, because they may be meant for `submit` or for the program.
 
-    typed: all arguments after `submit`.
-    args: the arguments that click assigns to the program.
+    typed: all arguments after `submit`. target: the argument JOB.
+    args: the arguments that click assigns to the program that the job runs.
     """
     count_after = len(typed) - typed.index("--") - 1 if "--" in typed else 0
     words = shlex.join(args[: max(0, len(args) - count_after)])

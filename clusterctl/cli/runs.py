@@ -76,9 +76,9 @@ _LIST_FLAGS: Final[Mapping[str, Any]] = {
 def list_(screen: Screen, **given: Any) -> None:
     """List collected runs, newest first.
 
-    Keys: run, job, name, state, final, exit, user, cluster, partition, nodes, submitted, started, ended,
-    collected, elapsed, cost, tags, note; any option of the program, such as lr; any metric, such as loss,
-    loss.min, loss.max.
+    Keys to show, sort by or filter: run, job, name, state, final, exit, user, cluster, partition, nodes,
+    submitted, started, ended, collected, elapsed, cost, tags, note; any option of the program, such as lr;
+    any metric, such as loss, loss.min, loss.max.
     """
     if given.keys() >= {"folders", "everywhere"}:
         raise excluded("--dir", "--everywhere")
@@ -113,7 +113,7 @@ def list_(screen: Screen, **given: Any) -> None:
 def ranking_of(screen: Screen, run: Row, metric: str | None = None) -> tuple[dict[str, Any], list[str]]:
     """Rank a sweep's tasks by a metric, the best first. Return (JSON answer, lines to show).
 
-    metric: name of the metric. Default: the metric in the sweep's definition.
+    run: the collected sweep. metric: name of the metric. Default: the metric in the sweep's definition.
 
     Raises:
         UsageError: neither ``metric`` nor the sweep names a metric, or no task has the metric.
@@ -130,7 +130,7 @@ def ranking_of(screen: Screen, run: Row, metric: str | None = None) -> tuple[dic
 
 
 def note_ranking(screen: Screen, session: Session, job_id: str) -> dict[str, Any] | None:
-    """Collect a sweep and show the ranking of its tasks. Return the JSON answer, if there were no errors."""
+    """Collect a sweep and show the ranking of its tasks. Return it for JSON output; None after an error."""
     try:
         (run,) = collect(session, [job_id])
         answer, lines = ranking_of(screen, Row(run))
@@ -143,7 +143,6 @@ def note_ranking(screen: Screen, session: Session, job_id: str) -> dict[str, Any
 
 
 def _metric_columns(rows: Sequence[Row], sort: str | None = None) -> list[str]:
-    """Return the names of columns for the key ``sort``, if it is a metric, and for common metrics."""
     usual = [name for name in metric_names(rows) if name in USUAL_METRICS]
     return [*([sort] if sort is not None and sort not in _BASIC else []), *usual[:_MOST_METRICS]]
 
@@ -203,7 +202,7 @@ def show(screen: Screen, run: Run) -> None:
 
 
 def _failure_lines(row: Row) -> list[str]:
-    """Return lines about the cause of a run's failure. For an array, describe its worst task's failure."""
+    """Return lines about the cause of a run's failure. Empty for a run or a task that has not failed."""
     diagnosis = row.run.diagnosis or {}
     if not diagnosis or (row.task is not None and diagnosis.get("job_id") not in {None, row.task.id}):
         return []

@@ -230,9 +230,9 @@ def show_scripts(screen: Screen, jobs: Sequence[PreparedJob], more: Mapping[str,
 def submit_and_note(
     screen: Screen, session: Session, jobs: Sequence[PreparedJob], more: Mapping[str, Any] = NOTHING
 ) -> list[JobRow]:
-    """Submit jobs. Return a row per job. After a failure, the JSON answer has the rows submitted before.
+    """Submit jobs. Return a dict per job for JSON output, which shows submitted jobs even after an error.
 
-    more: more fields of the JSON answer for each job.
+    more: more fields of each dict.
     """
     rows: list[JobRow] = []
     with screen.transfers() as progress:
@@ -254,7 +254,7 @@ def watch_jobs(
 ) -> bool:
     """Wait for submitted jobs, or follow a single job. Return whether the job's output was shown.
 
-    This function adds the job's state to each row of ``rows``, and the ranking to the row of a sweep.
+    rows: a dict per job, as `-o json` shows it. The job's state is added, and for a sweep its ranking.
 
     Raises:
         JobFailedError, JobCancelledError: a job has not completed.
@@ -280,7 +280,7 @@ def watch_jobs(
 
 
 def answer_of(rows: Sequence[JobRow]) -> dict[str, Any]:
-    """Return the JSON answer: ``rows`` as the key ``jobs``, and for a single job also the keys of its row."""
+    """Return the JSON answer: ``rows`` (a dict per job) as ``jobs``, and for a single job also its keys."""
     return {**(rows[0] if len(rows) == 1 else {}), "jobs": [dict(row) for row in rows]}
 
 

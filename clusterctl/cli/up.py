@@ -124,8 +124,8 @@ def bring_up(
 def bake(screen: Screen, no_wait: NoWait = False, yes: Yes = False) -> None:
     """Build the image for new nodes, unless it exists for this configuration.
 
-    With `provider: {image: {bake: true}}`, `up` builds and uses the image itself. This uses a billed machine
-    for a few minutes. Its type and price are shown first; on a terminal you are asked.
+    With `provider: {image: {bake: true}}`, `up` builds and uses the image itself. A build uses a billed
+    machine for a few minutes. The machine's type and price are shown first; on a terminal you are asked.
     """
     spec = spec_of(screen.chosen())
     settings = spec.provider.baking()

@@ -1,4 +1,4 @@
-"""The build of images that nodes start from, and of the configuration that hosts of a group share."""
+"""Builds images that nodes start from, and the configuration that all hosts of a group have in common."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from clusterctl.util.progress import report_steps
 def bake_image(
     cluster: ClusterContext, approve: Callable[[tuple[str, ...]], None] = lambda _: None
 ) -> Literal["made", "cached"]:
-    """Build the image that new nodes start from. Return "cached" if a fitting image existed already.
+    """Build the image that new nodes start from. Return "cached" if it existed already, else "made".
 
     If the cluster does not exist yet, remove everything else that the build has created.
 
-    approve: called with a text about each image and its price, before any is created; may raise to abort.
+    approve: called before the build with a text about each image and its price; may raise to abort.
     Raise UsageError if the provider can't build an image for these nodes.
     """
     cluster.provider.check(cluster.spec)
@@ -90,9 +90,9 @@ def prepare_image(cluster: ClusterContext) -> Outcome[None]:
 def share_configuration(
     cluster: ClusterContext, plan: HostPlan, distribution: Distribution | None
 ) -> Mapping[str, str]:
-    """Build the shared configuration of each group that gets new hosts. Return group -> key in the cache.
+    """Build the configuration that hosts of a group start with, for each group that gets new hosts.
 
-    distribution: the Linux distribution of new hosts. Without a known distribution, build nothing.
+    distribution: of new hosts; if unknown, build nothing. Return group -> key in the provider's cache.
     """
     if distribution is None or not has_classes(cluster):
         return {}
@@ -107,7 +107,7 @@ def share_configuration(
 
 @dataclass(frozen=True, slots=True)
 class SharedConfiguration:
-    """The shared configurations. keys: group of hosts (controller, compute) -> key in the provider's cache.
+    """Configurations that hosts start with. keys: group (controller, compute) -> key in the provider's cache.
 
     origin: "made" if this command built any of these configurations, "cached" if all existed already.
     """
@@ -119,7 +119,7 @@ class SharedConfiguration:
 def prepare_class(
     cluster: ClusterContext, distribution: Distribution, groups: Collection[str]
 ) -> Outcome[SharedConfiguration]:
-    """Build the configuration that the hosts of a group share, for each group that the cache lacks."""
+    """Build the configuration that all hosts of a group start with, for each group not in the cache yet."""
     spec, workspace = cluster.spec, cluster.workspace
     shared = str(cluster.provider.known_shared)
     variables = {group: inventory_file.class_variables(spec, distribution, shared, group) for group in groups}
@@ -143,7 +143,7 @@ def prepare_class(
 
 
 def _free_port() -> int:
-    """Return a free TCP port of this machine, for a server that runs in an image during its build."""
+    """Return a free TCP port of this machine, for slurmdbd, which runs during the build of an image."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
@@ -152,7 +152,6 @@ def _free_port() -> int:
 def _bake_machine(
     cluster: ClusterContext, image: Inventory, distribution: Distribution, variables: inventory_file.Variables
 ) -> None:
-    """Install and configure the machine that becomes an image, using a temporary copy of the workspace."""
     spec, workspace, report_progress = cluster.spec, cluster.workspace, cluster.reporter.progress
     expected = image.controller.model_copy(update={"distribution": distribution.release})
     image = image.model_copy(update={"hosts": (expected, *image.compute)})

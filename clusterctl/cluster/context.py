@@ -43,7 +43,7 @@ class ClusterContext(PhaseRunner):
         wait_s: float = WAIT_S,
         verb: str = "up",
     ) -> Self:
-        """Return the context of a cluster. By default, the spec determines the workspace and the provider.
+        """Create the object for the cluster of this spec. Default workspace and provider: the spec's.
 
         prompts: how to ask the user about unknown host keys. Default: reject unknown keys without asking.
         """
@@ -75,7 +75,7 @@ class ClusterContext(PhaseRunner):
     def probe(
         self, inventory: Inventory, hosts: Collection[str], *, timeout_s: float = TIMEOUT_S
     ) -> dict[str, HostReport]:
-        """Examine these hosts. Return host -> its facts and checksums. TransportError: hosts don't answer."""
+        """Return host -> its facts and checksums, for these hosts. TransportError: a host does not answer."""
         requests = probe_requests(self.spec, inventory, self.workspace)
         chosen = {host: request for host, request in requests.items() if host in hosts}
         return dict(probe_hosts(chosen, self.connections.to, timeout_s=timeout_s))

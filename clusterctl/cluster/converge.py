@@ -146,7 +146,7 @@ class Work:
     classed: new hosts that were created with their configuration already in place.
     renewed: hosts on which only host-specific files are rewritten.
     reconfigures: whether to run `scontrol reconfigure`.
-    replaces_record: whether the record of the last run is invalid until this run has finished.
+    replaces_record: whether to invalidate the record of the last `up` until these hosts are configured.
     """
 
     ansible: tuple[str, ...] = ()
@@ -162,7 +162,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class HostsToConfigure:
-    """The choice of hosts to configure. It compares the record of the last `up` with new probe results.
+    """Chooses the hosts to configure, by comparing the record of the last `up` with new probe results.
 
     groups: group of hosts -> hash of the inputs that are the same for all hosts of the group.
     files: host -> its host-specific files. Empty if no host can be configured by rewriting only these files.
@@ -176,7 +176,7 @@ class HostsToConfigure:
     files: NodeFiles
 
     def choose_limited(self, limit: Collection[str]) -> Work:
-        """Return the work of `up --limit`: configure these hosts; elsewhere only update the list of hosts."""
+        """For `up --limit`: choose these hosts and the controller. Other hosts only get the list of hosts."""
         ansible = tuple(
             host.name for host in self.inventory.hosts if host.name in limit or host.is_controller
         )
@@ -184,7 +184,10 @@ class HostsToConfigure:
         return Work(ansible, tuple(introduced), reconfigures=True, replaces_record=True)
 
     def choose(self, classed: Collection[str], *, again: bool) -> Work:
-        """Return the work: on all hosts if inputs changed or ``again`` is set, else on hosts that drifted."""
+        """Choose all hosts if inputs changed or ``again`` is set, else only new and changed hosts.
+
+        classed: new hosts that were created with their configuration already in place.
+        """
         marks = _marks(self.reports)
         configures_all = again or self.recorded.inputs != self.rendered.inputs
         host_names = self.inventory.names if configures_all else hosts_with_drift(self.recorded.marks, marks)
@@ -202,7 +205,7 @@ class HostsToConfigure:
         )
 
     def _to_renew(self, marks: Mapping[str, Checksums]) -> tuple[str, ...]:
-        """Return the hosts on which only host-specific files may differ from the wanted configuration."""
+        """Return the hosts that need no Ansible, because at most their host-specific files are outdated."""
         recorded = self.recorded
         unchanged = {group for group, inputs in self.groups.items() if inputs == recorded.groups.get(group)}
         candidates = (host.name for host in self.inventory.hosts if unchanged & {*host.roles})
@@ -299,7 +302,7 @@ def _install_slurmd(
 
     Also install NVIDIA's driver where it shows fewer GPUs than the PCI bus, because Slurm is configured with
     the GPUs that the driver shows. If any node needs either, the same run of Ansible installs all missing
-    packages on the ``concerned`` hosts and on the controller.
+    packages on the hosts to configure (``concerned``) and on the controller.
     """
     spec, workspace = cluster.spec, cluster.workspace
     nodes = [(host, reports[host.name]) for host in inventory.compute]
@@ -337,7 +340,7 @@ def why_outdated(
 def pending_changes(
     cluster: ClusterContext, inventory: Inventory, reports: Mapping[str, HostReport]
 ) -> NodeConfig:
-    """Return the nodes' changes of hardware, marked as changes that `up` would apply or would postpone."""
+    """Return the changes of hardware that `up` would configure, and those that it would postpone."""
     at_work = partial(nodes_with_jobs, cluster.scheduler(inventory, patience_s=SHORT_PATIENCE_S), drain=False)
     recorded = _read(cluster.workspace).hardware
     return node_config(cluster.spec, inventory, reports, recorded, at_work, concerned=inventory.names)

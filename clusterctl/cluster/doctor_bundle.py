@@ -65,7 +65,7 @@ To send it: attach the file to your report, with the command that failed and wha
 
 @dataclass(frozen=True, slots=True)
 class DoctorBundle:
-    """The path of the archive, its members (``files``), and the missing parts, each with the reason."""
+    """A written archive: its path, the names of its members (``files``), and missing parts with reasons."""
 
     file: Path
     files: tuple[str, ...]
@@ -80,7 +80,7 @@ def create(
     *,
     source: Path | None = None,
 ) -> DoctorBundle:
-    """Collect the facts, and write the archive to ``file``.
+    """Collect logs, settings and the output of hosts, and write the archive to ``file``.
 
     doctor: the JSON output of `doctor`. If `doctor` failed, the key ``error`` holds the reason.
     source: the user's spec file. Default: the archive contains no spec file.

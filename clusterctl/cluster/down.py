@@ -1,6 +1,6 @@
 """The steps of `down`: collect runs → find files that exist only on the cluster → destroy → verify.
 
-Also removes storage that earlier clusters left behind, and orphans: clusters without a workspace.
+Also removes storage that earlier clusters left behind, and orphans: clusters without records on this machine.
 """
 
 from __future__ import annotations
@@ -229,9 +229,9 @@ def destroy(runner: PhaseRunner, provider: Provider, lost: OnlyCopies) -> Outcom
 
 
 def remove_cluster(provider: Provider, cluster_id: str, workspace: Workspace | None) -> None:
-    """Remove everything that belongs to a cluster. ``workspace``: the cluster's, unless it was lost.
+    """Remove everything that belongs to a cluster. ``workspace``: of the cluster; None if it was lost.
 
-    Raise LeftoversError if anything still exists, with a failure for each such thing and its cost.
+    Raise LeftoversError if parts of the cluster still exist, with a failure for each part and its cost.
     """
     provider.destroy(cluster_id, workspace=workspace)
     left = provider.leftovers(cluster_id)
@@ -248,7 +248,7 @@ def remove_cluster(provider: Provider, cluster_id: str, workspace: Workspace | N
 def keep_storage(
     runner: PhaseRunner, provider: Provider, left: StorageRecord
 ) -> Outcome[tuple[KeptStorage, ...]]:
-    """Record the storage that the cluster leaves behind, so `list` shows it and the next `up` reuses it."""
+    """Save the record ``left`` with the storage that the cluster leaves behind. The next `up` reuses it."""
     name, now = runner.workspace.root.name, time.time()
     earlier = load_record(name)
     earlier_ids = {storage.id for storage in earlier.kept} if earlier else set()
@@ -261,7 +261,7 @@ def keep_storage(
 
 
 def find_kept(name: str, provider: Provider, left: StorageRecord) -> tuple[KeptStorage, ...]:
-    """Ask the provider for storage that clusters of this name left behind, and add the recorded dates."""
+    """Return storage that clusters of this name left behind, with the recorded time when it was left."""
     earlier = load_record(name)
     since = {storage.id: storage.since for storage in earlier.kept} if earlier else {}
     return tuple(
@@ -407,7 +407,7 @@ def remove_storage(runner: PhaseRunner, storage: Storage) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Orphans:
-    """Clusters of this name without a workspace. clusters: cluster id -> its machines, disks and so on."""
+    """Clusters without a workspace (folder of records) here. clusters: cluster id -> its machines, disks."""
 
     name: str
     settings: ProviderSettings
@@ -418,11 +418,11 @@ class Orphans:
 def find_orphans(
     chosen: ChosenCluster, prompts: Prompts = NO_PROMPTS, *, project: str | None = None
 ) -> Orphans:
-    """Ask the provider for clusters of the chosen name that have no workspace on this machine.
+    """Ask the provider for clusters of the chosen name without a workspace (folder of records) here.
 
     The provider is read from the spec file or the workspace. Without both, search this machine.
 
-    project: the Google Cloud project to search. Raise UsageError if it is given without a name.
+    project: the Google Cloud project to search. Raise UsageError if the choice is not by cluster name.
     """
     name, settings = _find_provider(chosen, project)
     provider, own_id = provider_of(settings, prompts), Workspace.of(name).known_id()
@@ -462,7 +462,7 @@ def reject_orphans(orphans: Orphans, *, discard: bool) -> None:
 
 
 def remove_orphans(runner: PhaseRunner, orphans: Orphans) -> tuple[KeptStorage, ...]:
-    """Remove these clusters, and return the storage that stays. LeftoversError: anything else is left."""
+    """Remove these clusters. Return the storage that is kept. LeftoversError: other parts still exist."""
     runner.reporter.step("destroy")
     for cluster_id in orphans.clusters:
         remove_cluster(orphans.provider, cluster_id, None)

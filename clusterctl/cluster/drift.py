@@ -1,6 +1,7 @@
-"""Drift of hosts: the result of a probe compared with the record that was written after configuring.
+"""Drift: differences between a host now and the record that was written after the host was configured.
 
 A probe returns a mark for each item: the checksum of a file, or the state of a package, unit or account.
+``Checksums`` maps the key of an item, such as "file /etc/hosts" or "unit slurmd", to the mark.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _GOOD_STATES = {
 
 
 def drifted(recorded: Checksums, now: Checksums) -> tuple[str, ...]:
-    """Return the keys of items, such as files and units, that differ from the record or have a bad state."""
+    """Return the keys of items that differ from the record or are in a bad state, such as a stopped unit."""
     return tuple(
         key for key, mark in now.items() if not _is_fine(key, mark) or recorded.get(key, mark) != mark
     )
@@ -43,19 +44,18 @@ def matches(expected: Checksums, now: Checksums) -> bool:
 
 
 def drift_of_host(host: str, recorded: Checksums, now: Checksums) -> Iterator[Drift]:
-    """Yield the drift of a host, except mere consequences of other drift on the same host."""
+    """Yield how a host differs from the record, without consequences (a missing account has no home)."""
     for key in _without_consequences(_recorded_drift(recorded, now), now):
         yield Drift(host, _describe(key, now[key])[0])
 
 
 def repairs_of(host: str, recorded: Checksums, before: Checksums, after: Checksums) -> list[Drift]:
-    """Return the drift that `up` repaired on a host. ``before``, ``after``: results of probing the host."""
+    """Return the differences that `up` repaired. ``before``, ``after``: checksums before and after `up`."""
     changed = [key for key in _recorded_drift(recorded, before) if after.get(key) != before[key]]
     return [Drift(host, *_describe(key, before[key])) for key in _without_consequences(changed, before)]
 
 
 def _recorded_drift(recorded: Checksums, now: Checksums) -> list[str]:
-    """Return the keys of items that drifted. Ignore items without a recorded or without a current state."""
     return [key for key in drifted(recorded, now) if key in recorded and now[key] != UNKNOWN]
 
 
@@ -66,7 +66,7 @@ def lost_packages(recorded: Checksums, now: Checksums) -> str:
 
 
 def _without_consequences(keys: Sequence[str], marks: Checksums) -> Iterator[str]:
-    """Yield the keys, without mere consequences of other drift, such as the home of a missing account."""
+    """Yield ``keys`` without consequences of other keys, such as the home of a missing account."""
     for key in keys:
         kind, _, name = key.partition(" ")
         if kind == "home":
@@ -78,14 +78,15 @@ def _without_consequences(keys: Sequence[str], marks: Checksums) -> Iterator[str
 
 
 def hosts_with_drift(recorded: Mapping[str, Checksums], now: Mapping[str, Checksums]) -> tuple[str, ...]:
-    """Return the hosts that drifted or have no record."""
+    """Return the hosts that differ from their record or have no record."""
     return tuple(
         host for host, marks in now.items() if host not in recorded or drifted(recorded[host], marks)
     )
 
 
 def touches_slurm(keys: Iterable[str]) -> bool:
-    """Return whether a file in /etc/slurm drifted, so that nodes may have fetched a wrong configuration."""
+    """Return whether a file in /etc/slurm is among these items that differ from the record."""
+    # In that case, nodes may have fetched a wrong configuration.
     return any(key.startswith("file /etc/slurm/") for key in keys)
 
 
@@ -103,7 +104,6 @@ _NAMES = {
 
 
 def _describe(key: str, mark: str) -> tuple[str, str]:
-    """Return, in words, (the drift of the item ``key`` in the state ``mark``, its repair by `up`)."""
     kind, _, name = key.partition(" ")
     if kind in ("alone", "rivals"):
         return f"{mark} contradicted {name}", "moved away"

@@ -90,7 +90,7 @@ class NodeConfig:
 
 
 def hardware(spec: ClusterSpec, inventory: Inventory, reports: Reports) -> dict[str, Hardware]:
-    """Return node -> the hardware to configure the node for, for all nodes with a report."""
+    """Return node -> its hardware as a probe found it, for all nodes in ``reports`` (host -> its answer)."""
     counts_cards = spec.software.nvidia.installs
     return {
         host.name: Hardware(
@@ -167,7 +167,7 @@ def node_config(
 
 
 def with_recorded_memory(reports: Reports, recorded: Mapping[str, Hardware]) -> Reports:
-    """Return the reports. If a host's memory is within 1 % of its recorded memory, use the recorded value."""
+    """Return host -> probe result, but with the recorded memory if the new value differs by 1 % at most."""
     result = dict(reports)
     for host, report in reports.items():
         before, facts = recorded.get(host, Hardware()).facts, report.facts
@@ -177,7 +177,7 @@ def with_recorded_memory(reports: Reports, recorded: Mapping[str, Hardware]) -> 
 
 
 def as_recorded(reports: Reports, recorded: Mapping[str, Hardware], hosts: Collection[str]) -> Reports:
-    """Return the reports of all hosts, with the recorded instead of the current hardware for ``hosts``."""
+    """Return the probe results, with the recorded instead of the current hardware for ``hosts``."""
     result = dict(reports)
     for host in hosts:
         old, facts = recorded[host], reports[host].facts
@@ -190,7 +190,7 @@ def as_recorded(reports: Reports, recorded: Mapping[str, Hardware], hosts: Colle
 
 
 def _ends_jobs(old: Hardware, new: Hardware) -> bool:
-    """Return whether this change of a node would make Slurm cancel its jobs, or reduces its memory."""
+    """Return whether the change from ``old`` makes Slurm cancel the node's jobs, or reduces its memory."""
     if format_gres(old.driver.gpus) != format_gres(new.driver.gpus):
         return True
     if old.facts is None or new.facts is None:
@@ -215,7 +215,7 @@ def _cores(facts: NodeFacts) -> tuple[int, ...]:
 
 
 def gpus_file(spec: ClusterSpec, inventory: Inventory, workspace: Workspace, reports: Reports) -> str:
-    """Return JSON: node -> whether to install CuPy; UUIDs in Slurm's order if CUDA orders GPUs otherwise."""
+    """Return JSON: node -> cupy: whether to install it; uuids: GPUs in Slurm's order, if CUDA's differs."""
     cupy = spec.software.cupy and _can_provide_cupy(inventory, workspace)
     drivers = {host.name: reports[host.name].driver for host in inventory.compute if host.name in reports}
     nodes = {name: {"cupy": cupy and gpus.cards > 0, "uuids": gpus.uuids} for name, gpus in drivers.items()}
@@ -272,7 +272,7 @@ def link_wheels(lock: Path, link: Path, distribution: Distribution) -> None:
 
 
 def _can_provide_cupy(inventory: Inventory, workspace: Workspace) -> bool:
-    """Return whether CuPy is in the bundle. Without a bundle: True, because the package index has CuPy."""
+    # Without a bundle (a file of packages), hosts or this machine download CuPy.
     return not workspace.bundle.exists() or has_wheelhouse(
         gpu_lock(), NodePlatform.of(inventory.distribution)
     )
@@ -288,7 +288,7 @@ def reject_missing_gpus(
 ) -> None:
     """Raise VerifyError, with a failure for each node with unusable GPUs, or fewer GPUs than in the spec.
 
-    needs: findings about drivers, such as a needed reboot. The error shows them instead of nvidia-smi's text.
+    concerned: nodes to check. needs: findings about NVIDIA's driver, to show instead of nvidia-smi's text.
     """
     required = {partition.name: partition.gpus for partition in spec.partitions}
     failures = []
@@ -318,7 +318,7 @@ def reject_missing_gpus(
 
 
 def nodes_with_jobs(scheduler: Jobs, hosts: Collection[str], *, drain: bool) -> dict[str, str]:
-    """Return host -> why its change must wait: it runs jobs, or Slurm did not say whether it runs jobs.
+    """Return host -> why its new hardware can't be configured yet: it runs jobs, or Slurm did not answer.
 
     drain: drain the hosts without jobs, so that they start no job. The verification of `up` resumes them.
     """

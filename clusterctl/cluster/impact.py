@@ -28,7 +28,7 @@ _PAUSE_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Impact:
-    """The effect of a change on jobs.
+    """The effect of a changed spec on jobs.
 
     keep: node -> the size that the node keeps, because it runs jobs.
     affected: the jobs that the change would cancel. unknown: why these jobs are unknown, else "".
@@ -50,7 +50,7 @@ class Impact:
 
 @dataclass(frozen=True, slots=True)
 class AffectedJob:
-    """A job that a change would cancel, and why."""
+    """A job that a changed spec would cancel, and why."""
 
     job: JobInfo
     why: str
@@ -68,10 +68,10 @@ def free_leaving_hosts(
     discard: bool = False,
     replaced: Collection[str] = (),
 ) -> Mapping[str, Size]:
-    """Drain the nodes that leave or restart, check that no data is lost, and cancel the affected jobs.
+    """Drain nodes that a plan removes or restarts, check that no data is lost, then cancel affected jobs.
 
-    If the change is rejected, resume the nodes. Return node -> its size, for nodes that keep their size
-    because they run jobs.
+    After an error, resume the nodes. Return node -> its size, for nodes that keep their size because they
+    run jobs.
 
     force: cancel the affected jobs.
     discard: delete data that exists only on hosts that leave.
@@ -115,6 +115,7 @@ def impact_of(
 ) -> Impact:
     """Return the effect of the changed spec on jobs.
 
+    before: the inventory of the last `up`.
     drain: drain the nodes that leave or restart, so that they start no new job.
     """
     spec, provider = cluster.spec, cluster.provider
@@ -235,7 +236,7 @@ def reject_taken_uids(spec: ClusterSpec, accounts: str) -> None:
 
 
 def cancel_jobs(affected: Sequence[AffectedJob], scheduler: Jobs) -> None:
-    """Cancel these jobs, with the reason in Slurm's accounting, and wait at most ``END_S`` for their end.
+    """Cancel these jobs, with the reason in Slurm's accounting, and wait at most 60 s for their end.
 
     Raise SchedulerError if jobs are still active after that time.
     """

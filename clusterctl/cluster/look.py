@@ -112,7 +112,7 @@ class LeavingHosts:
         return {change.name for change in self.planned.changes if change.action in {"remove", "replace"}}
 
     def places_lost(self, *, keep: bool) -> tuple[list[str], bool]:
-        """Return (hosts that lose local files, whether the shared folder is lost). ``keep``: it stays."""
+        """Return (hosts that lose files, whether the shared folder is lost). ``keep``: the folder is kept."""
         restarted = {change.name for change in self.planned.changes if change.restarts}
         emptied = {host.name for host in self.before.hosts if host.name in restarted and host.local_ssds}
         hosts = [host.name for host in self.before.hosts if host.name in self.names | emptied]
@@ -179,7 +179,7 @@ def all_answer(workspace: Workspace) -> bool:
 def note_removal(workspace: Workspace, lost: OnlyCopies) -> None:
     """Record, before anything is removed, that the cluster is being removed, and the files to be lost.
 
-    If all hosts were searched, a `down` within ``LOOK_VALID_S`` seconds accepts that hosts don't answer.
+    If all hosts could be searched for files, another `down` within an hour works even if hosts don't answer.
     """
     looked_at = None if lost.unknown else _last_check_time(workspace) or time.time()
     with suppress(MachineError):

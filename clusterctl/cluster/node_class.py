@@ -1,7 +1,7 @@
-"""The configuration that hosts of a group share, called their class, and the files specific to a host.
+"""The configuration that all hosts of a group start with ("class"), and the files specific to a host.
 
-A class is built once and found by a hash of its inputs. Addresses, sizes and secrets are in host-specific
-files. Ansible configures the hosts on which a probe does not find the expected files.
+A class is built once, and found in the provider's cache by a hash of its inputs. Addresses, sizes and secrets
+are in host-specific files. Ansible runs only on new hosts on which a probe does not find the expected files.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from clusterctl.util.assets import ansible_hash, data_folder, digest, read_table
 
 
 def has_classes(cluster: ClusterContext) -> bool:
-    """Return whether new hosts of the cluster can start from a shared configuration."""
+    """Return whether new hosts can start with a configuration that is built once for their whole group."""
     return cluster.provider.known_shared is not None and can_share_configuration(cluster.spec)
 
 
 def class_inputs(variables: Mapping[str, Any]) -> str:
-    """Return a hash of all inputs of a shared configuration, except the image that it is built on."""
+    """Return a hash of these variables and all Ansible roles. A built configuration is cached under it."""
     return digest(ansible_hash(), json.dumps(variables, sort_keys=True, default=str))
 
 
 def inputs_of_new_nodes(cluster: ClusterContext) -> str:
-    """Return the hash of the configuration that new nodes would share. "" without a shared configuration."""
+    """Return the hash under which new nodes' configuration is cached. "" if it can't be built in advance."""
     distribution = planned_distribution(cluster.spec, cluster.workspace)
     if distribution is None or not has_classes(cluster):
         return ""
@@ -54,7 +54,7 @@ _OWN: Final = "own_file"
 
 
 def node_files(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> NodeFiles:
-    """Return the host-specific files of each host, with the content that Ansible's tasks would write.
+    """Return host -> path -> host-specific file, with the content that Ansible's tasks would write.
 
     Files that tasks copy from ``workspace.rendered`` must exist already.
     """
@@ -82,7 +82,7 @@ def _own_tasks() -> tuple[tuple[Path, Mapping[str, Any]], ...]:
 def _files_of_task(
     role: Path, task: Mapping[str, Any], values: Mapping[str, Any], request: ProbeRequest
 ) -> Iterator[tuple[str, NodeFile]]:
-    """Yield (path, file) for each file that an Ansible task would write on a host and the host needs."""
+    """Yield (path, file) for each file that an Ansible task would write, if ``request`` lists its path."""
     defaults = read_table(role / "defaults/main.yml", dict[str, Any])
     ((module, arguments),) = ((key, value) for key, value in task.items() if key.startswith("ansible."))
     owner = {"root": 0, **system_accounts()}[arguments.get("owner", "root")]
@@ -135,7 +135,7 @@ def _value(text: str, variables: Mapping[str, Any]) -> Any:
 
 
 def expected_marks(files: Mapping[str, NodeFile]) -> Checksums:
-    """Return the checksums that a probe returns for a host with these host-specific files."""
+    """Return the checksums that a probe finds on a host that has ``files`` (path -> file)."""
     return {_key(path, file): file.mark for path, file in files.items()}
 
 
@@ -144,9 +144,9 @@ def _key(path: str, file: NodeFile) -> str:
 
 
 def can_renew(files: Mapping[str, NodeFile], checksums: Checksums) -> bool:
-    """Return whether ``renew`` can update a host: the probe examined all ``files``; secrets are current.
+    """Return whether ``renew`` can update a host: all files were probed, and no secret file needs a change.
 
-    checksums: the checksums and states that a probe of the host found.
+    files: path -> wanted file. checksums: the checksums that a probe of the host found.
     """
     marks = expected_marks(files)
     secrets = [f"file {path}" for path, file in files.items() if not file.mode & 0o077]
@@ -154,7 +154,7 @@ def can_renew(files: Mapping[str, NodeFile], checksums: Checksums) -> bool:
 
 
 def renew(files: Mapping[str, NodeFile], checksums: Checksums, transport: Transport) -> None:
-    """Rewrite the host-specific files that differ on a host, and restart the units that read them."""
+    """Rewrite the ``files`` with another checksum on the host, and restart the units that read them."""
     stale = {path: files[path] for path in files if checksums[_key(path, files[path])] != files[path].mark}
     if stale:
         contents = {path: (file.data.decode(), file.mode, file.edges) for path, file in stale.items()}

@@ -1,4 +1,4 @@
-"""The phases of `up` and `down`: running, timing and recording them. Also temporary workspace copies."""
+"""Runs, times and records the phases (steps) of `up` and `down`. Also makes copies of a workspace."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Drift:
 
 @dataclass(kw_only=True)
 class PhaseRunner:
-    """Runs the phases of an `up` or `down`: each is timed, reported, and written to the journal.
+    """Runs the phases of an `up` or `down`: each is timed, shown, and logged in a file in the workspace.
 
     wait_s: how long to wait for another clusterctl process that holds the cluster's lock, in seconds.
     """
@@ -79,7 +79,7 @@ class PhaseRunner:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """Run a function as a phase with this name. Return its value, and add its notes to ``notes``."""
+        """Run ``phase(self, ...)`` as ``name``: show and log it, and keep its notes. Return its value."""
         self.reporter.step(name)
         start, ok, note = time.monotonic(), False, ""
         try:
@@ -96,7 +96,7 @@ class PhaseRunner:
         return outcome.value
 
     def _journal(self, **row: str | float) -> None:
-        """Append a row to the journal. Do nothing if the workspace is removed or can't be written."""
+        # `down` removes the workspace.
         if self.workspace.root.is_dir():
             with suppress(DiskError):
                 append_line(self.workspace.journal, json.dumps({"verb": self.verb, **row}))
@@ -109,7 +109,7 @@ class PhaseRunner:
 
 
 def provider_of(settings: ProviderSettings, prompts: Prompts = NO_PROMPTS) -> Provider:
-    """Return the provider for these settings. ``prompts``: how to ask about unknown host keys."""
+    """Return the provider, which creates and removes hosts. ``prompts``: ask about unknown host keys."""
     if settings.user_owned:
         # Only machines of the user are restored, and importing Ansible takes time.
         from clusterctl.configure.ansible import restore  # noqa: PLC0415

@@ -222,7 +222,7 @@ def _reasons_to_reject(cluster: ClusterContext) -> Iterator[str]:
 
 
 def _with_tasks(cluster: ClusterContext, plan: Plan, inventory: Inventory, copy: Workspace) -> Plan:
-    """Return the plan with the tasks that, in Ansible's check mode, would change the user's machines."""
+    """Add the tasks to the plan that, according to Ansible's check mode, would change the user's machines."""
     spec, workspace = cluster.spec, cluster.workspace
     if absent := [host.name for host in inventory.hosts if host.name not in plan.staying]:
         return replace(plan, notes=(*plan.notes, f"Ansible's tasks are unknown without {', '.join(absent)}"))

@@ -1,4 +1,4 @@
-"""Replays (a collected run is submitted again): the choice of tasks, and known differences from the run."""
+"""Replays, which submit a collected run again: the tasks to submit, and differences from the first run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NUMBER: Final = re.compile(r"[0-9]{1,7}")
 def select_replay(
     row: Row, changes: Mapping[str, str], *, failed: bool, flags: Mapping[str, object]
 ) -> ReplayRequest | None:
-    """Return the submission that repeats the run ``row``, unless ``failed`` is set and no task has failed.
+    """Return the submission that repeats the run ``row``. None: ``failed`` is set, and all have completed.
 
     changes: options of the program with their new values. flags: options of `submit`.
     failed: submit only the array tasks that completed neither in this run nor in later replays. Raise
@@ -69,7 +69,7 @@ def _unfinished_tasks(row: Row, changes: Mapping[str, str]) -> list[int]:
 def differences(
     row: Row, replay: Replay, changes: Mapping[str, str], facts: ClusterFacts, job: JobSpec
 ) -> list[Difference]:
-    """Return the differences between a run and its replay that are known before the replay starts."""
+    """Return known differences between the run ``row`` and its replay ``job`` on the cluster ``facts``."""
     run, programs = row.run, payload_hash()
     compared = [
         ("code", "clusterctl", replay.version, __version__),

@@ -206,7 +206,7 @@ def _resolve_environment(cluster: ClusterContext, distribution: Distribution) ->
 
 
 def provision(cluster: ClusterContext, decision: Decision, keys: Mapping[str, str]) -> Outcome[Provisioned]:
-    """Create, start and remove hosts. ``keys``: group of hosts -> cache key of its shared configuration."""
+    """Create, start and remove hosts. ``keys``: group of hosts -> cache key of its built configuration."""
     spec, workspace, progress = cluster.spec, cluster.workspace, cluster.reporter.progress
 
     def completed(inventory: Inventory) -> Inventory:
@@ -250,7 +250,7 @@ def _report_started(cluster: ClusterContext, provisioned: Provisioned) -> None:
 def probe(
     cluster: ClusterContext, inventory: Inventory, keep: Mapping[str, Size]
 ) -> Outcome[Mapping[str, HostReport]]:
-    """Collect the facts of all hosts. Hosts that were powered off after their creation are started again."""
+    """Probe hosts, and start powered-off hosts. Return host -> facts. ``keep``: node -> size that stays."""
     requests = probe_requests(cluster.spec, inventory, cluster.workspace)
     answers = []
     with closing(ask_hosts(requests, cluster.connections.to)) as steps:
@@ -299,10 +299,8 @@ _RENUMBER = (
 def _with_one_uid(
     cluster: ClusterContext, inventory: Inventory, reports: Mapping[str, HostReport]
 ) -> Mapping[str, HostReport]:
-    """Give the admin account the same uid on all hosts, as the verification job requires. Return the reports.
-
-    Cloud images create the account with the next free uid. A uid that can't be changed stays.
-    """
+    """Give the admin account the same uid on all hosts, if possible. Return host -> new probe result."""
+    # Cloud images create the account with the next free uid. The verification job needs the same uid.
     uids = {host: r.accounts[ADMIN_USER] for host, r in reports.items() if ADMIN_USER in r.accounts}
     if len({*uids.values()}) <= 1:
         return reports
@@ -322,7 +320,7 @@ def _with_one_uid(
 def send_packages(
     cluster: ClusterContext, bundle: Bundle | None, inventory: Inventory, reports: Mapping[str, HostReport]
 ) -> Outcome[None]:
-    """Send the bundle's package repository to hosts that lack packages. BundleError: the file is missing."""
+    """Send the packages of the bundle to hosts that lack packages. BundleError: the bundle is missing."""
     to = cluster.connections.to
     hosts = inventory_file.hosts_to_install(inventory, cluster.spec.software, reports, to)
     if not hosts:

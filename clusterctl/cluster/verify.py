@@ -196,7 +196,7 @@ def has_passed(result: Result, hosts: tuple[str, ...]) -> bool:
 def verification_error(
     result: Result, hosts: tuple[str, ...], inventory: Inventory, to: Connect, scheduler: AdminClient
 ) -> VerifyError:
-    """Return the error for a failed verification job. If the job names no failed host, test each host."""
+    """Return the error for a failed MPI job on ``hosts``. If ``result`` names no host, test each host."""
     message = _error_text(result)
     failures = _failures_by_job(result) or _failures_of_parts(hosts, inventory, to, scheduler)
     if not failures:

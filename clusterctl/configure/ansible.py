@@ -70,7 +70,7 @@ class PlaybookRun:
 
 
 def run_playbook(run: PlaybookRun) -> Results:
-    """Run a playbook while the caller iterates over the result. An interrupt stops Ansible first.
+    """Run a playbook: yield the result of each task, and return the summary. Ctrl-C also stops Ansible.
 
     Raise ConfigureError if a task fails, a host is unreachable, or Ansible itself can't run.
     """
@@ -118,7 +118,7 @@ def _open_log(log: Path) -> IO[bytes]:
 
 
 def _events(run: PlaybookRun, private: Path, sockets: Path) -> Generator[Event, None, None]:
-    """Run Ansible in a thread, and yield its events in this thread. The last event has the exit code."""
+    """Run Ansible in another thread. Yield the events of ansible-runner, then one with the exit code."""
     import ansible_runner  # noqa: PLC0415
 
     inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -160,7 +160,7 @@ def _events(run: PlaybookRun, private: Path, sockets: Path) -> Generator[Event, 
 
 
 def _next_event(inbox: queue.SimpleQueue[Event], pid: int | None) -> Event:
-    """Return the next event. Raise ConfigureError if Ansible waits for a process that has died."""
+    """Wait for the next event. Raise ConfigureError if Ansible (``pid``) waits for a process that died."""
     eldest: int | None = None
     while True:
         try:
@@ -179,7 +179,7 @@ def _next_event(inbox: queue.SimpleQueue[Event], pid: int | None) -> Event:
 
 
 def _stop(thread: threading.Thread, pid: int | None) -> None:
-    """Stop Ansible if it still runs. The subreaper process around Ansible stops Ansible's child processes."""
+    # The subreaper process around Ansible stops Ansible's child processes.
     for sign in (signal.SIGTERM, signal.SIGKILL):
         if pid is not None and thread.is_alive():
             with suppress(ProcessLookupError):
@@ -212,7 +212,7 @@ def _prepare(config_class: Any, run: PlaybookRun, private: Path, sockets: Path) 
 
 
 def _environment(private: Path) -> Mapping[str, str]:
-    """Return variables that make Ansible independent of the caller's Ansible settings, locale and home."""
+    """Return environment variables that replace the user's Ansible settings and locale."""
     here = str(Path(sys.executable).parent)
     if importlib.util.find_spec("ansible_mitogen") is None:
         fix = "install clusterctl again, with its dependencies"
@@ -251,7 +251,7 @@ def _error(run: PlaybookRun, failed: Iterable[Event], rc: int) -> ConfigureError
 
 
 def _dead_child(parent: int) -> int | None:
-    """Return the pid of a process's oldest child, if it is a zombie."""
+    """Return the pid of a process's oldest child process if the child is a zombie, else None."""
     # The process may have ended or have no child, or this system has no /proc.
     with suppress(OSError, IndexError):
         eldest = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()[0]
@@ -265,15 +265,15 @@ _SEALED: Final = ("configure", "install_first")
 
 
 def run(verb: Verb, inventory: Inventory, workspace: Workspace, *, hosts: Collection[str]) -> Results:
-    """Run the playbook of this verb on these hosts of the cluster. A repeated run changes nothing.
+    """Run a playbook on these hosts of the cluster. A repeated run changes nothing. ``verb``:
 
     - configure: configure everything. The Ansible inventory and the files in ``workspace.rendered`` must be
       written. A subset of hosts is valid only if nothing else has changed since all hosts were configured,
       because hosts depend on each other.
     - install_first: run the install part of every role, for hosts that do not start from an installed image.
     - introduce: update the list of the cluster's hosts: names, addresses, the firewall. Restart nothing.
-    - restore: give hosts back the state that they had before the first `up`. The notes list everything that
-      could not be restored, and why. Hosts that are already restored, or were never configured, stay as is.
+    - restore: give hosts back the state that they had before the first `up`. The returned summary has notes
+      on everything that could not be restored. Restored or never configured hosts stay as they are.
     - seal: after a failure, record clusterctl's changes so far, to tell them from later changes by the user.
 
     Raise ConfigureError, with a failure for each host, if tasks fail. The output is in ``workspace.logs``.
@@ -291,7 +291,7 @@ def run(verb: Verb, inventory: Inventory, workspace: Workspace, *, hosts: Collec
 def restore(
     inventory: Inventory, hosts: Collection[str], workspace: Workspace, reporter: Reporter
 ) -> Mapping[str, tuple[str, ...]]:
-    """Restore the state that these hosts had before `up`. Return host -> notes on failed restorations."""
+    """Restore the state that these hosts had before `up`. Return host -> things that can't be restored."""
     inventory_file.write_restore_inventory(inventory, workspace)
     record_inventory(inventory, workspace)
     return report_steps(run("restore", inventory, workspace, hosts=hosts), reporter).notes
@@ -360,7 +360,7 @@ def configure_class(
     *,
     workspace: Workspace,
 ) -> Results:
-    """Run Ansible on image machines: apply the configuration that the hosts of a group have in common.
+    """Run Ansible on machines that become images: apply the configuration that all hosts of a group share.
 
     variables: the variables of the roles; see ``class_variables``.
     slurm: name -> content of the Slurm files that set up the accounting database on a controller.
@@ -382,7 +382,7 @@ def make_image(
     workspace: Workspace,
     logs: Workspace,
 ) -> Results:
-    """Make the compute host of this inventory ready to be an image: install, configure, remove its keys.
+    """Make the compute host of this inventory ready to be an image: install, configure, remove keys and logs.
 
     workspace: a workspace with the inventory's ssh_config. logs: the workspace for Ansible's output.
     """
@@ -394,13 +394,13 @@ def make_image(
 
 
 def _no_health(inventory: Inventory) -> str:
-    """Return a health.json that requires no hardware of the hosts, as the hardware is not known yet."""
+    # The hardware of the hosts is not known yet, so the health check must not expect any.
     return json.dumps({host.name: {} for host in inventory.hosts})
 
 
 @contextmanager
 def _image_inventory(images: Sequence[Host], workspace: Workspace) -> Iterator[tuple[Inventory, Workspace]]:
-    """Yield (an inventory of only these images, a temporary workspace that uses ``workspace``'s SSH key)."""
+    """Yield (inventory of the machines ``images``, temporary workspace with SSH settings for them)."""
     empty_fields = dict.fromkeys(("cluster", "cluster_id", "provider", "network", "shared"), "")
     inventory = Inventory(hosts=tuple(images), baked=False, **empty_fields)
     with temporary_folder() as folder:

@@ -1,4 +1,4 @@
-"""The results of a playbook run, parsed from its events: task results, a recap, and a failure per host."""
+"""Parses events of ansible-runner: the results of tasks, the summary of a playbook, failures of hosts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TaskResult(HostStep):
-    """The result of a task on a host. ``how``: whether the task changed the host, failed, and so on.
+    """The result of an Ansible task on a host. ``how``: whether the task changed the host, failed, and so on.
 
     diff: unified diff of the changes that check mode reports. "" for tasks with secrets.
     """
@@ -43,7 +43,7 @@ class Recap:
     """The summary of a successful playbook run.
 
     ok: host -> number of tasks. changed: number of tasks that changed something, on all hosts.
-    notes: host -> messages of modules for the user.
+    notes: host -> messages of Ansible modules for the user.
     """
 
     ok: Mapping[str, int]
@@ -77,7 +77,7 @@ def _task_name(data: Mapping[str, Any], separator: str) -> str:
 
 
 def failures_of(events: Iterable[Event]) -> tuple[Failure, ...]:
-    """Return the first failure of each host. Later failures of a host are consequences."""
+    """Return the first failed task of each host as a Failure. Later failures of a host are consequences."""
     failures: dict[str, Failure] = {}
     for event in events:
         task = result_of(event, {})

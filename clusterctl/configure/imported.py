@@ -126,7 +126,7 @@ class _Inventory:
         return connection.removeprefix("ansible.builtin.").removeprefix("ansible.legacy.")
 
     def _partitions(self, leader: str, logins: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-        """Yield a partition for each group of compute hosts. A host belongs to its first group."""
+        """Yield (partition, hosts) for each group of compute hosts. A host belongs to its first group."""
         assigned: set[str] = set()
         for group, hosts in self.groups.items():
             if group in (*_LEADERS, *_LOGINS):
@@ -141,7 +141,7 @@ class _Inventory:
             yield "train", [host for host in self.hosts if host not in (leader, *logins)] or [leader]
 
     def _machines(self) -> dict[str, Any]:
-        """Return the spec's keys `access` (settings that all hosts share) and `hosts` (other settings)."""
+        """Return the spec's keys `access` (SSH settings of all hosts) and `hosts` (settings of each host)."""
         local_hosts = [host for host in self.hosts if self.connections[host] == _LOCAL]
         all_local = len(local_hosts) == len(self.hosts)
         access = {host: {} if all_local else self._access(host) for host in self.hosts}
@@ -180,7 +180,7 @@ class _Inventory:
         return {name: value for name, value in access.items() if value not in (None, "", [])}
 
     def _variable(self, host: str, *keys: str) -> Any:
-        """Return the value of the first of these variables that is set. Templates are skipped with a note."""
+        """Return the first set Ansible variable of ``keys``, else None. Skip templates, and note them."""
         for key in keys:
             if (value := self.variables.get(host, {}).get(key)) in (None, ""):
                 continue
@@ -226,7 +226,7 @@ def _name(host: str) -> str:
 
 
 def _split_jumps(arguments: str) -> tuple[list[str], list[str]]:
-    """Return (the jump hosts in the arguments of ssh, all other arguments)."""
+    """Return (jump hosts, all other arguments), for arguments of ssh such as ``-J gate -o Port=2222``."""
     try:
         flags, words = getopt(shlex.split(arguments), _FLAGS)
     except (ValueError, GetoptError):

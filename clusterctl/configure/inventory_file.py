@@ -1,4 +1,4 @@
-"""Input for Ansible: `inventory.yml`, and package repositories from bundles, which are sent to hosts.
+"""Input for Ansible: `inventory.yml`, and package repositories from bundles (the user's files) for hosts.
 
 The inventory has hosts, groups and all role variables, so it also works with `ansible-playbook -i`.
 """
@@ -79,7 +79,7 @@ def image_inventory_text(
 
 
 def _newer_slurm(spec: ClusterSpec, distribution: Distribution) -> Variables:
-    """Return the source of a newer Slurm release, as variables. {} if the distribution's release is used."""
+    """Return an Ansible variable with the source of a newer Slurm. {} if the distribution's Slurm is used."""
     release = spec.slurm.version or ""
     if (suite := distribution.newer_slurm.get(release)) is None:
         return {}
@@ -90,10 +90,10 @@ def _newer_slurm(spec: ClusterSpec, distribution: Distribution) -> Variables:
 def class_variables(
     spec: ClusterSpec, distribution: Distribution, shared: str, group: str = COMPUTE
 ) -> Variables:
-    """Return the variables for the configuration that hosts of a group share, even across clusters.
+    """Return the Ansible variables for the configuration that hosts of a group share, even across clusters.
 
-    Addresses, secrets and names of nodes are not included, because they are in host-specific files. A
-    variable that compute hosts and controllers both have gets the same value in both groups.
+    shared: path of the shared folder. Addresses, secrets and names of nodes are not included, because they
+    are in host-specific files. Variables of both groups (controller, compute) have the same value in both.
     """
     group_variables = {
         COMPUTE: {"slurmd_conf_server": "", "slurmd_config_digest": ""},
@@ -115,7 +115,7 @@ def class_variables(
 
 
 def class_inventory_text(inventory: Inventory, ssh_config: Path, variables: Variables, rendered: Path) -> str:
-    """Return the Ansible inventory for `class.yml`. ``rendered``: folder of placeholders for host files."""
+    """Return the Ansible inventory for `class.yml`, to configure images. ``rendered``: folder with files."""
     paths = {
         "health_config_src": rendered / HEALTH_FILE,
         "slurmdbd_config_src": rendered / "slurmdbd.conf",
@@ -216,7 +216,7 @@ def _groups(
 
 
 def install_mark(inventory: Inventory | None = None, software: Software = PLAIN) -> str:
-    """Return the digest in the name of a finished installation's mark file. No ``inventory``: of an image."""
+    """Hash the inputs of an installation (default: of an image), to name the file that marks it as done."""
     inputs: dict[str, bool] = {}
     if inventory is not None:
         kind, scheduler = inventory.shared_folder.kind, inventory.scheduler
@@ -235,7 +235,7 @@ def install_mark(inventory: Inventory | None = None, software: Software = PLAIN)
 
 
 def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> Variables:
-    """Return the variables of all roles, each with the prefix of its role."""
+    """Return the variables of all Ansible roles. A variable's name begins with the name of its role."""
     runs, rendered = cluster_roles(spec, inventory), _literal(str(workspace.rendered))
     key = workspace.public_key.read_text().strip()
     return {
@@ -373,7 +373,7 @@ def _accounting(spec: ClusterSpec) -> Variables:
 
 
 def own_machine_variables(spec: ClusterSpec, inventory: Inventory) -> Variables:
-    """Return the variables of the roles time, tuning, firewall and selinux. {} for local clusters."""
+    """Return the Ansible variables of the roles time, tuning, firewall and selinux. {} for local clusters."""
     if spec.provider.shares_kernel:
         return {}
     kind = inventory.shared_folder.kind
@@ -413,7 +413,7 @@ _FIND_MARKS: Final = 'for mark; do [ ! -e "$mark" ] || echo there; done'
 def hosts_to_install(
     inventory: Inventory, software: Software, reports: Mapping[str, HostReport], to: Connect
 ) -> tuple[Host, ...]:
-    """Return the hosts on which packages, including software for GPUs, are not completely installed."""
+    """Return the hosts on which packages are missing. Nodes with GPUs also need ``software`` for GPUs."""
     mark = install_mark(inventory, software)
     nodes = inventory.compute if software.nvidia.installs else ()
     with_cards = {host.name for host in nodes if reports[host.name].cards}
@@ -451,7 +451,7 @@ def send_repository(bundle: Bundle, hosts: Sequence[Host], to: Connect) -> tuple
 
 
 def _send(bundle: Bundle, host: Host, transport: Transport) -> bool:
-    """Send the repository to a host, if the host lacks the repository. Return whether it was sent."""
+    """Send the bundle's package repository to a host that lacks it. Return whether it was sent."""
     argv = ["sudo", "-n", "sh", "-c", render(f"{_TEMPLATES}/receive.sh"), "sh", BUNDLE_FOLDER, bundle.digest]
     with transport.converse(argv, silence_s=_UNPACK_S) as stream:
         overflow = TransportError(f"{host.name} sent too much output", code="answer-too-long", host=host.name)
@@ -464,7 +464,7 @@ def _send(bundle: Bundle, host: Host, transport: Transport) -> bool:
 
 
 def _marks(host: Host, mark: str, *, with_cards: bool) -> tuple[str, ...]:
-    """Return paths of mark files. If any exists on the host, `install.yml` has finished the installation."""
+    """Return paths of files that `install.yml` creates at its end. If any exists, all packages are there."""
     mark_file = f"/opt/clusterctl/installed-{mark}"
     roles = [role for role in (CONTROLLER, COMPUTE) if role in host.roles] or [LOGIN]
     role_mark = f"{mark_file}-{roles[0]}" if len(roles) == 1 else mark_file
@@ -472,7 +472,7 @@ def _marks(host: Host, mark: str, *, with_cards: bool) -> tuple[str, ...]:
 
 
 def _tar(bundle: Bundle, distribution: Distribution) -> Iterator[bytes]:
-    """Yield a tar with the settings of apt or dnf, followed by the bundle's repository."""
+    """Yield a tar archive with the bundle's package repository, and settings of apt or dnf to use it."""
     folder = REPOSITORY.format(distribution.release)
     paths = sorted(path for path in bundle.hashes if path.startswith(f"{folder}/keys/"))
     keys = " ".join(f"file://{BUNDLE_FOLDER}/repository/keys/{path.rpartition('/')[2]}" for path in paths)

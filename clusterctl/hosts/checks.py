@@ -64,7 +64,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """The facts of a host. ``skew_s``: the host's clock minus the clock of this machine."""
+    """The facts of a host. ``skew_s``: the host's clock minus the clock of this machine, in seconds."""
 
     facts: HostFacts
     skew_s: float
@@ -73,7 +73,7 @@ class Examined:
 def check_hosts(
     answers: Mapping[str, Examined], expected: Mapping[str, HostRequirements], *, leader: str
 ) -> tuple[Finding, ...]:
-    """Return all hosts' problems, host by host. ``leader``: the controller, which has the reference clock."""
+    """Return the problems of all hosts. ``leader``: the controller, which has the reference clock."""
     findings = [*_clocks(answers, leader), *_duplicates(answers), *_names(answers, expected)]
     findings += admin_uid_findings(
         {host: examined.facts.accounts for host, examined in answers.items()}, leader
@@ -318,7 +318,7 @@ def _clocks(answers: Mapping[str, Examined], leader: str) -> Iterator[Finding]:
 
 
 def admin_uid_findings(accounts: Mapping[str, Mapping[str, int]], leader: str) -> Iterator[Finding]:
-    """Yield a finding for each host on which the admin account's uid differs from that on ``leader``."""
+    """Yield a warning per host if its admin account's uid in ``accounts`` is not that of host ``leader``."""
     expected_uid = accounts.get(leader, {}).get(ADMIN_USER)
     for host, numbers in accounts.items():
         uid = numbers.get(ADMIN_USER, expected_uid)
@@ -382,8 +382,9 @@ def taken_numbers(
 ) -> Iterator[tuple[str, str, str]]:
     """Yield (code, cause, fix) for each account that can't get its uid or gid on a host.
 
-    The uids of slurm and munge are fixed, so other accounts must change theirs. An existing account munge may
-    have any uid. If groups slurm and munge exist, the Ansible role changes their gids.
+    required: account -> its uid and gid. accounts, groups: name -> number, for those on the host. The uids
+    of slurm and munge are fixed, so other accounts must change theirs. An existing account munge may have
+    any uid. If groups slurm and munge exist, the Ansible role changes their gids.
     """
     for name, number in required.items():
         exists, fixed = name in accounts, name in SYSTEM_ACCOUNTS
@@ -408,7 +409,7 @@ def taken_numbers(
 
 
 def reject_taken_numbers(reports: Mapping[str, HostReport], required: Mapping[str, int]) -> None:
-    """Raise a ConfigureError if accounts can't be created because a host uses their uids or gids."""
+    """Raise a ConfigureError if accounts can't be created, because a host uses their uids or gids."""
     failures = tuple(
         Failure(code, cause, host, "reach", fix)
         for host, report in reports.items()
@@ -447,7 +448,7 @@ def examine(
     only: Collection[str] = (),
     limit: Limit = NO_LIMIT,
 ) -> DoctorReport:
-    """Check all hosts in ``expected``, or those in ``only``. Hosts that do not answer get a finding too."""
+    """Probe and check the hosts in ``expected`` or, if set, in ``only``. A silent host gets a finding too."""
     hosts = [host for host in expected if not only or host in only]
     answers, failed = call_on_hosts(hosts, lambda host: _examine_host(host, request, root), limit=limit)
     silent = [_unreached_finding(host, error) for host, error in failed.items()]

@@ -83,7 +83,7 @@ class Driver:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A known error of nvidia-smi, recognized by the text ``says`` in its message. ``what``: the title."""
+    """A known error of nvidia-smi: a message with the text ``says``. ``what``: title; ``means``: cause."""
 
     says: str
     code: str
@@ -169,13 +169,13 @@ def _cards(text: str) -> list[Element]:
 
 
 def _number(element: Element, tag: str) -> int | None:
-    """Return the number in the subelement ``tag``, unless its text is N/A."""
+    """Return the number in the XML subelement ``tag``. None if its text is no number, such as N/A."""
     text = element.findtext(tag, "").strip()
     return int(text) if text.isdecimal() else None
 
 
 def _profiles(text: str) -> dict[tuple[int, int | None], tuple[str, str]]:
-    """Return (card, MIG device) -> (profile such as 1g.10gb, UUID)."""
+    """Parse `nvidia-smi -L`: (card number, MIG device number) -> (profile such as 1g.10gb, UUID)."""
     profiles: dict[tuple[int, int | None], tuple[str, str]] = {}
     card = -1
     for line in text.splitlines():
@@ -187,7 +187,7 @@ def _profiles(text: str) -> dict[tuple[int, int | None], tuple[str, str]]:
 
 
 def _near(sections: Sections, count: int) -> tuple[list[str], list[str]]:
-    """Return (each card's nearest cores, all "" if equal for all cards; each card's NVLinks to each card)."""
+    """Return two texts per card: its nearest cores ("" if equal for all cards), its NVLinks to each card."""
     cpus, links = _matrix(sections.get("links", ""), count)
     core_of = _core_numbers(sections.get("cores", ""))
     cores = [sorted({core_of[cpu] for cpu in cpus_of_card if cpu in core_of}) for cpus_of_card in cpus]
@@ -199,7 +199,7 @@ def _near(sections: Sections, count: int) -> tuple[list[str], list[str]]:
 
 
 def _matrix(text: str, count: int) -> tuple[list[list[int]], list[list[int]]]:
-    """Return (each card's nearest processors, each card's number of NVLinks to each card, -1 to itself)."""
+    """Parse `nvidia-smi topo -m`: two lists by card, of nearest processors and of NVLinks to each card."""
     rows = [[cell.strip() for cell in _ANSI.sub("", line).split("\t")] for line in text.splitlines()]
     heads = next((row for row in rows if _AFFINITY in row), [])
     titles = [cell for cell in heads if cell]
@@ -231,7 +231,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _core_numbers(text: str) -> dict[int, int]:
-    """Return processor -> Slurm's core number. Slurm numbers cores by socket, then in the kernel's order."""
+    """Return processor -> its core's number in Slurm, which sorts cores by socket, then by Linux's number."""
     rows = [
         tuple(map(int, line.split(","))) for line in text.splitlines() if re.fullmatch(r"\d+,\d+,\d+", line)
     ]

@@ -52,8 +52,8 @@ class Peer:
 
     address: the host's address on the cluster's network.
     ports: the ports that other hosts try. They also try a port that the kernel chooses, like those of MPI.
-    opens: whether the host listens on these ports if no program does.
-    tried: whether other hosts connect to this host.
+    opens: whether the test program listens on these ports, unless another program does already.
+    tried: whether other hosts try to connect to this host.
     """
 
     address: str
@@ -64,7 +64,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The results of all hosts.
+    """The results of a test of connections between hosts.
 
     unreached: host -> other host -> port of the other host that the first host can't reach -> cause.
     silent: the errors of hosts that did not answer, by host.
@@ -76,7 +76,7 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class _Listening:
-    """A host that is listening. The kernel chose the first of its ``ports``."""
+    """A host on which the test program listens on ``ports``. The kernel chose the first port."""
 
     talk: Conversation
     output: Iterator[bytes]
@@ -111,7 +111,7 @@ def find_unconnected_hosts(
 def unreached_ports(
     peers: Mapping[str, Peer], start: StartOnHost, *, start_s: float = _START_S, limit: Limit = NO_LIMIT
 ) -> Answers:
-    """Make all hosts listen, then make each host connect to the other hosts' ports. Return the failures."""
+    """Make all hosts in ``peers`` listen, then connect to each other. Return the ports not reached."""
     if len(peers) < 2:  # noqa: PLR2004
         return Answers({}, {})
     seconds = str(_ASK_S + _ASK_PER_NODE_S * len(peers))
@@ -146,7 +146,7 @@ def unreached_ports(
 
 
 def _tried(peer: Peer, listener: _Listening) -> dict[int, bool]:
-    """Return port to try -> whether the test program listens on it. If not, a daemon may listen on it."""
+    """Return port to try -> whether the test program listens on it. If not, maybe a daemon does."""
     return {port: port in listener.ports for port in (listener.ports[0], *peer.ports)}
 
 
@@ -174,11 +174,11 @@ def examine_ports(
     start: StartOnHost,
     limit: Limit = NO_LIMIT,
 ) -> Iterator[Finding]:
-    """Make the peers connect to each other. Yield findings about ports that hosts can't reach.
+    """Make the hosts in ``peers`` connect to each other. Yield findings about ports that can't be reached.
 
-    Hosts that can't reach the same ports of a host, for the same cause, share a finding.
-
-    members: addresses of all hosts of the cluster by name, for the firewall rules in the fix.
+    If several hosts can't reach a port of a host for the same cause, there is a single finding.
+    members: host -> address, for all hosts of the cluster; the advice names them in firewall rules.
+    facts: host -> its facts, such as the firewall. start: starts a command on a host.
     """
     answers = unreached_ports(peers, start, limit=limit)
     yield from untested_findings(answers.silent)
@@ -194,7 +194,6 @@ def examine_ports(
 
 
 def _closed(members: Mapping[str, str], firewalls: Mapping[str, Firewall], ports: str, text: str) -> Finding:
-    """Return the finding that the later hosts in ``firewalls`` can't reach ``ports`` of its first host."""
     host, *names = firewalls
     firewall = firewalls[host]
     also = "".join(f", on {name} {firewalls[name]}" for name in names if firewalls[name].name != NO_FIREWALL)

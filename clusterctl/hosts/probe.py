@@ -1,4 +1,4 @@
-"""Probe hosts over SSH in parallel. A single round trip returns all facts of a host (HostReport)."""
+"""Probe hosts over SSH in parallel. A single command per host returns all its facts (HostReport)."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ class HostFacts(_Answer):
 
 
 class NodeAnswer(_Answer):
-    """The facts of a node. ``said``: output of ``NODE_ARGV``. ``cards``: number of GPUs on the PCI bus."""
+    """The facts of a node. ``said``: output of the command ``NODE_ARGV``. ``cards``: GPUs on the PCI bus."""
 
     system: System
     said: str
@@ -208,7 +208,7 @@ class _ProbeAnswer(_Answer):
 class HostReport:
     """The answer of a host to a probe.
 
-    facts: None without slurmd, or if not requested. full: file systems without free space.
+    facts: the hardware; None without slurmd, or if not requested. full: file systems without free space.
     cards: number of NVIDIA GPUs on the PCI bus.
     """
 
@@ -284,7 +284,10 @@ class NodeFacts:
 
 
 def read_node(text: str) -> tuple[NodeFacts | None, Driver]:
-    """Parse ``NODE_ARGV``'s output; no facts without slurmd. Raises SlurmError if slurmd prints no facts."""
+    """Return (hardware, driver) from ``NODE_ARGV``'s output. Hardware: None without slurmd.
+
+    Raise SlurmError if slurmd does not print the hardware.
+    """
     parts = _SECTION.split(text)
     sections = dict(zip(parts[1::2], parts[2::2], strict=True))
     driver, node = Driver.read(sections), sections.get("node", "")
@@ -399,7 +402,7 @@ def reports_of(hosts: Iterable[str], answers: Iterable[HostAnswer]) -> Mapping[s
 def probe_hosts(
     requests: Mapping[str, ProbeRequest], to: Connect, *, timeout_s: float = TIMEOUT_S
 ) -> Mapping[str, HostReport]:
-    """Probe hosts. Return host -> report. See ``ask_hosts`` and ``reports_of``."""
+    """Probe hosts. Return host -> report. Raise TransportError, with a failure per host without an answer."""
     return reports_of(requests, filter(None, ask_hosts(requests, to, timeout_s=timeout_s)))
 
 
@@ -425,7 +428,7 @@ _DISTRIBUTION = ProbeRequest(space=())
 def with_distributions(
     inventory: Inventory, workspace: Workspace, to: Connect, *, timeout_s: float = NEW_TIMEOUT_S
 ) -> Generator[HostStep, None, Inventory]:
-    """Probe the hosts with an unknown distribution; yield each step. Return the completed inventory."""
+    """Ask hosts with an unknown Linux distribution for it. Yield progress; return the updated inventory."""
     unknown = [host.name for host in inventory.hosts if host.distribution == distributions.UNSEEN]
     if not unknown:
         return inventory

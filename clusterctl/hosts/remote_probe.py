@@ -143,7 +143,7 @@ def listeners(ports: Set[int]) -> Dict[str, str]:
 
 
 def nvidia_devices() -> List[Tuple[int, int]]:
-    """Return (class, device number) of all NVIDIA devices on the PCI bus, with or without a driver."""
+    """Return (PCI class, PCI device ID) of all NVIDIA devices, with or without a driver."""
     devices = []
     for path in Path(PCI_DEVICES).glob("*"):
         kind = read(f"{path}/class").strip()
@@ -175,7 +175,7 @@ def gpus() -> Dict[str, Any]:
 
 
 def states() -> List[Dict[str, str]]:
-    """Return the fields of each GPU about NVLinks, memory faults and MIG."""
+    """Return, for each GPU, field of nvidia-smi -> value, about NVLinks, memory faults and MIG."""
     empty = {}  # type: Dict[str, str]
     cards = zip_longest(cells(STATES), cells(ROWS, "remapped-rows"), fillvalue=empty)
     return [dict(states_of_card, **rows) for states_of_card, rows in cards]
@@ -188,7 +188,7 @@ def cells(fields: str, switch: str = "gpu") -> List[Dict[str, str]]:
 
 
 def nvidia_smi(fields: str, switch: str = "gpu") -> Optional[str]:
-    """Return the output of nvidia-smi for these fields of each GPU, or nvidia-smi's error message."""
+    """Return the output of `nvidia-smi --query-SWITCH=FIELDS` or its error; "" if it is not installed."""
     command = "exec nvidia-smi --query-{}={} --format=csv,noheader 2>&1".format(switch, fields)
     return run(["sh", "-c", "command -v nvidia-smi >/dev/null && " + command], any_exit=True)
 
@@ -201,7 +201,7 @@ def driver_on_disk() -> str:
 
 
 def cgroup_plugin() -> Optional[bool]:
-    """Return whether Slurm, if installed, has the plugin for this kernel's version of control groups."""
+    """Return whether Slurm has the plugin for this kernel's cgroups version; None without Slurm."""
     if not Path(SLURMD).exists():
         return None
     name = "cgroup_v{}.so".format(2 if Path(CGROUPS_V2).exists() else 1)

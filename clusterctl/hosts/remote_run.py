@@ -10,7 +10,7 @@ ASK_S = 10
 
 
 def run(argv: Sequence[str], timeout_s: float = ASK_S, *, any_exit: bool = False) -> Optional[str]:
-    """Return a command's output, unless it takes too long, does not exist, or fails without ``any_exit``."""
+    """Return a command's stdout; None if it takes too long or can't start, or fails without ``any_exit``."""
     try:
         result = subprocess.run(
             argv,

@@ -1,7 +1,7 @@
 """The packages, files and units of each Ansible role, and the requirements of a spec for each host.
 
-The source is meta/touches.yml of each role. The ledger on the hosts reads these files too, so that `down`
-undoes the changes that they list. Keys that only clusterctl reads:
+The source is meta/touches.yml of each role. The Ansible module host_ledger records the previous state of the
+items in these files, so that `down` can restore it. Keys that only clusterctl reads:
 
     hosts: [controller]           the groups of hosts that the role runs on; `login`: hosts of no other group
     when: {scheduler: slurm}      conditions on the cluster and host, all of which must hold (``_spec_facts``,
@@ -46,7 +46,7 @@ Touches = Mapping[str, Any]
 
 
 def role_packages(spec: ClusterSpec, roles: Sequence[str], distribution: Distribution) -> tuple[str, ...]:
-    """Return the OS packages that all hosts of these groups need. Some hosts need further packages."""
+    """Return the OS packages that all hosts of the groups ``roles`` need. Some hosts need more packages."""
     touches = _applied(spec, roles)
     listed_packages = [
         name for role_touches in touches.values() for name in _plain_items(role_touches, "packages")
@@ -56,9 +56,9 @@ def role_packages(spec: ClusterSpec, roles: Sequence[str], distribution: Distrib
 
 
 def role_files(spec: ClusterSpec, roles: Sequence[str]) -> frozenset[str]:
-    """Return patterns of files in /etc, except clusterctl's, that roles may change on hosts of these groups.
+    """Return patterns of files in /etc, except clusterctl's own, that Ansible roles may change on a host.
 
-    Roles that mount folders are left out: only the inventory shows whether they write /etc/fstab.
+    roles: the host's groups. Roles that mount folders are left out, as they may not write /etc/fstab.
     """
     return frozenset(
         path
@@ -78,7 +78,7 @@ def role_units(spec: ClusterSpec, roles: Sequence[str]) -> frozenset[str]:
 
 
 def role_ports(spec: ClusterSpec, roles: Sequence[str]) -> Mapping[int, str]:
-    """Return port -> daemon that listens on it, for hosts of these groups."""
+    """Return port -> daemon that listens on it, for hosts of the groups ``roles``."""
     touches = _applied(spec, roles).values()
     return {
         port: daemon for role_touches in touches for port, daemon in role_touches.get("ports", {}).items()
@@ -86,7 +86,7 @@ def role_ports(spec: ClusterSpec, roles: Sequence[str]) -> Mapping[int, str]:
 
 
 def can_share_configuration(spec: ClusterSpec) -> bool:
-    """Return whether new hosts can share a configuration. Without Slurm, each needs the keys of all hosts."""
+    """Return whether hosts can share a configuration. Without Slurm, each needs all hosts' SSH host keys."""
     return spec.has_slurm
 
 
@@ -102,7 +102,7 @@ def cluster_roles(spec: ClusterSpec, inventory: Inventory) -> frozenset[str]:
 
 
 def spec_variables(spec: ClusterSpec, roles: Collection[str]) -> dict[str, Any]:
-    """Return the Ansible variables of these roles that the spec sets."""
+    """Return variable -> value, for the variables of these Ansible roles that the spec sets."""
     touches = [_touches()[role] for role in sorted(roles)]
     keys = {name: key for role_touches in touches for name, key in role_touches.get("variables", {}).items()}
     variables = {name: to_jsonable_python(attrgetter(key)(spec)) for name, key in keys.items()}
@@ -122,12 +122,12 @@ def system_accounts() -> Mapping[str, int]:
 
 
 def role_hint(role: str) -> str:
-    """Return advice for a failed task of a role; "" without advice."""
+    """Return advice for a failed task of an Ansible role; "" without advice."""
     return str(_touches().get(role, {}).get("hint", ""))
 
 
 def probe_requests(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> dict[str, ProbeRequest]:
-    """Return host -> probe. The checksums in a probe's answer show changes since the last `up`."""
+    """Return host -> items to probe. Their checksums show whether they have changed since the last `up`."""
     cluster_facts = _inventory_facts(spec, inventory)
     values = {
         "cluster": spec.name,
@@ -187,12 +187,12 @@ def _probe_request(
 
 
 def _spec_facts(spec: ClusterSpec) -> dict[str, object]:
-    """Return the facts for the roles' ``when`` conditions that the spec alone decides."""
+    """Return the values for ``when`` conditions in touches.yml that depend only on the spec."""
     return {"scheduler": spec.scheduler, "idle_timeout": bool(spec.provider.idle_timeout_s)}
 
 
 def _inventory_facts(spec: ClusterSpec, inventory: Inventory) -> dict[str, object]:
-    """Return the facts for the roles' ``when`` conditions that all hosts of an inventory share."""
+    """Return the values for ``when`` conditions in touches.yml that are the same for all hosts."""
     return {
         **_spec_facts(spec),
         "scheduler": inventory.scheduler,
@@ -209,7 +209,7 @@ def _host_facts(cluster_facts: Mapping[str, object], host: Host) -> dict[str, ob
 
 
 def _applied(spec: ClusterSpec, roles: Sequence[str]) -> dict[str, Touches]:
-    """Return role -> its touches.yml, for roles that run on hosts of these groups, judging by the spec."""
+    """Return Ansible role -> its touches.yml, for the roles that run on hosts of the groups ``roles``."""
     facts = _spec_facts(spec)
     return {role: touches for role, touches in _touches().items() if _applies(touches, roles, spec, facts)}
 
@@ -236,7 +236,7 @@ def _plain_items(touches: Touches, key: str) -> Iterator[str]:
 
 
 def _fill_placeholders(entry: Any, values: Mapping[str, str]) -> Any:
-    """Return ``entry`` (a text, list or mapping) with all `{placeholders}` in its texts replaced."""
+    """Return ``entry`` (text, list or dict) with each `{name}` in its texts replaced by ``values[name]``."""
     match entry:
         case str():
             return entry.format_map(values)
@@ -280,7 +280,7 @@ _CUPY: Final = {"/opt": 7168}
 
 
 def host_facts_request(spec: ClusterSpec, members: Sequence[Host]) -> ProbeRequest:
-    """Return the probe of hosts before they join the cluster. `doctor` uses this probe too."""
+    """Return the facts to ask of hosts before they join the cluster, and of all hosts for `doctor`."""
     roles = sorted({member.roles for member in members})
     ports = {port for group in roles for port in role_ports(spec, group)}
     packages = {name for os in releases() for group in roles for name in role_packages(spec, group, os)}
