@@ -198,7 +198,7 @@ class Cluster:
         weights: Literal["best", "final"] = "best",
         **options: Unpack[JobKeywords],
     ) -> Job:
-        """Submit a bundled job or a script. ``run``: a run whose model (its ``weights``) the job loads."""
+        """Submit a bundled job or a script. ``run``: the job loads this run's model (its ``weights``)."""
         if is_job_file(str(target)):
             raise UsageError(
                 f"{target} is a job file, which may contain several jobs",
@@ -308,7 +308,7 @@ class Cluster:
     ) -> tuple[Row, ...]:
         """Copy the results of jobs (runs) from the cluster. The arguments are the options of `collect`.
 
-        ids: the jobs. Empty: all jobs whose runs are not collected yet.
+        ids: the jobs. Empty: all jobs that are not collected yet.
         """
         selection = selection_of(checkpoints, max_checkpoint, max_file, everything=everything)
         folder = _path(out) or RUNS

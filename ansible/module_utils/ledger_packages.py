@@ -63,7 +63,7 @@ class Dpkg(_Manager):
         return {name: version for status, name, version in self._all() if status not in _NOT_INSTALLED}
 
     def settings(self) -> list[str]:
-        """Return the removed packages whose configuration files still exist (dpkg's state config-files)."""
+        """Return the removed packages that left configuration files behind (dpkg's state config-files)."""
         return sorted(name for status, name, _ in self._all() if status == "config-files")
 
     def changed_settings(self, names: Iterable[str]) -> list[str]:

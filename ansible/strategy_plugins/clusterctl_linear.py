@@ -60,7 +60,7 @@ class StrategyModule(ansible_mitogen.strategy.StrategyMixin, _Linear):  # type: 
         self._pending_results += 1
 
     def _skipped(self, task: Task, task_vars: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the result of a task whose condition is false; None if the task may have to run."""
+        """Return the result of a task with a false condition; None if the task may have to run."""
         if not task.when or task.loop is not None or task.delegate_to or task.no_log:
             return None
         failed_condition: dict[str, Any] = {}

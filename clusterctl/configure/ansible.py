@@ -118,7 +118,7 @@ def _open_log(log: Path) -> IO[bytes]:
 
 
 def _events(run: PlaybookRun, private: Path, sockets: Path) -> Generator[Event, None, None]:
-    """Run Ansible in another thread. Yield the events of ansible-runner, then one with the exit code."""
+    """Run Ansible in another thread. Yield ansible-runner's events, then the exit code as an event."""
     import ansible_runner  # noqa: PLC0415
 
     inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()

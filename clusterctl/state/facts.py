@@ -43,7 +43,7 @@ class ClusterFacts:
         interval_s: seconds between two samples of telemetry.
         requirements: the pip requirements file for the Python of all jobs. None: the spec has no such file.
         root: the folder on the hosts with the software of jobs, such as their Python.
-        provider: the spec's ``provider.type``. "" if these properties were read from a spec.
+        provider: the type of provider in the spec. "" if these properties were read from a spec.
     """
 
     cluster: str

@@ -217,7 +217,7 @@ class Download:
 
 
 def _hash_here(files: Sequence[Entry], progress: Progress) -> None:
-    """Set ``known``, the sha256, of each entry whose file exists locally with the listed size."""
+    """Set ``known``, the sha256, of each entry that exists locally with the listed size."""
     hashable = {}
     for entry in files:
         place = Path(os.fsdecode(entry.final))

@@ -45,7 +45,7 @@ def translating_write_errors(path: Path) -> Iterator[None]:
 
 
 def disk_error(exc: OSError, path: Path | None = None, *, what: str = "") -> DiskError:
-    """Return the error for a disk that can't be written. path: the file. what: instead of the message."""
+    """Return the error for a disk that can't be written. path: the file. ``what`` replaces the message."""
     if path is None and isinstance(exc.filename, str):
         path = Path(exc.filename)
     unknown = "the full or unwritable disk (`df -h` and `df -i` show it)"

@@ -92,7 +92,7 @@ class Saver:
         """
         Args:
             folder: folder of all checkpoints, see ``folder.prepare``.
-            manifest: settings and layout for the manifest of each checkpoint, whose other fields are ignored.
+            manifest: settings and layout for each checkpoint's manifest. Other fields are ignored.
             report: records each checkpoint, and prints warnings.
             interval: number of iterations between checkpoints.
             keep: number of checkpoints to keep.

@@ -268,7 +268,7 @@ def _split(joined: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
 
 
 def _matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return (rows, columns) of a tensor whose axes are merged into a matrix, as square as possible."""
+    """Return (rows, columns) of the matrix, as square as possible, that merges a tensor's axes."""
     cuts = [(math.prod(shape[:axis]), math.prod(shape[axis:])) for axis in range(1, len(shape))]
     return min(cuts, key=sum, default=(1, math.prod(shape)))
 

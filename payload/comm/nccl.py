@@ -45,7 +45,7 @@ class Nccl(Transport):
     def _direction(self, *, up: bool) -> _Group:
         """Return the NCCL group for messages to higher ranks (``up``) or to lower ranks.
 
-        In a pipeline, messages in one direction must not wait for messages in the other. The first message
+        In a pipeline, messages in each direction must not wait for the other direction. The first message
         creates both groups, because all ranks send or receive a message then, and no message is in progress.
         """
         if self._directions is None:

@@ -35,7 +35,7 @@ class Slot:
 
 
 class Order:
-    """The order of samples: a new random permutation in each epoch, whose last batch may be smaller."""
+    """The order of samples: a new random permutation in each epoch. An epoch's last batch may be smaller."""
 
     def __init__(self, samples: int, batch_size: int, *, seed: int) -> None:
         self._samples, self._batch_size, self._seed = samples, batch_size, seed

@@ -110,7 +110,7 @@ class Parameter:
             axis: axis that is split over tensor-parallel ranks. Default: every rank holds the whole tensor.
             decay: whether weight decay applies. Default: only to tensors of two or more axes.
             form: conversion to PyTorch's layout, without padding. Default: the same layout.
-            rows: number of rows (first axis) before the padding, whose values stay 0. Default: no padding.
+            rows: number of rows (first axis) before the padding, which stays 0. Default: no padding.
 
         Raises:
             UsageError: ``axis`` cannot be divided evenly among the tensor-parallel ranks.
@@ -338,5 +338,5 @@ class Recompute(Sequential):
 
 
 def recomputed(units: Sequence[Unit]) -> list[Unit]:
-    """Wrap all units in ``Recompute`` but the last, whose backward pass directly follows its forward pass."""
+    """Wrap all units but the last in ``Recompute``. The last unit is needed again at once."""
     return [*(replace(unit, layer=Recompute(unit.layer)) for unit in units[:-1]), *units[-1:]]

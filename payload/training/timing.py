@@ -59,7 +59,7 @@ class CommTimes:
         self._total.append((start, end))
 
     def count(self, comm: Communicator) -> None:
-        """From now on, count the bytes that ``comm`` sends. If it is a wrapper, the inner one's bytes."""
+        """Start to count the bytes that ``comm`` sends; for a wrapper, those of the inner communicator."""
         while (inner := getattr(comm, "inner", None)) is not None:
             comm = inner
         self._comms[id(comm)] = comm
@@ -88,7 +88,7 @@ class CommTimes:
 def _blocking(method: str, shown: str, array: int | None = None) -> Callable[..., Any]:
     """Return a method that calls and times ``method``, a blocking method of the inner communicator.
 
-    shown: name on the timeline. array: index of the array argument whose size is recorded, if any.
+    shown: name on the timeline. array: index of the array argument, to record its size; None: no array.
     """
 
     def call(timed: TimedCommunicator, *arguments: Any) -> Any:

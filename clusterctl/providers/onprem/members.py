@@ -157,7 +157,7 @@ def address_in(network: IPv4Network | None, facts: HostFacts, address: str) -> s
 def address_failures(
     hosts: Sequence[Host], facts: Mapping[str, HostFacts], network: IPv4Network | None, leader: Host
 ) -> list[Failure]:
-    """Return a failure for each host outside ``network``. If it is None, blame ``leader``, the controller."""
+    """Return a failure for each host outside ``network``. If it is None, return a failure of ``leader``."""
     interfaces = {host.name: ", ".join(map(str, _interfaces(facts[host.name]))) or "none" for host in hosts}
     if network is None:
         reason = f"{leader.address} is not an address of that host ({interfaces[leader.name]})"
