@@ -121,7 +121,7 @@ def _host_and_command(inventory: Inventory, host: str | None, words: list[str]) 
 def _refuse_shell_as_json(screen: Screen, command: Sequence[str] | None) -> None:
     if screen.json and not command:
         raise UsageError(
-            "a shell can't answer in JSON",
+            "an interactive shell can't print JSON",
             code="no-json-answer",
             fix="pass a command after --, or remove -o json",
         )

@@ -118,7 +118,7 @@ def jobs(
             return
     screen.result({"jobs": [job.as_dict() for job in infos]}, *job_table(screen, infos))
     if older:
-        screen.note(Notice("older-jobs", f"{older} older jobs: `clusterctl jobs --all`"))
+        screen.note(Notice("older-jobs", f"{older} older jobs are hidden: `clusterctl jobs --all` shows all"))
 
 
 def _list_or_find(session: Session, ids: Words, *, everything: bool) -> tuple[tuple[JobInfo, ...], int]:
@@ -220,7 +220,7 @@ def _shown_files(files: Sequence[dict[str, Any]] | None) -> str:
     ]
     other_count = len(files) - len(logs)
     shown = [*logs, *([f"{other_count} more"] if other_count else [])]
-    return ", ".join(shown) or Notice("job-folder-empty", "the folder is empty or was deleted")
+    return ", ".join(shown) or Notice("job-folder-empty", "the job's folder is empty or was deleted")
 
 
 def job_table(

@@ -163,7 +163,7 @@ def cache_list(screen: Screen) -> None:
             kept = kept_images(spec_of(screen.chosen()).provider)
         except ClusterctlError as exc:
             # The local cache needs neither a spec nor a login.
-            unlisted = f"note: the images in a cloud project can't be listed: {exc.cause}"
+            unlisted = f"the images of the cloud project can't be listed: {exc.cause}"
             screen.note(Notice("project-images-unlisted", unlisted))
     _show_cache(screen, kept, prune=False)
 

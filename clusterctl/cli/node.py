@@ -70,9 +70,9 @@ def add(screen: Screen, names: Names, **options: Any) -> int:
     inventory = inventory_of(Workspace.of(spec.name))
     chosen = nodes.expand_hosts(names)
     if present := [name for name in chosen if inventory.host(name)]:
-        fix = f"`clusterctl up --limit {','.join(present)}` repairs them; `clusterctl node replace` replaces "
-        fix += "their machines"
-        raise UsageError(f"already in the cluster: {', '.join(present)}", code="host-exists", fix=fix)
+        fix = f"to repair: `clusterctl up --limit {','.join(present)}`; to replace: `clusterctl node replace`"
+        what = f"these hosts are already in the cluster: {', '.join(present)}"
+        raise UsageError(what, code="host-exists", fix=fix)
     return bring_up(screen, spec, limit=chosen, **options)
 
 

@@ -251,7 +251,7 @@ class Screen:
         if not self.can_prompt:
             reason = "there is no terminal to prompt on"
             raise UsageError(
-                f"not confirmed: {prompt}",
+                f"the command needs a confirmation: {prompt}",
                 code="needs-confirmation",
                 why=reason,
                 fix="to confirm, pass --yes",

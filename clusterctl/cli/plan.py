@@ -183,7 +183,7 @@ def cost_lines(planned: HostPlan) -> list[str]:
     lines = [f"cost: {_money(cost.then)}{now}"]
     if cost.unpriced:
         unpriced = fold_nodes(list(cost.unpriced))
-        lines.append(Notice("price-unknown", f"not included, because their price is unknown: {unpriced}"))
+        lines.append(Notice("price-unknown", f"the cost does not include {unpriced}: no price is known"))
     if planned.priced_on:
         lines.append(f"list prices of {planned.priced_on}")
     return lines
@@ -245,7 +245,7 @@ def _write_bundle(screen: Screen, spec: ClusterSpec, provider: Provider, words: 
     hosts = [word for word in words if word not in files]
     file = Path(*(files or [default]))
     if file.exists():
-        raise UsageError(f"{file} exists", code="file-exists", fix="choose another name, or remove the file")
+        raise UsageError(f"{file} already exists", code="file-exists", fix="pass another name, or remove it")
 
     # A slow import, which only --bundle needs.
     from clusterctl.cluster.doctor_bundle import create

@@ -387,7 +387,7 @@ def _reject_words_before_dashes(typed: Sequence[str], target: str, args: Sequenc
         raise UsageError(
             f"arguments of the program must come after --: {words}",
             code="words-before-dashes",
-            fix=f"`{PROGRAM} {correct}`",
+            fix=f"run `{PROGRAM} {correct}`",
         )
 
 

@@ -308,7 +308,7 @@ def rm(
             shutil.rmtree(hidden)
         except OSError as exc:
             raise ClusterctlError(
-                f"{record.directory.name} can't be removed",
+                f"the run's folder {record.directory.name} can't be removed",
                 code="folder-not-removable",
                 where=str(exc.filename or record.directory),
                 why=exc.strerror or str(exc),

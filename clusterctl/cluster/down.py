@@ -191,7 +191,7 @@ def _writable(runner: PhaseRunner) -> Iterator[PhaseRunner]:
     try:
         workspace.create()
     except DiskError as exc:
-        text = f"{workspace.root} can't be written ({exc.why}); `down` continues with a copy of this folder"
+        text = f"the folder {workspace.root} can't be written ({exc.why}); `down` works on a copy of it"
         runner.reporter.note(Notice("works-on-a-copy", text))
         with workspace_copy(workspace, without=["logs"], place=roomiest_temporary_folder()) as copy:
             yield replace(runner, workspace=copy)
@@ -283,7 +283,7 @@ def to_discard(workspace: Workspace, ids: Collection[str], *, everything: bool) 
             f"there is no run of job {', '.join(unknown_ids)} to discard",
             code="unknown-run",
             why="this machine has no record of a submission of that job",
-            fix=f"jobs with runs to discard: {job_ids}",
+            fix=f"the runs of these jobs can be discarded: {job_ids}",
         )
     return not_collected if everything else tuple(entry for entry in submitted if entry.job_id in ids)
 

@@ -236,8 +236,8 @@ def fetch_gpu_wheels(cluster: ClusterContext, inventory: Inventory, reports: Rep
     if not hosts or not spec.software.cupy:
         return ()
     if not _can_provide_cupy(inventory, workspace):
-        cause = "the bundle has no CuPy: set `gpus` in the partition, and create the bundle again"
-        text = f"hosts with GPUs, but without CuPy: {', '.join(hosts)}; {cause}"
+        fix = "set `gpus` in the partition, and create the bundle again"
+        text = f"the bundle has no CuPy for the GPUs of {', '.join(hosts)}: {fix}"
         return (Notice("gpus-without-cupy", text),)
     if spec.provider.is_cloud and not workspace.bundle.exists():
         # Cloud hosts may reach the package index through NAT.
@@ -307,11 +307,11 @@ def reject_missing_gpus(
         fix = "check NVIDIA's driver on the host (`clusterctl ssh HOST -- nvidia-smi`), or correct the spec"
         if need:
             reason, fix = need.why, need.fix
-        cause = f"partition {host.partition} has gpus: {gpus.count} x {gpus.type}, and {reason}"
+        cause = f"in the spec, partition {host.partition} has {gpus.count} x {gpus.type}, but {reason}"
         failures.append(Failure(code, cause, host.name, "verify", fix))
     if failures:
-        missing = any(finding.code == "gpus-missing" for finding in failures)
-        message = f"GPUs are {'missing' if missing else 'not usable'} on {{hosts}}"
+        state = "missing" if any(found.code == "gpus-missing" for found in failures) else "not usable"
+        message = f"GPUs are {state} on {{hosts}}"
         raise VerifyError.of_hosts(
             message, failures, code="nodes-changed-hardware", then="the other nodes are in service"
         )

@@ -188,16 +188,15 @@ def reject(impact: Impact) -> None:
     """Raise UsageError if the change would cancel jobs, or if the affected jobs are unknown."""
     if impact.unknown:
         raise UsageError(
-            "the jobs that this change would cancel are unknown",
+            "can't determine which jobs this change would cancel",
             code="jobs-unknown",
             why=impact.unknown,
             fix="run `clusterctl up` with the previous spec, which repairs the cluster; or pass --force to "
             "apply the change anyway",
         )
     if impact.affected:
-        count = len(impact.affected)
         raise UsageError(
-            f"this change would cancel {count} job{'s' if count > 1 else ''}",
+            f"this change would cancel jobs: {len(impact.affected)}",
             code="jobs-would-end",
             why="; ".join(map(str, impact.affected)),
             fix="wait until the jobs have ended, or cancel them: `clusterctl cancel`; or run the command "
@@ -227,7 +226,7 @@ def reject_taken_uids(spec: ClusterSpec, accounts: str) -> None:
     taken = [user for user in spec.users if holders.get(user.uid, user.name) != user.name]
     if taken:
         raise UsageError(
-            f"these uids belong to other users: {', '.join(f'{u.name} ({u.uid})' for u in taken)}",
+            f"these users have uids of other accounts: {', '.join(f'{u.name} ({u.uid})' for u in taken)}",
             code="uid-taken",
             where="users",
             why="; ".join(f"on the hosts, uid {u.uid} belongs to user {holders[u.uid]}" for u in taken),

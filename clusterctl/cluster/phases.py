@@ -139,7 +139,7 @@ def workspace_copy(
                 shutil.copy2(workspace.copies, copy.copies)
         except OSError as exc:
             raise MachineError(
-                f"{workspace.root} can't be copied to {folder}", code="record-not-copied", why=str(exc)
+                f"folder {workspace.root} can't be copied to {folder}", code="record-not-copied", why=str(exc)
             ) from exc
         copy.create()
         if not copy.public_key.exists():

@@ -281,7 +281,7 @@ def _not_reinstalled(inventory: Inventory, lost: Mapping[str, str]) -> Configure
     fixes = {host: f"recreate the node: `clusterctl node replace {host}`" for host in lost}
     fixes[inventory.controller.name] = "recreate the controller: `clusterctl down`, then `clusterctl up`"
     failures = [
-        Failure("package-missing", f"packages were removed: {packages}", host, "reach", fixes[host])
+        Failure("package-missing", f"packages were uninstalled: {packages}", host, "reach", fixes[host])
         for host, packages in lost.items()
     ]
     return ConfigureError.of_hosts("packages are missing on {hosts}", failures, code="packages-missing")

@@ -454,7 +454,7 @@ def _send(bundle: Bundle, host: Host, transport: Transport) -> bool:
     """Send the bundle's package repository to a host that lacks it. Return whether it was sent."""
     argv = ["sudo", "-n", "sh", "-c", render(f"{_TEMPLATES}/receive.sh"), "sh", BUNDLE_FOLDER, bundle.digest]
     with transport.converse(argv, silence_s=_UNPACK_S) as stream:
-        overflow = TransportError(f"{host.name} sent too much output", code="answer-too-long", host=host.name)
+        overflow = TransportError(f"{host.name}'s answer is too long", code="answer-too-long", host=host.name)
         answer = next(split_lines(iter(stream.receive, b""), overflow), b"").strip()
         if answer == b"send":
             for chunk in _tar(bundle, distribution_of(host.distribution)):

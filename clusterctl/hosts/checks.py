@@ -89,21 +89,21 @@ def check_hosts(
 def _system(host: str, facts: HostFacts, _: HostRequirements) -> Iterator[Finding]:
     system = facts.system
     if facts.uid != 0:
-        cause = f"commands run as uid {facts.uid}"
+        cause = f"commands run as uid {facts.uid}, not as root"
         fix = "allow the user to use sudo, or log in as root"
-        yield Finding(host, "error", "not-root", "no root access", cause, fix)
+        yield Finding(host, "error", "not-root", "clusterctl has no root access", cause, fix)
     try:
         distribution_of(system.release)
     except ProvisionError as exc:
-        fix = "see docs/onprem.md for the supported distributions"
-        yield Finding(host, "error", "distribution", system.name or "an unknown system", exc.why, fix)
+        name, fix = system.name or "its system", "docs/onprem.md lists the supported distributions"
+        yield Finding(host, "error", "distribution", f"{name} is not supported", exc.why, fix)
     if system.machine != ARCHITECTURE:
         cause = f"the machine's architecture is {system.machine}"
         fix = f"use {ARCHITECTURE} machines"
-        yield Finding(host, "error", "architecture", f"not {ARCHITECTURE}", cause, fix)
+        yield Finding(host, "error", "architecture", f"the host is not an {ARCHITECTURE} machine", cause, fix)
     if not system.systemd:
         cause = "process 1 is another program, and Slurm's daemons run as systemd units"
-        yield Finding(host, "error", "systemd", "no systemd", cause, "boot the host with systemd")
+        yield Finding(host, "error", "systemd", "systemd does not run", cause, "boot the host with systemd")
 
 
 def _space(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
@@ -125,9 +125,9 @@ def _space(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[
         if disk.noexec:
             level: Level = "warning" if disk.paths == ("/tmp",) else "error"  # noqa: S108
             cause = f"{', '.join(disk.paths)} is mounted noexec, but Slurm and jobs run programs from it"
-            fix = "on the host, run `mount -o remount,exec PATH` and correct /etc/fstab; if only /tmp has "
-            fix += "noexec, jobs can use another folder: `clusterctl submit --env TMPDIR=...`"
-            yield Finding(host, level, "noexec", "programs can't run", cause, fix)
+            fix = "on the host, run `mount -o remount,exec PATH`, and remove noexec from /etc/fstab"
+            fix += "; if only /tmp has noexec, `clusterctl submit --env TMPDIR=FOLDER` is enough"
+            yield Finding(host, level, "noexec", "programs can't run from a file system", cause, fix)
     for path in sorted(expected.free_mib.keys() - {path for disk in facts.space for path in disk.paths}):
         cause, fix = f"{path} can't be read", "see `mount` and `dmesg` on the host"
         yield Finding(host, "error", "disk", "a file system does not answer", cause, fix)
@@ -139,13 +139,13 @@ def _ports(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[
         if holder is not None and holder not in _SLURM:
             cause = f"{holder} listens on port {port}, which {daemon} needs"
             fix = f"stop {holder} or change its port; `ss -lptn sport = :{port}` on the host shows its pid"
-            yield Finding(host, "error", "port-taken", "a port is in use", cause, fix)
+            yield Finding(host, "error", "port-taken", "a port that the cluster needs is in use", cause, fix)
 
 
 def _gpus(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
     gpus, count = facts.gpus, expected.gpus
     if count and gpus.cards < count and len(gpus.shown) < count:
-        cause = f"the spec has {count} for the host, but the host's PCI bus has {gpus.cards}"
+        cause = f"the spec has {count} GPUs for the host, but the host's PCI bus has {gpus.cards}"
         fix = "correct `gpus` of the partition in the spec, or repair the host"
         yield Finding(host, "error", "gpus-missing", "GPUs are missing", cause, fix)
     elif gpus.driver and len(gpus.shown) < gpus.cards:
@@ -156,7 +156,7 @@ def _gpus(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[F
             "gpu-lost",
             "a GPU does not answer",
             cause,
-            "see the host's `dmesg | grep -i xid`",
+            "on the host, `dmesg | grep -i xid` shows the GPU's errors",
         )
     elif gpus.cards and not gpus.driver:
         yield from _unsuitable_driver(host, gpus, expected) or [_missing_driver(host, gpus, expected)]
@@ -178,8 +178,8 @@ def _fabric(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator
         has = f"version {gpus.manager}" if gpus.manager else "not installed"
         state = "is not running" if stopped else f"has not linked {len(waiting)} of {len(states)} GPUs"
         cause = f"{FABRIC_MANAGER} {state} ({has}; driver {gpus.driver}): programs fail with CUDA error 802"
-        fix = f"on the host, install version {gpus.driver}, then `systemctl enable --now {FABRIC_MANAGER}`; "
-        fix += "if the spec sets software.nvidia, `clusterctl up` does both"
+        fix = f"install version {gpus.driver} on the host, then run `systemctl enable --now {FABRIC_MANAGER}`"
+        fix += "; if the spec sets software.nvidia, `clusterctl up` does both"
         yield Finding(host, level, "fabric-manager", "NVSwitches are not set up", cause, fix)
     elif waiting:
         cause = f"{len(waiting)} of {len(states)} GPUs report {waiting[0]}; programs fail with CUDA error 802"
@@ -199,7 +199,7 @@ def _cards(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[
         numbers = [number for number, mode in modes.items() if mode == (now, then)]
         cause = f"{_gpu_list(numbers)}: MIG is {now} now, but {then} after a reboot or reset of the GPU"
         fix = f"{_how_to_reboot(host, expected)}, then run `clusterctl up`"
-        yield Finding(host, "warning", "mig-pending", "MIG changes with the next reboot", cause, fix)
+        yield Finding(host, "warning", "mig-pending", "the MIG mode changes at the next reboot", cause, fix)
 
 
 def _gpu_list(cards: Sequence[int]) -> str:
@@ -230,18 +230,18 @@ def _missing_driver(host: str, gpus: GpuFacts, expected: HostRequirements) -> Fi
         fix = _how_to_reboot(host, expected)
         cause = f"NVIDIA's driver {gpus.installed} is installed, but {holder}"
         if gpus.secure_boot:
-            cause = f"driver {gpus.installed} is installed, but {SECURE_BOOT}"
-            fix = f"enrol the key that signed it, then {fix}: {_SIGNED}"
-            return Finding(host, "warning", "secure-boot", "Secure Boot rejects NVIDIA's driver", cause, fix)
+            why = f"driver {gpus.installed} is installed, but {SECURE_BOOT}"
+            enrol = f"enrol the key that signed the driver, then {fix}; {_SIGNED}"
+            return Finding(host, "warning", "secure-boot", "Secure Boot rejects NVIDIA's driver", why, enrol)
         return Finding(host, "warning", "reboot-needed", "a reboot is needed", cause, fix)
-    cause = f"{gpus.cards} NVIDIA cards have {'only nouveau' if gpus.nouveau else 'no working driver'}"
+    cause = f"{gpus.cards} NVIDIA cards have " + ("only nouveau" if gpus.nouveau else "no working driver")
     manager = f" and {FABRIC_MANAGER} of the same version" if gpus.switches else ""
-    fix = f"install the driver{manager}, or write software: {{nvidia: {{driver: open}}}}: see docs/gpus.md"
+    fix = f"install the driver{manager}, or set software: {{nvidia: {{driver: open}}}}; see docs/gpus.md"
     if expected.driver:
         fix = "`clusterctl up` installs it; after `up`, `dkms status` on the host shows why its build failed"
     if gpus.secure_boot:
         cause, fix = f"{cause}, and {SECURE_BOOT}", f"{fix}. Before that: {_SIGNED}"
-    return Finding(host, "warning", "no-driver", "no NVIDIA driver", cause, fix)
+    return Finding(host, "warning", "no-driver", "the NVIDIA driver is missing", cause, fix)
 
 
 def _how_to_reboot(host: str, expected: HostRequirements) -> str:
@@ -283,10 +283,10 @@ def _services_in_use(host: str, facts: HostFacts, expected: HostRequirements) ->
         cause = (
             f"`up` would reconfigure {' and '.join(daemons)} of another cluster, and its jobs would be lost"
         )
-        fix = f"run `systemctl disable --now {' '.join(daemons)}` on the host, or remove it from the spec"
+        fix = f"run `systemctl disable --now {' '.join(daemons)}` there, or remove the host from the spec"
         yield Finding(host, "error", "slurm-in-use", "Slurm is already running on the host", cause, fix)
     elif "munge" in facts.units:
-        cause = "`up` replaces munge's key by the cluster's key; `down` restores it"
+        cause = "`up` replaces munge's key with the cluster's key; `down` restores the old key"
         fix = "check that no other program on the host needs munge's present key"
         yield Finding(host, "warning", "munge-in-use", "munge is already running on the host", cause, fix)
     if "slurmctld" in expected.brings and facts.slurm_state:
@@ -295,7 +295,7 @@ def _services_in_use(host: str, facts: HostFacts, expected: HostRequirements) ->
         yield Finding(host, "error", "slurm-state", "the host has files of another slurmctld", cause, fix)
     if "mariadb" in expected.brings and facts.databases:
         names = ", ".join(facts.databases)
-        cause = f"it has the databases {names}; `up` would restart it and close its port to other hosts"
+        cause = f"MariaDB has the databases {names}; `up` would restart it and close its port to other hosts"
         fix = (
             "use another controller, or move these databases; for slurm_acct_db, which `down` leaves in an "
             "existing MariaDB: `mariadb -e 'DROP DATABASE slurm_acct_db'`"
@@ -312,7 +312,7 @@ def _clocks(answers: Mapping[str, Examined], leader: str) -> Iterator[Finding]:
         level: Level = "error" if abs(skew) > MOST_SKEW_S else "warning"
         skew_shown = format_duration(round(abs(skew)))
         reference_name = f"{leader}'s" if leader in answers else "this machine's"
-        cause = f"the clock is {skew_shown} {'ahead of' if skew > 0 else 'behind'} {reference_name}"
+        cause = f"the clock is {skew_shown} " + ("ahead of " if skew > 0 else "behind ") + reference_name
         fix = "set the host's clock with `chronyc makestep` or `timedatectl set-ntp true`"
         yield Finding(host, level, "clock", "the clock is wrong", cause, fix)
 
@@ -326,7 +326,7 @@ def admin_uid_findings(accounts: Mapping[str, Mapping[str, int]], leader: str) -
             cause = f"{ADMIN_USER} has uid {uid} on the host, but {expected_uid} on {leader}"
             rented = f"on cloud hosts, `clusterctl up` changes the uid to {ADMIN_ID} if that is free"
             fix = f"{rented}; on your own machines, run `clusterctl down`, then `clusterctl up`"
-            yield Finding(host, "warning", "admin-differs", "the admin account has another uid", cause, fix)
+            yield Finding(host, "warning", "admin-differs", "the admin account's uid differs", cause, fix)
 
 
 def _duplicates(answers: Mapping[str, Examined]) -> Iterator[Finding]:
@@ -337,7 +337,7 @@ def _duplicates(answers: Mapping[str, Examined]) -> Iterator[Finding]:
         first, *duplicates = hosts
         for host in duplicates:
             if answers[host].facts.addresses == answers[first].facts.addresses:
-                cause, fix = f"it is also the host {first}", "list each machine once in the spec"
+                cause, fix = f"it is the same machine as {first}", "list each machine once in the spec"
                 yield Finding(host, "error", "same-machine", "a machine has two names", cause, fix)
             else:
                 cause = f"{first} has the same /etc/machine-id: one host is a clone of the other"
@@ -354,9 +354,9 @@ def _names(answers: Mapping[str, Examined], expected: Mapping[str, HostRequireme
             is_expected = name in expected
             if is_expected and addresses and expected[name].address not in addresses and not is_loopback:
                 spec_address = expected[name].address
-                cause = f"on the host, {name} is {', '.join(addresses)}, but {spec_address} in the spec"
-                fix = "correct /etc/hosts on the host, the name server, or the spec"
-                yield Finding(host, "warning", "name", "a name resolves to another address", cause, fix)
+                cause = f"the host resolves {name} to {', '.join(addresses)}, but the spec has {spec_address}"
+                fix = "correct /etc/hosts on the host, the name server, or the address in the spec"
+                yield Finding(host, "warning", "name", "a host name resolves to a wrong address", cause, fix)
 
 
 def reject_full_disks(reports: Mapping[str, HostReport]) -> None:

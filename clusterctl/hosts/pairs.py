@@ -206,15 +206,15 @@ def _closed(members: Mapping[str, str], firewalls: Mapping[str, Firewall], ports
         f"`traceroute -T -p {port} {members[host]}` on {names[0]} shows where packets are dropped; allow them"
     )
     if firewall.name == NO_FIREWALL:
-        return Finding(host, "error", "network", "other hosts can't reach the host", cause, trace)
+        return Finding(host, "error", "network", "other hosts can't reach this host", cause, trace)
     sources = [address for name, address in members.items() if name != host]
     opening = _OPENING[firewall.name].format(spaced=" ".join(sources), listed=",".join(sources))
-    title = "a firewall blocks the cluster's hosts"
+    title = "a firewall blocks connections between the cluster's hosts"
     return Finding(host, "error", "firewall", title, cause, f"{opening}; if that does not help, {trace}")
 
 
 def untested_findings(failed: Mapping[str, ClusterctlError]) -> Iterator[Finding]:
-    title, fix = "the host's connections were not tested", "run the same command again"
+    title, fix = "the host's connections to other hosts were not tested", "run the same command again"
     for host, error in failed.items():
         # Other checks report other errors.
         if isinstance(error, TransportError):

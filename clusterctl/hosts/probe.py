@@ -248,7 +248,7 @@ def parse_report(text: str) -> HostReport:
     host, node = answer.host, answer.node
     if node is None:
         if host is None:
-            raise TransportError("the host returned no facts", code="answer-garbled", why=text[:500])
+            raise TransportError("the host's answer contains no facts", code="answer-garbled", why=text[:500])
         return HostReport(None, {}, host=host)
     # The program failed or took too long, because the host is too busy or still booting.
     if not node.said:

@@ -55,7 +55,7 @@ def reject_missing(session: Session, job: JobSpec) -> None:
         # The command starts in the home folder.
         if session.transport.run(["test", "-e", path.removeprefix("~/")], check=False).rc:
             raise UsageError(
-                f"{subject} of this job is not on the cluster", code="not-on-cluster", where=path, fix=fix
+                f"{subject} of the job is not on this cluster", code="not-on-cluster", where=path, fix=fix
             )
 
 

@@ -121,7 +121,7 @@ class Environments:
         if (lock := fetch_locked(text, job_lock(), node, report=self.report, heard=self.heard)) is not None:
             return lock
         earlier_platform = text.partition("\n")[0].strip("# ")
-        note = f"note: the original job had packages for {earlier_platform}; this job gets them for {node}"
+        note = f"the original job used packages for {earlier_platform}; this job uses packages for {node}"
         self.report(Notice("packages-for-another-python", note))
         with temporary_folder() as folder:
             file = folder / "requirements.txt"
@@ -218,7 +218,7 @@ def _partition_name(facts: ClusterFacts, job: JobOptions | JobSpec) -> str | Non
 
 
 def _lines_of(talk: Conversation) -> Iterator[bytes]:
-    error = TransportError("the build on the cluster printed a line without an end", code="line-too-long")
+    error = TransportError("the environment's build printed a line that is too long", code="line-too-long")
     return split_lines(iter(talk.receive, b""), error)
 
 

@@ -179,7 +179,7 @@ def _start_options(
     swept = {*_mapping(sweep.get("grid")), *_mapping(sweep.get("random")), *listed_keys}
     if key := next((key for key in again.changes if key in swept), None):
         raise UsageError(
-            f"each task of {run.name} has its own value of {key}",
+            f"--set {key} is ambiguous, because each task of {run.name} has its own value",
             code="key-of-each-task",
             fix=f"replay a single task, such as `clusterctl replay RUN_3 --set {key}=VALUE`",
         )

@@ -226,8 +226,8 @@ def damages(bundle: Bundle) -> tuple[Failure, ...]:
             if not _is_plain(member) or _sha256(_content(archive, member)) != hashes.get(member.name):
                 corrupted.append(member.name)
             hashes.pop(member.name, None)
-    corruption = f"it does not match its hash in {HASHES}"
-    absence = "the file is missing, or the tar is damaged or cut off before it"
+    corruption = f"the file does not match its hash in {HASHES}"
+    absence = "the file is missing, perhaps because the bundle was truncated"
     return (
         *(Failure("bundle-corrupted", f"{printable(name)}: {corruption}", fix=_AGAIN) for name in corrupted),
         *(Failure("bundle-missing", f"{name}: {absence}", fix=_AGAIN) for name in hashes),

@@ -114,7 +114,7 @@ def notes_on_unused_storage(spec: ClusterSpec) -> tuple[str, ...]:
             f"kept storage is not reused because storage.keep is false: {storage}" for storage in saved.kept
         )
     if saved.place != new_record(spec.provider, spec.users).place:
-        message = f"the kept storage of cluster {spec.name!r} is with another provider or project"
+        message = f"the kept storage of cluster {spec.name!r} belongs to another provider or project"
         reason = "; ".join(storage.dated for storage in saved.kept)
         fix = f"rename the cluster, or remove the kept storage: `{REMOVE.format(name=spec.name)}`"
         raise UsageError(message, code="storage-elsewhere", where="storage.keep", why=reason, fix=fix)

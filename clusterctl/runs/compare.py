@@ -139,7 +139,7 @@ def _read(path: Path) -> Any:
         return None
     except (OSError, ValueError) as exc:
         raise CollectError(
-            f"{path.name} of a run can't be read",
+            f"{path.name} in a run's folder can't be read",
             code="run-file-unreadable",
             where=str(path),
             why=str(exc).partition("\n")[0],

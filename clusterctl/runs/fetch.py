@@ -148,7 +148,7 @@ def _bytes(flag: str, size: str | None, default: int) -> int:
         return default if size is None else parse_size_mib(size) << 20
     except ValueError as exc:
         message = f"{flag}: {size!r} is not a valid size"
-        raise UsageError(message, code="bad-value", why=str(exc), fix=f"write {flag} 4GiB") from exc
+        raise UsageError(message, code="bad-value", why=str(exc), fix=f"for example, {flag} 4GiB") from exc
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,7 +160,7 @@ def _condition(key: str, operator: str, text: str, values: Sequence[Value]) -> C
         raise UsageError(
             f"the values of {key} are numbers, and {text!r} is not a number",
             code="not-a-number",
-            fix=f"write a condition such as {key}{operator}1",
+            fix=f"compare with a number, such as {key}{operator}1",
         )
     if key == "tags" and operator in {"=", "=="}:
         return lambda value: text in str(value).split(",")

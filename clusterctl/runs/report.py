@@ -153,7 +153,7 @@ def report_path(row: Row) -> Path:
     name = os.fsencode(path.relative_to(row.run.directory))
     if os.path.lexists(path) and name in collected_files(row.run.directory):
         raise UsageError(
-            f"the run already has a {REPORT_FILE} that the job wrote",
+            f"the run's folder already has a {REPORT_FILE} that the job wrote",
             code="file-of-the-job",
             where=str(path),
             fix="choose another file with --out FILE",

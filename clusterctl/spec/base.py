@@ -305,7 +305,7 @@ def at_least(text: str) -> AfterValidator:
 
     def check(value: int) -> int:
         if value < least:
-            raise BadValueError("value-too-small", f"the minimum is {text}")
+            raise BadValueError("value-too-small", f"the value is below the minimum, {text}")
         return value
 
     return AfterValidator(check)

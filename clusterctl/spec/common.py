@@ -57,7 +57,7 @@ _SLURM_LINE = r'^[A-Za-z0-9_.]+ *= *("[^"#\\]*"|[^ "#\\]+)$'
 def _slurm_line(line: str) -> str:
     key = line.partition("=")[0].strip()
     if not line.isprintable() or re.search(_SLURM_LINE, line) is None:
-        raise BadValueError("not-a-setting", f"{shown(line)} is not one Key=value line of slurm.conf")
+        raise BadValueError("not-a-setting", f"{shown(line)} is not a slurm.conf line like Key=value")
     if key.lower() in OWNED_SLURM_KEYS:
         raise BadValueError("setting-reserved", f"{key} can't be set here, because clusterctl sets it")
     return line
@@ -119,11 +119,11 @@ class Nvidia(Model):
     @model_validator(mode="after")
     def _of_a_driver(self) -> Self:
         if self.branch and self.driver == "present":
-            raise BadValueError("driver-branch", "branch needs a driver to install: also write driver: open")
+            raise BadValueError("driver-branch", "branch needs driver: open or driver: proprietary")
         if self.driver == "proprietary" and int(self.branch or 0) >= _OPEN_ALONE:
             raise BadValueError(
                 "driver-branch",
-                f"NVIDIA has no proprietary driver from branch {_OPEN_ALONE} on: write driver: open",
+                f"branch {_OPEN_ALONE} and later have no proprietary driver: write driver: open",
             )
         return self
 

@@ -98,10 +98,10 @@ def common_distribution(hosts: Mapping[str, str]) -> Distribution:
 def differing(hosts: Mapping[str, Distribution]) -> list[Failure]:
     """Return a failure for each host with another distribution than the controller, the first host."""
     (leader, first), *others = hosts.items()
-    differs = f"and {leader} has {first.title}: their Slurm and Open MPI differ"
+    differs = f"but {leader} has {first.title} with another Slurm and Open MPI"
     fix = "use hosts with the same distribution and release, or create two clusters"
     return [
-        Failure("distributions-differ", f"it has {distribution.title}, {differs}", host, fix=fix)
+        Failure("distributions-differ", f"the host has {distribution.title}, {differs}", host, fix=fix)
         for host, distribution in others
         if distribution != first
     ]

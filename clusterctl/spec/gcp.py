@@ -221,7 +221,7 @@ def shared_disk(spec: Cluster) -> tuple[int, str] | None:
 
 def settings_of(spec: Cluster) -> GcpSettings:
     if not isinstance(spec.provider, GcpSettings):
-        raise BadValueError("needs-cloud", "only Google Cloud has machine types")
+        raise BadValueError("needs-cloud", "only a cluster on Google Cloud has machine types")
     return spec.provider
 
 
@@ -341,8 +341,8 @@ def _node_faults(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
         message = "compact placement has no effect on the controller, which is a single instance"
         yield Fault("controller-placement", (*at, "compact_placement"), message, "remove compact_placement")
     if provider.secure_boot and driver_for:
-        message = f"secure_boot prevents the NVIDIA driver of the default image from loading on {driver_for}"
-        hint = f"remove secure_boot, or set an image with a signed driver for {driver_for}"
+        message = f"secure_boot blocks the NVIDIA driver of the default image on {shown(driver_for)}"
+        hint = f"remove secure_boot, or set an image with a signed driver for {shown(driver_for)}"
         yield Fault("secure-boot-driver", ("provider", "secure_boot"), message, hint)
 
 
@@ -372,17 +372,17 @@ def _location_faults(provider: GcpSettings) -> Iterator[Fault]:
 def _network_faults(network: GcpNetwork, hosts: int) -> Iterator[Fault]:
     at, cidr, default = ("provider", "network"), network.cidr, GcpNetwork().cidr
     if hosts > MAX_HOSTS:
-        message = f"these nodes and the controller are more than {MAX_HOSTS} hosts"
+        message = f"the nodes and the controller together are more than {MAX_HOSTS} hosts"
         hint = f"ask for at most {MAX_HOSTS - 1} nodes"
         yield Fault("too-many-hosts", ("partitions",), message, hint, at_key=True)
         return
     present = [key for key in ("network", "subnetwork") if getattr(network, key) is not None]
     if len(present) == 1:
         (other,) = {"network", "subnetwork"} - set(present)
-        message = f"{present[0]} also needs {other}"
+        message = f"{present[0]} needs {other}: both must be set together"
         yield Fault("network-incomplete", (*at, present[0]), message, f"add {other}")
     elif present and cidr and cidr != default:
-        message = "an existing subnetwork has its own addresses"
+        message = "cidr can't be set for an existing subnetwork, which has its own addresses"
         yield Fault("network-has-addresses", (*at, "cidr"), message, "remove cidr")
     elif not present and cidr:
         yield from _address_faults(cidr, hosts)
@@ -415,7 +415,7 @@ def _filestore_faults(provider: GcpSettings) -> Iterator[Fault]:
             if size_mib < least
             else f"write a multiple of {format_size(step)}"
         )
-        message = f"{filestore.tier} offers {range_}, not {format_size(size_mib)}"
+        message = f"the capacity of tier {filestore.tier} is {range_}, not {format_size(size_mib)}"
         yield Fault("filestore-size", ("provider", "filestore", "capacity"), message, hint)
 
 

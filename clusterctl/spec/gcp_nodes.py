@@ -302,10 +302,10 @@ def _named_machine(nodes: Nodes, name: str, gpus: Gpus | None) -> Machine | Faul
         return named
     suitable, limit = default_machine(gpus).name, most_vcpus(gpus)
     if named.gpu is not None:
-        message = f"{name} has {named.gpu}, not the {gpus} that {nodes.name} requests"
+        message = f"machine type {name} has {named.gpu}, not the {gpus} that {nodes.name} requests"
         return Fault("machine-has-other-gpus", at, message, f"use {suitable}, which has {gpus}")
     if limit is None or named.family != "n1":
-        message = f"{name} can't have {gpus}"
+        message = f"machine type {name} can't have {gpus}"
         return Fault("machine-without-gpus", at, message, f"use {suitable}, which has {gpus}")
     if named.vcpus > limit:
         message = f"{name} has {named.vcpus} processors, but the maximum with {gpus} is {limit}"
@@ -361,11 +361,11 @@ def _machine_faults(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
         yield Fault("machine-not-on-demand", nodes.machine_at, f"{name} is not available on demand", hint)
     if settings.compact_placement and not machine.compact_placement:
         families = (family for family, facts in data()["families"].items() if "compact_placement" in facts)
-        message = f"nodes of {name} can't have compact placement"
+        message = f"machine type {name} does not support compact placement"
         hint = f"use a machine type of {either(families)}"
         yield Fault("machine-without-placement", (*where, "compact_placement"), message, hint)
     if settings.tier_1 and not machine.tier_1:
-        message = f"{name} has no TIER_1 networking"
+        message = f"machine type {name} does not support TIER_1 networking"
         yield Fault("machine-without-tier-1", (*where, "tier_1"), message, _tier_1_hint(machine))
     if machine.gvnic_only and settings.gvnic is False:
         message = f"{name} supports only Google's own network interface (gvnic)"

@@ -31,7 +31,7 @@ def expand(text: str) -> tuple[str, ...]:
     """
     names = tuple(name for part in _split(text) for name in _names(part))
     if len(names) > MOST:
-        raise BadValueError("too-many-names", f"{text!r} has more than {MOST} names")
+        raise BadValueError("too-many-names", f"{text!r} contains more than {MOST} host names")
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise BadValueError("host-named-twice", f"{text!r} contains {twice!r} twice")
@@ -97,7 +97,7 @@ def _are_addresses(text: str) -> str:
             except ValueError as exc:
                 raise BadValueError(
                     "not-an-address-range",
-                    f"{shown(address)} is not an address such as 10.0.0.11; write a port in the key `port`",
+                    f"{shown(address)} is not an address such as 10.0.0.11; a port belongs in the key `port`",
                 ) from exc
     return text
 

@@ -125,7 +125,7 @@ class JobSpec:
             UsageError: options are wrong.
         """
         if (bundled is None) == (script is None):
-            raise BadValueError("job-or-script", "a job is either a bundled job or a script")
+            raise BadValueError("job-or-script", "give either a bundled job or a script, not both")
         if bundled is not None and bundled not in BUNDLED_JOBS:
             raise BadValueError("unknown-job-type", f"{bundled!r} is not a bundled job")
         target = {"name": name, "bundled": bundled, "script": script}

@@ -55,13 +55,13 @@ class JobFile(_Program):
 def _faults(file: JobFile) -> Iterator[Fault]:
     hint = "write job: train, or the path of a script"
     if "job" not in file.model_fields_set and not file.variants:
-        yield Fault("job-missing", ("job",), "job is missing", hint)
+        yield Fault("job-missing", ("job",), "the key job is missing", hint)
     for name, variant in file.variants.items():
         if not {"job"} & (file.model_fields_set | variant.model_fields_set):
             yield Fault(
                 "job-missing",
                 ("variants", name),
-                "job is missing, both here and at the top of the file",
+                "the key job is missing, both here and at the top of the file",
                 hint,
                 at_key=True,
             )

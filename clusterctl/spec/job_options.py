@@ -81,7 +81,7 @@ def _variable(name: str) -> str:
 def _image(value: str, info: ValidationInfo) -> str:
     """Return an absolute path if the container image is a file on this machine, or else the cluster path."""
     if "://" in value:
-        raise BadValueError("not-an-image", f"{shown(value)} is not a file: run `apptainer pull job.sif URL`")
+        raise BadValueError("not-an-image", f"{shown(value)} is a URL, not a file: run `apptainer pull`")
     try:
         local = (folder_of(info) / value).expanduser().absolute()
         if local.is_file():
@@ -131,7 +131,7 @@ _ARRAY_RANGE = re.compile(r"([0-9]+)-([0-9]+)(?::([0-9]+))?")
 def _runnable_array(value: str) -> str:
     indices, _, limit = value.partition("%")
     if limit and int(limit) == 0:
-        raise BadValueError("array-runs-nothing", f"{shown(value)} limits the running tasks to 0")
+        raise BadValueError("array-runs-nothing", f"{shown(value)} lets no task run: write %1 or more")
     for first, last, stride in _ARRAY_RANGE.findall(indices):
         if int(last) < int(first):
             raise BadValueError("array-range", f"{first}-{last} is not an ascending range")
@@ -143,7 +143,7 @@ def _runnable_array(value: str) -> str:
 def _timely_signal(value: str) -> str:
     if int(value.partition("@")[2]) > _MAX_SIGNAL_S:
         raise BadValueError(
-            "signal-too-early", f"{shown(value)} is more than {_MAX_SIGNAL_S} seconds before the time limit"
+            "signal-too-early", f"{shown(value)} is earlier than {_MAX_SIGNAL_S} s before the time limit"
         )
     return value
 

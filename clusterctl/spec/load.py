@@ -172,7 +172,7 @@ def job_user_notes(spec: ClusterSpec, current_user: CurrentUser) -> tuple[Notice
         f"{current_user.name!r} (uid {current_user.uid})" if current_user.name else f"uid {current_user.uid}"
     )
     name, uid = FALLBACK_USER.name, FALLBACK_USER.uid
-    text = f"{caller} can't be an account of the nodes: jobs run as {name} (uid {uid}); see the key `users`"
+    text = f"the nodes can't have the account {caller}: jobs run as {name} (uid {uid}); see the key `users`"
     return (Notice("caller-unfit-for-nodes", text),)
 
 

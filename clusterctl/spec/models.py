@@ -135,13 +135,13 @@ def faults(spec: ClusterSpec) -> Iterator[Fault]:
     for where, field, values in fields:
         at = tuple(where.split("."))
         for index, first in repeated(values):
-            message = f"{dotted((*at, first))} already has the {field} {shown(values[index])}"
+            message = f"{shown(values[index])} is already the {field} of {dotted((*at, first))}"
             yield Fault("value-twice", (*at, index, field), message, f"every {field} must be unique")
     lines = spec.slurm.extra
     keys = [line.partition("=")[0].strip() for line in lines]
     for index, _ in repeated(key.lower() for key in keys):
         message = f"{shown(keys[index])} is already set above"
-        yield Fault("setting-twice", ("slurm", "extra", index), message, "remove either line")
+        yield Fault("setting-twice", ("slurm", "extra", index), message, "remove one of the lines")
     for index, user in enumerate(spec.users):
         for number, _ in repeated(user.accounts):
             message = f"{shown(user.accounts[number])} is already in this list"

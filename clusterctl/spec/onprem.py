@@ -163,19 +163,19 @@ def _host_faults(provider: OnpremSettings) -> Iterator[Fault]:
         at, names = ("provider", "hosts", key), expand(key)
         for name in names:
             if name in first:
-                message = f"{name} is already in {first[name]}"
+                message = f"host {name} is already in {first[name]}"
                 yield Fault("host-named-twice", at, message, "list each host once", at_key=True)
             first[name] = key
         addresses = names if host.address is None else _expanded(host.address)
         if addresses and len(addresses) != len(names):
-            message = f"{len(names)} hosts have {len(addresses)} addresses"
+            message = f"there are {len(names)} hosts, but {len(addresses)} addresses"
             hint = f"write a range of {len(names)} addresses"
             yield Fault("address-count", (*at, "address"), message, hint)
             continue
         for name, address in zip(names, addresses, strict=False):
             place = (address, provider.access.port if host.port is None else host.port)
             if places.get(place, name) != name:
-                message = f"{name} has the address of {places[place]}"
+                message = f"{name} has the same address as {places[place]}"
                 yield Fault("address-twice", at, message, "give each host a different address", at_key=True)
             places[place] = name
 
@@ -220,13 +220,13 @@ def _partition_faults(spec: Cluster, names: Mapping[str, str]) -> Iterator[Fault
             yield Fault("partition-without-hosts", at, "the partition has no hosts", hint, at_key=True)
         hosts = _expanded(partition.hosts)
         if hosts and partition.nodes and partition.nodes != len(hosts):
-            message = f"hosts lists {len(hosts)} hosts, not {partition.nodes}"
-            yield Fault("node-count", (*at, "nodes"), message, "remove nodes")
+            message = f"nodes is {partition.nodes}, but hosts lists {len(hosts)} hosts"
+            yield Fault("node-count", (*at, "nodes"), message, "remove the key nodes")
         for host in hosts:
             unknown = [*_unknown_host_fault((*at, "hosts"), host, names)]
             yield from unknown
             if not unknown and first.setdefault(host, dotted(at)) != dotted(at):
-                message = f"{host} is already in {first[host]}"
+                message = f"node {host} is already in {first[host]}"
                 fix = "put each node into a single partition"
                 yield Fault("node-in-two-partitions", (*at, "hosts"), message, fix)
 
@@ -266,10 +266,10 @@ def _fabric_faults(switches: Mapping[str, Switch], spec: Cluster) -> Iterator[Fa
             at = ("provider", "fabric", name, kind)
             for member in _expanded(getattr(switch, kind)):
                 if allowed and member not in allowed:
-                    message = f"there is no {noun} {shown(member)}"
+                    message = f"fabric names a {noun} that does not exist: {shown(member)}"
                     yield Fault("unknown-in-fabric", at, message, did_you_mean(member, allowed))
                 elif member in placed:
-                    message = f"{member} is already at {placed[member]}"
+                    message = f"{member} is already at switch {placed[member]}"
                     yield Fault("fabric-placed-twice", at, message, f"put each {noun} at a single switch")
                 placed.setdefault(member, name)
         if kind == "hosts" and switches and (unplaced := sorted(nodes - set(placed))):
@@ -294,4 +294,4 @@ def _switch_faults(switches: Mapping[str, Switch], above: Mapping[str, str]) -> 
             upward = above.get(upward)
         if upward == name:
             hint = "arrange the switches as a tree"
-            yield Fault("fabric-cycle", at, f"{name} is above itself", hint, at_key=True)
+            yield Fault("fabric-cycle", at, f"switch {name} is above itself", hint, at_key=True)

@@ -55,7 +55,7 @@ def _texts(value: object) -> object:
     texts: list[str] = []
     for entry in values:
         if not isinstance(entry, str):
-            raise BadValueError("sweep-value", f"{shown(entry)} is not a single value")
+            raise BadValueError("sweep-value", f"{shown(entry)} is not a text, number or boolean")
         match = _RANGE.fullmatch(entry)
         texts += _whole_numbers(entry, match) if match else [entry]
     return tuple(texts)
@@ -168,7 +168,7 @@ class Sweep(Model):
         conditions = (*self.exclude, *self.when.values())
         for name in {*self.when, *(key for condition in conditions for key in condition)}:
             if name not in names:
-                raise BadValueError("sweep-without-values", f"{shown(name)} has no values in this sweep")
+                raise BadValueError("sweep-without-values", f"{shown(name)} in a condition has no values")
         sizes = (max(len(self.cases), 1), self.trials or 1, *map(len, self.grid.values()))
         if math.prod(sizes) > 100 * MAX_TASKS or not 1 <= len(self.tasks) <= MAX_TASKS:
             raise BadValueError("sweep-too-large", f"a sweep must have 1 to {MAX_TASKS} tasks")

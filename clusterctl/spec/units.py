@@ -141,7 +141,7 @@ def _spelled(value: object) -> str:
 
 def _size_in_range(text: str, mib: int) -> int:
     if mib < 1:
-        raise BadValueError("size-too-small", f"{shown(text)} is less than 1MiB")
+        raise BadValueError("size-too-small", f"{shown(text)} is less than the minimum, 1MiB")
     if mib > MAX_SIZE_MIB:
         raise BadValueError("size-too-large", f"{shown(text)} is more than {format_size(MAX_SIZE_MIB)}")
     return mib
@@ -153,5 +153,5 @@ def _duration_in_range(text: str, days: int, hours: int, minutes: int, seconds: 
         raise BadValueError("duration-zero", f"{shown(text)} is zero; it must be at least 1s")
     if total > MAX_DURATION_S:
         most = format_duration(MAX_DURATION_S)
-        raise BadValueError("duration-too-long", f"{shown(text)} is longer than {most}")
+        raise BadValueError("duration-too-long", f"{shown(text)} is longer than the maximum, {most}")
     return total

@@ -86,8 +86,7 @@ class ChosenCluster:
             raise UsageError(
                 "no cluster is given, and this folder has no cluster.yaml",
                 code="no-cluster-named",
-                why=f"cluster{'s' * (len(clusters) > 1)} that {'are' if len(clusters) > 1 else 'is'} up: "
-                f"{', '.join(clusters)}",
+                why=f"these clusters are up: {', '.join(clusters)}",
                 fix=f"pass the name, such as `--cluster {clusters[0]}`, or the spec: -f FILE",
             )
         self.note(Notice("only-cluster-up", f"using cluster {clusters[0]!r} (the only cluster that is up)"))
@@ -150,7 +149,7 @@ def naming_lock_holder(workspace: Workspace) -> Iterator[None]:
         if worker is None or exc.had_side_effects:
             raise
         raise LockedError(
-            f"cluster {workspace.root.name!r} is locked",
-            why=f"{worker}; meanwhile: {exc.cause}",
+            f"another command has locked cluster {workspace.root.name!r}",
+            why=f"{worker}; meanwhile, this failed: {exc.cause}",
             fix="wait until that command is done",
         ) from exc

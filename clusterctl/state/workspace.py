@@ -297,7 +297,7 @@ def hold(
             owner = str(holder(path) or "another clusterctl is running")
             if time.monotonic() >= deadline:
                 fix = "wait until that command is done, or stop its process"
-                raise LockedError(f"{what} is locked", why=owner, fix=fix)
+                raise LockedError(f"another command has locked {what}", why=owner, fix=fix)
             if not is_reported:
                 waiting(f"{owner}; waiting until it is done, for at most {wait_s / 60:g} minutes")
                 is_reported = True

@@ -147,7 +147,7 @@ def choose(resume_from: str, folder: Path, world: Communicator) -> Chosen | None
         except BrokenError as exc:
             notes.append(f"{path} is broken: {exc}")
             if resume_from != "auto":
-                raise UsageError(f"--resume: {notes[0]}", code="checkpoint-damaged") from exc
+                raise UsageError(f"--resume: {path} is broken: {exc}", code="checkpoint-damaged") from exc
     if notes:
         raise UsageError(
             f"--resume auto: all checkpoints are broken: {'; '.join(notes)}; remove them to start over",
@@ -181,8 +181,8 @@ def refuse_others(folder: Path, resume_from: str, world: Communicator) -> None:
         newer = list(complete(folder).values())
         if newer and Path(resume_from).resolve() != newer[-1].resolve():
             raise UsageError(
-                f"--resume {resume_from}: the checkpoint {newer[-1]} exists: resume from it with --resume "
-                "auto, remove it, or use another folder with --checkpoints",
+                f"--resume {resume_from}: a newer checkpoint exists, {newer[-1]}: resume from it with "
+                "--resume auto, remove it, or use another folder with --checkpoints",
                 code="checkpoint-newer-exists",
             )
 

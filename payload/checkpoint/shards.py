@@ -284,7 +284,7 @@ class Reader:
         stored = self._shards.get(f"{kind}/{name}")
         if not stored:
             raise UsageError(
-                f"{self._folder} does not contain {kind}/{name}", code="checkpoint-without-entry"
+                f"{self._folder} does not contain the tensor {kind}/{name}", code="checkpoint-without-entry"
             )
         shard, numbers = stored[0]
         size = math.prod(shard.shape)
@@ -306,8 +306,8 @@ class Reader:
         stored_shard, numbers = stored[0]
         if (stored_shard.real_shape, numbers.dtype) != (target.real_shape, dtype):
             raise UsageError(
-                f"--resume: {self._folder} holds {target.tensor} as {numbers.dtype} {stored_shard.shape}, "
-                f"but this run has {dtype} {target.shape}",
+                f"--resume: {target.tensor} in {self._folder} is {numbers.dtype} of shape "
+                f"{stored_shard.shape}, but in this run it is {dtype} of shape {target.shape}",
                 code="checkpoint-other-shape",
             )
         stored_layout = (stored_shard.axis, stored_shard.parts, stored_shard.shape)
@@ -340,7 +340,7 @@ class Reader:
                 filled = last
         if filled < stop:
             raise UsageError(
-                f"--resume: {self._folder} is incomplete: {tensor} ends at number {filled} of part {part}",
+                f"--resume: {self._folder} is incomplete: part {part} of {tensor} ends after number {filled}",
                 code="checkpoint-incomplete",
             )
         return result

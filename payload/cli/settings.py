@@ -136,7 +136,7 @@ def _read_file(settings: Mapping[str, tuple[str, Field[Any]]], file: Path, named
     for path, value in file_values.items():
         if path not in names:
             hint = did_you_mean(path, names)
-            raise UsageError(f"{named_by}: {file}: unknown setting {path}{hint}", code="unknown-key")
+            raise UsageError(f"{named_by}: {file} has the unknown setting {path}{hint}", code="unknown-key")
         try:
             values[names[path]] = _read(settings[names[path]][1], value)
         except argparse.ArgumentTypeError as exc:

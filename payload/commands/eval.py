@@ -101,7 +101,7 @@ def _settings_of_model(config: EvalConfig, folder: Path, model: TrainedModel) ->
         flags["data"] = make(TrainConfig, {}, run, named_by="the run's settings").data.data
     else:
         raise UsageError(
-            f"--data is missing, and {folder} is not in a run's folder, whose config.toml names the data",
+            f"pass --data: {folder} is not in a run's folder, so no config.toml names the data",
             code="data-not-named",
         )
     if record.tokenizer is not None:

@@ -54,8 +54,8 @@ def run(config: ExportConfig) -> int:
         shape = tensors["conv1.weight"].shape
         if shape != _TORCHVISION:
             raise UsageError(
-                f"--export-as torchvision: its ResNets start with weights {_TORCHVISION}, but this model, "
-                f"for smaller images, starts with {shape}; use --export-as torch",
+                f"--export-as torchvision: its ResNets begin with weights of shape {_TORCHVISION}, but this "
+                f"model, for smaller images, with weights of shape {shape}; use --export-as torch",
                 code="export-unfit",
             )
     if is_folder:
@@ -75,7 +75,7 @@ def _check_target(to: Path, *, is_folder: bool, force: bool) -> None:
         )
     if to.exists() and to.is_dir() != is_folder:
         kinds = ("a file", "a folder")[:: 1 if is_folder else -1]
-        raise UsageError(f"--to: {to} is {kinds[0]}; pass {kinds[1]}", code="target-other-kind")
+        raise UsageError(f"--to must be {kinds[1]}, but {to} is {kinds[0]}", code="target-other-kind")
     existing = [file for file in ([to / name for name in _IN_FOLDER] if is_folder else [to]) if file.exists()]
     if existing and not force:
         raise UsageError(

@@ -68,7 +68,7 @@ def open_dataset(
     if (kind == "text") == (model_input == "images"):
         fitting = "digits, idx:DIR or synthetic" if model_input == "images" else "text:FILE or synthetic"
         raise UsageError(
-            f"--data {data.data}: the model takes {model_input}: use {fitting}", code="data-unfit-for-model"
+            f"--data {data.data}: the model takes {model_input}; use {fitting}", code="data-unfit-for-model"
         )
     if kind == "text":
         return _text(config, Path(location), world, data_state)
@@ -217,7 +217,7 @@ def _as_learned(
         return read(record)
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise UsageError(
-            f"{flag}: the saved state does not fit {subject}; use the --data and --tokenizer of the training",
+            f"{flag}: the saved training state does not fit {subject}; use the same --data and --tokenizer",
             code="data-state-unfit",
         ) from exc
 

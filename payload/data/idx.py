@@ -41,8 +41,8 @@ def _pair(folder: Path, kind: str) -> Labelled:
     if (images.ndim, labels.ndim) not in ((3, 1), (4, 1)) or len(images) != len(labels) or not images.size:
         sizes = ("x".join(map(str, array.shape)) for array in (images, labels))
         raise UsageError(
-            f"--data: {image_file} has {next(sizes)} numbers and {label_file} has {next(sizes)}: each image "
-            "must have a label",
+            f"--data: {image_file} has shape {next(sizes)}, and {label_file} has shape {next(sizes)}: "
+            "each image must have a label",
             code="images-labels-differ",
         )
     return Labelled(images.reshape(*images.shape[:3], -1), labels.astype(np.int64))
@@ -77,6 +77,6 @@ def read(file: Path) -> Array:
     if len(data) != start + math.prod(shape) or not shape:
         expected = f"{'x'.join(map(str, shape))} numbers" if shape else "its header"
         raise UsageError(
-            f"--data: {file} is truncated or damaged: {len(data)} bytes for {expected}", code="idx-truncated"
+            f"--data: {file} is damaged: it has {len(data)} bytes for {expected}", code="idx-truncated"
         )
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)

@@ -155,7 +155,7 @@ def make_units(model: str, settings: Mapping[str, Any], context: Context) -> lis
     module = module_of(model)
     unknown = [name for name in settings if name not in inspect.signature(module.build).parameters]
     if unknown:
-        raise UsageError(f"--model {model} does not take {', '.join(unknown)}", code="model-without-size")
+        raise UsageError(f"--model {model} has no setting {', '.join(unknown)}", code="model-without-size")
     try:
         units: list[Unit] = module.build(context, **settings)
     except (LookupError, ValueError, TypeError) as exc:
@@ -213,7 +213,7 @@ def load(folder: Path, weights: str, device: Device, *, takes: str = "") -> Trai
     kind = str(record.input.get("kind"))
     if takes and kind != takes:
         raise UsageError(
-            f"{folder} contains {record.model}, which takes {kind}, not {takes}",
+            f"{folder} contains {record.model}, which takes {kind}, but this command needs {takes}",
             code="model-unfit-for-command",
         )
     return TrainedModel(record, build(record, read_weights(folder, weights, record), device), device)

@@ -109,7 +109,7 @@ class Naming:
         for name, ours in self.tied.items():
             if name in theirs and not np.array_equal(theirs[name], weights[ours]):
                 raise UsageError(
-                    f"{name} differs from {names[ours][0]}, but the model shares these weights",
+                    f"{name} differs from {names[ours][0]}, but the model has one tensor for both",
                     code="weights-not-shared",
                 )
         return weights
@@ -316,6 +316,6 @@ def refuse_other(model: str, settings: Mapping[str, Any], theirs: Mapping[str, A
         if key in theirs and theirs[key] != ours and not _FREE.fullmatch(key):
             flag = f": pass {_FLAGS[key]} {theirs[key]}" if key in _FLAGS else ""
             raise UsageError(
-                f"config.json of the weights has {key} {theirs[key]!r}, but this model has {ours!r}{flag}",
+                f"config.json of the weights has {key}={theirs[key]!r}, but this model has {ours!r}{flag}",
                 code="init-other-config",
             )

@@ -73,7 +73,7 @@ class Initial:
                 )
                 self._refuse_other(config.model.model, settings, foreign=foreign)
             except UsageError as exc:
-                raise UsageError(f"--init: {self.file}: {exc}", code="init-unfit") from exc
+                raise UsageError(f"--init: {self.file} cannot be used: {exc}", code="init-unfit") from exc
             return {**weights, **new_head}, sha256_of(self.file)
 
         weights, digest = on_all_ranks(engine.mesh.world, read)

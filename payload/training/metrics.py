@@ -193,7 +193,7 @@ class Metrics(Report):
             if hashes[rank] != hashes[first]
         ]
         if mismatches:
-            raise PayloadError(f"parameters differ: {', '.join(mismatches)}", code="parameters-differ")
+            raise PayloadError(f"ranks' parameters differ: {', '.join(mismatches)}", code="parameters-differ")
         replicas = places.count(places[0])
         replicas_note = f", and the same on its {replicas} replicas" if replicas > 1 else ""
         same = "on all ranks" if replicas == len(places) else f"on rank 0{replicas_note}"

@@ -35,7 +35,7 @@ class LearningRate:
         """Raise UsageError if a rate is too high, or the run ends before the warm-up or a milestone."""
         if not self.peak <= _MOST:
             raise UsageError(
-                f"--lr: a learning rate of {self.peak:g} is above {_MOST:g}; lower --lr, or omit --scale-lr",
+                f"--lr: a learning rate of {self.peak:g} exceeds {_MOST:g}; lower --lr, or omit --scale-lr",
                 code="lr-too-high",
             )
         if self.minimum > self.peak:

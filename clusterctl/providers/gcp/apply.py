@@ -105,7 +105,7 @@ def reject_other_project(plan: Plan, project: str) -> None:
     """Raise a UsageError if the cluster exists in another project, as `down` searches only ``project``."""
     projects = {str(resource.get("project") or project) for resource in _existing(plan, _COSTS)} - {project}
     if projects:
-        message = f"the cluster is up in the project {', '.join(sorted(projects))}, not in {project}"
+        message = f"the cluster is up in project {', '.join(sorted(projects))}, but the spec has {project}"
         fix = "restore provider.project; or take the cluster down first: `clusterctl down`"
         where = "provider.project"
         raise UsageError(message, code="cluster-in-other-project", where=where, fix=fix)

@@ -464,7 +464,7 @@ def _refuse_moved_state(folder: Path, backend: Mapping[str, str]) -> None:
     recorded_backend = path.read_text() if path.is_file() else None
     if recorded_backend != backend.get(BACKEND_FILE):
         message = "provider.state can't be changed while the cluster is up"
-        reason = f"the state is {f'in the bucket named in {path}' if recorded_backend else f'in {folder}'}"
+        reason = f"the state is stored in {f'the bucket that {path} names' if recorded_backend else folder}"
         fix = "restore provider.state, or take the cluster down first"
         raise UsageError(message, code="state-not-moved", where="provider.state", why=reason, fix=fix)
 

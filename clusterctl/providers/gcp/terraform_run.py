@@ -285,7 +285,7 @@ class Runner:
                 raise LockedError(
                     "another Terraform process is changing this cluster",
                     where=str(self.folder),
-                    why="it keeps running after the clusterctl that started it was killed",
+                    why="it still runs, although the clusterctl that started it was killed",
                     fix="wait until it has ended, then run the same command again",
                 )
             yield fd

@@ -146,7 +146,7 @@ def refuse_other_machines(system: str) -> None:
         summary, here = "the local provider needs Linux", f"this machine runs {system}"
         raise MachineError(summary, code="needs-linux", where=here, fix="run clusterctl on a Linux machine")
     if platform.machine() != ARCHITECTURE:
-        summary = f"local nodes are built for {ARCHITECTURE}"
+        summary = f"local nodes need an {ARCHITECTURE} machine"
         fix = f"run clusterctl on an {ARCHITECTURE} machine"
         here = f"this machine is {platform.machine()}"
         raise MachineError(summary, code="architecture", where=here, fix=fix)

@@ -55,7 +55,7 @@ def _check_tools(*, disks: bool = False) -> None:
     missing = {tool: pkg for tool, pkg in tools.items() if not shutil.which(tool, path=TOOL_ENV["PATH"])}
     if missing:
         packages = " ".join(sorted(set(missing.values())))
-        summary = f"missing tool{'s' if len(missing) > 1 else ''}: {', '.join(missing)}"
+        summary = f"these tools are missing on this machine: {', '.join(missing)}"
         reason = "the local provider boots its nodes with systemd-nspawn from an image built with " + maker
         fix = f"{'dnf' if has_dnf() else 'apt-get'} install {packages}"
         raise MachineError(summary, code="tool-missing", where="this machine", why=reason, fix=fix)
@@ -159,7 +159,7 @@ class _Caller:
 def _check_caller() -> None:
     readable, _, _ = select.select([0], [], [], 0)
     if readable and not os.read(0, 1):
-        raise ProvisionError("the work was not finished", code="caller-gone", why="clusterctl has ended")
+        raise ProvisionError("the root helper stopped early", code="caller-gone", why="clusterctl has ended")
 
 
 @contextmanager
@@ -260,7 +260,7 @@ def _ask_for_files(answer: layout.MadeCluster) -> dict[str, list[layout.PlacedFi
     """Send ``answer``, with all nodes' addresses, to the caller. Return its reply: node -> node's files."""
     system.answer({"ready": answer.model_dump(mode="json")})
     if not (line := sys.stdin.readline()):
-        raise ProvisionError("the work was not finished", code="caller-gone", why="clusterctl has ended")
+        raise ProvisionError("the root helper stopped early", code="caller-gone", why="clusterctl has ended")
     files_by_host = json.loads(line)
     return {
         host: [layout.PlacedFile.model_validate(f) for f in files] for host, files in files_by_host.items()
@@ -485,7 +485,7 @@ def _serve(message: dict[str, Any]) -> bool:
         error = exc
     except OSError as exc:
         reason = f"{exc.strerror}: {exc.filename}" if exc.filename else str(exc)
-        failed = ProvisionError("this machine could not be changed", code="machine-work-failed", why=reason)
+        failed = ProvisionError("an operation on this machine failed", code="machine-work-failed", why=reason)
         error = disk_error(exc) if exc.errno in REFUSALS else failed
     system.answer({"error": {"kind": type(error).__name__} | {key: getattr(error, key) for key in _FIELDS}})
     return False

@@ -290,7 +290,7 @@ def _serve_ssh(root: Path, name: str) -> tuple[subprocess.Popen[bytes], int]:
         time.sleep(0.05)
     _end(process)
     raise ProvisionError(
-        "sshd in the unfinished node image did not answer", code="image-without-ssh", where=str(root)
+        "sshd did not answer in the node image being built", code="image-without-ssh", where=str(root)
     )
 
 

@@ -160,7 +160,7 @@ def address_failures(
     """Return a failure for each host outside ``network``. If it is None, return a failure of ``leader``."""
     interfaces = {host.name: ", ".join(map(str, _interfaces(facts[host.name]))) or "none" for host in hosts}
     if network is None:
-        reason = f"{leader.address} is not an address of that host ({interfaces[leader.name]})"
+        reason = f"{leader.address} is not an address of {leader.name} ({interfaces[leader.name]})"
         cause = f"clusterctl can't tell which network the cluster uses: {reason}"
         fix = "write provider.network, such as 10.0.0.0/24"
         return [Failure(_NO_ADDRESS, cause, leader.name, "plan", fix)]

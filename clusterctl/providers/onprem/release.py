@@ -279,7 +279,7 @@ def retry_all(hosts: Collection[Host], login: Login, *, ending: bool = False) ->
             text = f"{updated}; `clusterctl up` and `clusterctl down` will try again"
             notes.append(Notice("still-pending", text))
         else:
-            notes.append(Notice("late-release", f"{pending.title} was released"))
+            notes.append(Notice("late-release", f"{pending.title} was released from the cluster"))
             pending.remove()
     return tuple(notes)
 

@@ -248,4 +248,4 @@ def test_a_driver_that_waits_for_a_reboot_is_told_of_instead() -> None:
     why, fix = "NVIDIA's driver 575.57 is there, and it is not loaded", f"`clusterctl node reboot {TWO}`"
     needs = [Finding(TWO, "warning", "reboot-needed", "a reboot is needed", why, fix)]
     failure = failure_of_two(Driver(), needs)
-    assert (failure.cause.endswith(f", and {why}"), failure.fix) == (True, fix)
+    assert (failure.cause.endswith(f", but {why}"), failure.fix) == (True, fix)

@@ -172,13 +172,13 @@ def test_the_machine_that_one_is_on_is_left_to_its_user_to_boot(
             "nvidia-fabricmanager is not running",
         ),
         ({"gpus.cards": 2, "gpus.shown": ["T4"], "gpus.driver": "580"}, "warning", "gpu-lost", "1 of 2"),
-        ({"resolved": {"one": ["10.9.9.9"]}}, "warning", "name", "one is 10.9.9.9, but"),
+        ({"resolved": {"one": ["10.9.9.9"]}}, "warning", "name", "one to 10.9.9.9, but"),
         ({"system.machine_id": "aa"}, "warning", "machine-id", "clone"),
         (
             {"system.machine_id": "aa", "addresses": WELL["addresses"]},
             "error",
             "same-machine",
-            "the host one",
+            "the same machine as one",
         ),
     ],
 )

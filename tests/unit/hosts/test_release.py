@@ -56,7 +56,7 @@ def test_those_that_nobody_has_looked_at_are_asked(workspace: Workspace) -> None
 @pytest.mark.parametrize(
     ("ctl", "node", "why"),
     [
-        ("debian-12", "rocky-9.6", "train-1: it has Rocky Linux 9, and ctl has Debian 12"),
+        ("debian-12", "rocky-9.6", "train-1: the host has Rocky Linux 9, but ctl has Debian 12"),
         ("debian-12", "cos-121", "train-1: clusterctl can't configure cos-121"),
     ],
 )

@@ -165,7 +165,7 @@ def test_weights_that_do_not_fit_are_refused_by_name(
     else:
         theirs[name] = array
     save_file(theirs, file := tmp_path / "model.safetensors")
-    with refused("init-unfit", UsageError, f"--init: {file}: ", name, *values) as caught:
+    with refused("init-unfit", UsageError, f"--init: {file} cannot be used: ", name, *values) as caught:
         _begin(file)
     assert shows(str(caught.value), code)
 
@@ -173,16 +173,16 @@ def test_weights_that_do_not_fit_are_refused_by_name(
 @pytest.mark.parametrize(
     ("name", "value", "values"),
     [
-        ("n_head", 4, ("n_head 4,", "has 2", "--heads 4")),
-        ("layer_norm_epsilon", 1e-3, ("layer_norm_epsilon 0.001,", "1e-05", "--norm-eps 0.001")),
-        ("activation_function", "relu", ("activation_function 'relu',", "'gelu_new'")),
+        ("n_head", 4, ("n_head=4,", "has 2", "--heads 4")),
+        ("layer_norm_epsilon", 1e-3, ("layer_norm_epsilon=0.001,", "1e-05", "--norm-eps 0.001")),
+        ("activation_function", "relu", ("activation_function='relu',", "'gelu_new'")),
     ],
 )
 def test_a_config_of_another_model_is_refused(
     tmp_path: Path, name: str, value: object, values: tuple[str, ...]
 ) -> None:
     save_file(_of_gpt2(tmp_path, **{name: value}), file := tmp_path / "model.safetensors")
-    with refused("init-unfit", UsageError, f"--init: {file}: ", *values) as caught:
+    with refused("init-unfit", UsageError, f"--init: {file} cannot be used: ", *values) as caught:
         _begin(file)
     assert shows(str(caught.value), "init-other-config")
 
