@@ -153,7 +153,7 @@ def test_a_vocabulary_is_padded_anew_for_other_ranks(device: Device, tmp_path: P
     parts = [reader.read(replace(wanted, part=part), np.dtype("float32")) for part in range(5)]
     assert parts[0].tolist() == [*rows.tolist(), *[0.0] * (256 - 22)]
     assert not any(part.any() for part in parts[1:])
-    with refused("checkpoint-other-shape", UsageError, "weight/e.weight", "float32 (64, 2)"):
+    with refused("checkpoint-other-shape", UsageError, "weight/e.weight", "float32 of shape (64, 2)"):
         reader.read(replace(wanted, rows=12), np.dtype("float32"))
 
 

@@ -183,8 +183,8 @@ def test_an_export_overwrites_nothing_unless_it_is_told_to(
         ("missing/hf", "hf", "no-such-folder", "missing"),
         ("file", "torch", "file-exists", "--force"),
         ("hf", "hf", "file-exists", "config.json"),
-        ("hf", "torch", "target-other-kind", "pass a file"),
-        ("file", "hf", "target-other-kind", "pass a folder"),
+        ("hf", "torch", "target-other-kind", "must be a file"),
+        ("file", "hf", "target-other-kind", "must be a folder"),
     ):
         assert main([*argv, str(tmp_path / to), "--export-as", library]) == 2
         assert_one_error(capsys.readouterr().err, code, value)
