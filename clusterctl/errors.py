@@ -270,7 +270,7 @@ class StalePlanError(ProvisionError):
 
 
 class OnlyCopyError(ClusterctlError):
-    """A removal would destroy the only copy of data or jobs; ``failures`` has an entry for each loss."""
+    """A removal would destroy data or jobs that exist nowhere else; ``failures`` lists them."""
 
     code = "only-copy"
 

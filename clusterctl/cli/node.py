@@ -71,8 +71,8 @@ def add(screen: Screen, names: Names, **options: Any) -> int:
     chosen = nodes.expand_hosts(names)
     if present := [name for name in chosen if inventory.host(name)]:
         fix = f"to repair: `clusterctl up --limit {','.join(present)}`; to replace: `clusterctl node replace`"
-        what = f"these hosts are already in the cluster: {', '.join(present)}"
-        raise UsageError(what, code="host-exists", fix=fix)
+        message = f"these hosts are already in the cluster: {', '.join(present)}"
+        raise UsageError(message, code="host-exists", fix=fix)
     return bring_up(screen, spec, limit=chosen, **options)
 
 

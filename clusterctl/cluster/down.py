@@ -248,7 +248,7 @@ def remove_cluster(provider: Provider, cluster_id: str, workspace: Workspace | N
 def keep_storage(
     runner: PhaseRunner, provider: Provider, left: StorageRecord
 ) -> Outcome[tuple[KeptStorage, ...]]:
-    """Save the record ``left`` with the storage that the cluster leaves behind. The next `up` reuses it."""
+    """Save ``left``, the record of the storage that the cluster leaves behind, for the next `up`."""
     name, now = runner.workspace.root.name, time.time()
     earlier = load_record(name)
     earlier_ids = {storage.id for storage in earlier.kept} if earlier else set()

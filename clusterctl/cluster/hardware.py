@@ -310,7 +310,7 @@ def reject_missing_gpus(
         cause = f"in the spec, partition {host.partition} has {gpus.count} x {gpus.type}, but {reason}"
         failures.append(Failure(code, cause, host.name, "verify", fix))
     if failures:
-        state = "missing" if any(found.code == "gpus-missing" for found in failures) else "not usable"
+        state = "missing" if any(failure.code == "gpus-missing" for failure in failures) else "not usable"
         message = f"GPUs are {state} on {{hosts}}"
         raise VerifyError.of_hosts(
             message, failures, code="nodes-changed-hardware", then="the other nodes are in service"

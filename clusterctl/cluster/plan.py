@@ -46,7 +46,7 @@ class Plan:
 
     hosts: hosts to create, change, recreate or remove, and their cost. jobs: the effect on jobs.
     settings: settings that differ from the last `up`. drift: deviations that `up` would repair.
-    notes: facts for the user that are no changes.
+    notes: other information for the user.
     tasks: changes that Ansible's check mode reports. Only for machines that the user owns.
     """
 

@@ -180,7 +180,7 @@ class _Inventory:
         return {name: value for name, value in access.items() if value not in (None, "", [])}
 
     def _variable(self, host: str, *keys: str) -> Any:
-        """Return the first set Ansible variable of ``keys``, else None. Skip templates, and note them."""
+        """Return the value of the first variable in ``keys`` that is set, or None. Only note templates."""
         for key in keys:
             if (value := self.variables.get(host, {}).get(key)) in (None, ""):
                 continue

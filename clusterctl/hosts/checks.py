@@ -230,9 +230,11 @@ def _missing_driver(host: str, gpus: GpuFacts, expected: HostRequirements) -> Fi
         fix = _how_to_reboot(host, expected)
         cause = f"NVIDIA's driver {gpus.installed} is installed, but {holder}"
         if gpus.secure_boot:
-            why = f"driver {gpus.installed} is installed, but {SECURE_BOOT}"
+            cause = f"driver {gpus.installed} is installed, but {SECURE_BOOT}"
             enrol = f"enrol the key that signed the driver, then {fix}; {_SIGNED}"
-            return Finding(host, "warning", "secure-boot", "Secure Boot rejects NVIDIA's driver", why, enrol)
+            return Finding(
+                host, "warning", "secure-boot", "Secure Boot rejects NVIDIA's driver", cause, enrol
+            )
         return Finding(host, "warning", "reboot-needed", "a reboot is needed", cause, fix)
     cause = f"{gpus.cards} NVIDIA cards have " + ("only nouveau" if gpus.nouveau else "no working driver")
     manager = f" and {FABRIC_MANAGER} of the same version" if gpus.switches else ""

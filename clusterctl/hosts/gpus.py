@@ -199,7 +199,7 @@ def _near(sections: Sections, count: int) -> tuple[list[str], list[str]]:
 
 
 def _matrix(text: str, count: int) -> tuple[list[list[int]], list[list[int]]]:
-    """Parse `nvidia-smi topo -m`: two lists by card, of nearest processors and of NVLinks to each card."""
+    """Parse `nvidia-smi topo -m`. Return two lists by GPU: nearest CPUs, NVLinks to each GPU."""
     rows = [[cell.strip() for cell in _ANSI.sub("", line).split("\t")] for line in text.splitlines()]
     heads = next((row for row in rows if _AFFINITY in row), [])
     titles = [cell for cell in heads if cell]

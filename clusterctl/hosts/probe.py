@@ -125,7 +125,7 @@ class GpuFacts(_Answer):
     cards, switches: numbers of GPUs and NVSwitches on the PCI bus. shown: names of the GPUs with a driver.
     driver, installed, manager: versions of the running driver, the kernel module on disk, the fabric manager.
     fault: the error of nvidia-smi. states: for each GPU, fields about NVLinks, memory faults and MIG.
-    oldest: the lowest PCI device number of a GPU.
+    oldest: the lowest PCI device ID among the GPUs. Older models have lower IDs.
     """
 
     cards: int

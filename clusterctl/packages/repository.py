@@ -311,8 +311,8 @@ def _read_user_file(path: Path) -> str:
 
 
 def _not_repositories(path: Path, problem: str, reason: str, fix: str) -> UsageError:
-    message, why = "the repository list can't be used", f"it {problem}: {reason}"
-    return UsageError(message, code="bad-repositories", where=str(path), why=why, fix=fix)
+    message, cause = "the repository list can't be used", f"it {problem}: {reason}"
+    return UsageError(message, code="bad-repositories", where=str(path), why=cause, fix=fix)
 
 
 def _run(

@@ -206,7 +206,9 @@ def ranked(run: Row, metric: str | None = None) -> tuple[list[Row], str]:
     tasks, sweep = latest_tasks(run), run.run.sweep or {}
     if not tasks:
         raise UsageError(
-            f"{run.shown} is not a job array", code="not-a-sweep", fix="`clusterctl runs` lists all runs"
+            f"{run.shown} is not a job array",
+            code="not-a-sweep",
+            fix="choose a job array from the output of `clusterctl runs`",
         )
     metric = metric or sweep.get("metric") or next(metric_names(tasks), None)
     if metric is None:

@@ -206,7 +206,7 @@ class Search:
     def bring(
         self, only_copies: Sequence[UncopiedFiles], out: Path, *, progress: Progress
     ) -> tuple[Path, ...]:
-        """Copy files into a folder below ``out`` for each home folder or disk. Return these folders.
+        """Copy files into folders below ``out``, a folder for each home folder or disk. Return the folders.
 
         Raises:
             TransferError: some files could not be copied. Files that have arrived are kept.

@@ -156,7 +156,7 @@ class JobSpec:
 _DEFAULTS: Final = {item.name: item.default for item in fields(JobSpec) if item.default is not MISSING}
 JOB_FIELDS: Final = tuple(item.name for item in fields(JobSpec) if item.name != "model_fields_set")
 _SHEBANG: Final = re.compile(rb"#!\s*(?:/\S*/)?(?:env\s+(?:-S\s+)?)?(?:/\S*/)?([A-Za-z]+)[0-9.]*\b")
-_NO_TARGET: Final = f"it is neither a file nor a bundled job: {', '.join(BUNDLED_JOBS)}"
+_NO_TARGET: Final = f"no such file exists, and the bundled jobs are {', '.join(BUNDLED_JOBS)}"
 _JOB_FILES: Final = frozenset({".yaml", ".yml"})
 _SHELL_ENDINGS: Final = frozenset({".sh", ".bash"})
 _SHELLS: Final = frozenset({b"sh", b"bash", b"dash", b"ksh", b"zsh"})

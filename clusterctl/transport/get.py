@@ -96,7 +96,7 @@ def writing_into(folder: Path) -> Iterator[None]:
         yield
     except OSError as exc:
         raise TransferError(
-            "the files can't be written on this machine",
+            "the copied files can't be written on this machine",
             code="files-unwritable",
             where=printable(os.fsdecode(exc.filename or str(folder))),
             why=write_error_reason(exc, folder),

@@ -132,7 +132,7 @@ class Talk:
     silence_s: seconds without a byte after which NoAnswerError is raised, if ``deadline`` is None.
     deadline: time (`time.monotonic`) after which NoAnswerError is raised.
     is_ssh: whether the program is ssh.
-    is_wrapped: whether the program has not yet printed ``MARK``, which precedes the output of the command.
+    is_wrapped: True until the program prints ``MARK``. The command's own output follows ``MARK``.
     """
 
     host: str

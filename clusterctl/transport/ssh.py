@@ -233,7 +233,7 @@ class SSHTransport:
 
     user: account on the host. Default: the user in the `ssh_config`.
     stays: leave the connection open for the next clusterctl command.
-    max_output: most bytes of stdout that ``run`` accepts, and most bytes of stderr that ``run`` returns.
+    max_output: maximum number of bytes of stdout that ``run`` accepts, and of stderr that it returns.
     """
 
     host: str

@@ -150,7 +150,7 @@ class Storage:
     def reduce(self, across: Callable[[Array, Sequence[Segment]], None] = lambda *_: None) -> None:
         """Wait until ``grads`` are sums over the data-parallel ranks.
 
-        across: called with this rank's sums, and the positions of parameters in them. May change the sums.
+        across: called with this rank's sums and the positions of parameters in them. It may change the sums.
         """
         self._gradients.finish()
         across(self.grad_buffer, self.segments)

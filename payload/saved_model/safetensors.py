@@ -121,7 +121,7 @@ class Stream:
             self._failure = exc
 
     def close(self) -> str:
-        """Close and rename the file, and return its SHA-256, or remove the file and raise OSError."""
+        """Close and rename the file, and return its SHA-256. If that fails, remove it and raise OSError."""
         try:
             if self._file:
                 self._file.close()

@@ -106,7 +106,7 @@ class Api:
         return self._call("GET", service, path, query)
 
     def find(self, service: str, path: str, **query: str) -> Json | None:
-        """Return a resource, or None if the resource is missing. Raise other errors like ``get``."""
+        """Return a resource, or None if the resource is missing. Other errors are raised as by ``get``."""
         return self._unless_missing("GET", service, path, query)
 
     def pages(self, service: str, path: str, **query: str) -> Iterator[Json]:

@@ -82,7 +82,10 @@ class _LabelQuery:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A kind of resource, and the API and path that list it. ``named``: such resources can't carry labels."""
+    """A kind of resource, and the API and path that list it.
+
+    named: recognise such resources by their names, because they can't carry labels.
+    """
 
     word: str
     service: str

@@ -257,7 +257,7 @@ class OnpremProvider(Provider):
         joined, silent, report, blocking = self._collect_findings(spec, workspace, hosts, login)
         # ``plan`` raises the error about kept storage, which is a problem of the spec.
         if any(finding.code != _KEPT for finding in blocking):
-            summary = "these machines can't be used: {hosts}"
+            summary = "these machines don't meet the requirements of a cluster: {hosts}"
             failures = findings_as_failures(blocking, phase="plan")
             raise ProvisionError.of_hosts(summary, failures, code="hosts-unfit", then=_THEN)
         new = tuple(host.name for host in hosts if host.name not in {**joined, **silent})
