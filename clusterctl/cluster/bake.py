@@ -33,9 +33,9 @@ def bake_image(
 ) -> Literal["made", "cached"]:
     """Build the image that new nodes start from. Return "cached" if it existed already, else "made".
 
-    If the cluster does not exist yet, remove everything else that the build has created.
+    If there is no cluster yet, afterwards remove all else that the build created.
 
-    approve: called before the build with a text about each image and its price; may raise to abort.
+    approve: called before the build with a line about each image and its price; may raise to abort.
     Raise UsageError if the provider can't build an image for these nodes.
     """
     cluster.provider.check(cluster.spec)

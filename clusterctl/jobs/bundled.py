@@ -139,9 +139,9 @@ def reject_unless_fitting(jobs: Sequence[JobSpec], chosen: ChosenModel | None) -
     for job in jobs:
         if chosen is not None and (job.bundled not in MODEL_JOBS or len(jobs) > 1):
             raise UsageError(
-                f"--run needs a single job that uses a model: {', '.join(MODEL_JOBS)}",
+                f"--run names the run with the model for a single job of type {', '.join(MODEL_JOBS)}",
                 code="option-needs-option",
-                fix="leave out --run, or submit only a job that uses a model",
+                fix="leave out --run, or submit a single such job",
             )
         naming = _NAMING.get(job.bundled or "", (MODEL_FLAG,))
         named = chosen or any(word.partition("=")[0] in naming for word in job.args)

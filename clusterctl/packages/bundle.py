@@ -308,7 +308,7 @@ def mismatches(
             differences += [(release, reason) for reason in _system_mismatches(release, system, spec)]
     fix = "create a matching bundle with `clusterctl bundle create`, with the same version of clusterctl"
     return tuple(
-        Failure("bundle-mismatch", f"mismatch: {subject}: {reason}", fix=fix)
+        Failure("bundle-mismatch", f"the bundle does not match {subject}: {reason}", fix=fix)
         for subject, reason in differences
     )
 

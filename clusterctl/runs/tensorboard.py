@@ -49,7 +49,7 @@ class EventFiles:
         self._left = _MAX_BYTES
 
     def events(self, file: BinaryIO) -> Iterator[Event]:
-        """Yield the events of a file that have scalars, in order."""
+        """Yield in order those events in a file that contain scalars."""
         rest = os.fstat(file.fileno()).st_size
         while self._left > 0 and len(head := file.read(_HEAD)) == _HEAD:
             (length,) = struct.unpack_from("<Q", head)

@@ -90,7 +90,7 @@ def first_failed(
 
 
 def _first_recorded(ranks: Mapping[int, str], ends: Mapping[int, str], log: str) -> Failed | None:
-    """Return the earliest failed rank in ``ends``. Ranks that failed by losing another rank come last."""
+    """Return the rank in ``ends`` that failed first, if possible not by losing its connection to a rank."""
     candidates = []
     for rank, record in ends.items():
         if not record:

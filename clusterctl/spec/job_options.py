@@ -131,7 +131,7 @@ _ARRAY_RANGE = re.compile(r"([0-9]+)-([0-9]+)(?::([0-9]+))?")
 def _runnable_array(value: str) -> str:
     indices, _, limit = value.partition("%")
     if limit and int(limit) == 0:
-        raise BadValueError("array-runs-nothing", f"{shown(value)} lets no task run: write %1 or more")
+        raise BadValueError("array-runs-nothing", f"{shown(value)} allows no task to run: use %1 or more")
     for first, last, stride in _ARRAY_RANGE.findall(indices):
         if int(last) < int(first):
             raise BadValueError("array-range", f"{first}-{last} is not an ascending range")

@@ -249,7 +249,8 @@ def _shared_folder_faults(provider: OnpremSettings, spec: Cluster) -> Iterator[F
     is_one_host = all(partition.hosts == provider.controller for partition in spec.partitions)
     if spec.scheduler == "none" and shared.kind == "none" and not is_one_host:
         message = "without Slurm, jobs need a folder that all hosts see"
-        yield Fault("needs-shared-folder", (*at, "kind"), message, "write kind: nfs, or scheduler: slurm")
+        fix = "set kind: nfs for shared storage, or scheduler: slurm"
+        yield Fault("needs-shared-folder", (*at, "kind"), message, fix)
 
 
 def _is_system_folder(path: str) -> bool:
@@ -266,7 +267,7 @@ def _fabric_faults(switches: Mapping[str, Switch], spec: Cluster) -> Iterator[Fa
             at = ("provider", "fabric", name, kind)
             for member in _expanded(getattr(switch, kind)):
                 if allowed and member not in allowed:
-                    message = f"fabric names a {noun} that does not exist: {shown(member)}"
+                    message = f"`fabric` refers to a {noun} that does not exist: {shown(member)}"
                     yield Fault("unknown-in-fabric", at, message, did_you_mean(member, allowed))
                 elif member in placed:
                     message = f"{member} is already at switch {placed[member]}"

@@ -259,10 +259,10 @@ def parse_listing(
                 entries[entry.path] = _sensible(entry, entries)
         except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as exc:
             raise TransferError(
-                "the cluster's list of files is invalid, so no file was downloaded",
+                "nothing was downloaded: the list of files is malformed or has two files of one name",
                 code="answer-garbled",
                 why=printable(f"{exc}: {line[:200].decode(errors='replace')}"),
-                fix="check the files with `clusterctl ssh`; use separate commands for files of equal names",
+                fix="download files of the same name with separate commands",
             ) from exc
     return tuple(entries.values()), tuple(left)
 

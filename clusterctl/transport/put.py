@@ -228,7 +228,7 @@ def _send_requested(outgoing: _Outgoing, requests: Sequence[_Request], hashes: M
 
 
 def archive_of(folder: Path) -> bytes:
-    """Return a folder's files as compressed JSON: path -> bytes as Latin-1. Paths begin with its name."""
+    """Return a folder's files as compressed JSON: path (with the folder's name) -> bytes as Latin-1."""
     files = {path.relative_to(folder.parent).as_posix(): path.read_bytes() for path in tree_files(folder)}
     return zlib.compress(json.dumps({path: data.decode("latin-1") for path, data in files.items()}).encode())
 

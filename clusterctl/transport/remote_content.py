@@ -141,7 +141,7 @@ def parse_request(line: bytes) -> tuple[int, int, int, str]:
 
 
 def send_requested_files(opener: Opener, paths: Sequence[bytes]) -> None:
-    """Read requests from stdin and send the files. INDEX in a request is the file's index in ``paths``."""
+    """Read requests from stdin and send the files. A request names a file by its index in ``paths``."""
     # Read all requests first, because the receiver does not read while it writes them.
     requests = []
     while line := sys.stdin.buffer.readline().rstrip(b"\n"):

@@ -87,7 +87,7 @@ class Ties:
         """This stage's shared parameters, as its first unit: same position on all stages, and summed last."""
 
     def counts(self, parameter: Parameter) -> bool:
-        """Return whether this stage has the parameter's first copy, which norms and checkpoints use."""
+        """Return whether this stage has a parameter's first copy, used in gradient norms and checkpoints."""
         return self._users.get(id(parameter), [self._pp.rank])[0] == self._pp.rank
 
     def sum(self, grads: Array, segments: Sequence[Segment]) -> None:

@@ -76,11 +76,11 @@ class LocalProvider(Provider):
         }
         if where := ", ".join(key for key, is_set in of_debian.items() if is_set and release):
             raise UsageError(
-                "on this machine, local nodes always have the machine's own distribution",
+                "local nodes on this machine can only have the machine's own distribution and repositories",
                 code="distribution-of-this-machine",
                 where=where,
                 why=f"this machine runs {release}: dnf builds the node image from the machine's repositories",
-                fix=f"remove {where}; configure your own mirror in /etc/yum.repos.d",
+                fix=f"remove {where}; to use a mirror, configure it in /etc/yum.repos.d of this machine",
             )
 
     def start_ahead(self) -> None:

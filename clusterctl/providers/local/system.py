@@ -1,4 +1,4 @@
-"""The operating system below local nodes: its tools, processes, mounts, settings and networks.
+"""The operating system on which local nodes run: its tools, processes, mounts, settings and networks.
 
 A cluster's bridge is in its own network namespace, connected to this machine by a veth pair. So no firewall
 of this machine (Docker's FORWARD DROP with br_netfilter, firewalld) sees traffic between nodes. This machine
