@@ -83,7 +83,7 @@ class Driver:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A known error of nvidia-smi: a message with the text ``says``. ``what``: title; ``means``: cause."""
+    """An error of nvidia-smi, recognised by the text ``says``. ``what``: its title; ``means``: its cause."""
 
     says: str
     code: str

@@ -284,7 +284,7 @@ class NodeFacts:
 
 
 def read_node(text: str) -> tuple[NodeFacts | None, Driver]:
-    """Return (hardware, driver) from ``NODE_ARGV``'s output. Hardware: None without slurmd.
+    """Return (hardware, driver) from ``NODE_ARGV``'s output. The hardware is None without slurmd.
 
     Raise SlurmError if slurmd does not print the hardware.
     """

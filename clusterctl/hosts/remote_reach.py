@@ -96,7 +96,7 @@ def unreached_by_dnf() -> dict[str, str]:
 
 
 def unreached_by_apt(url: str) -> str:
-    """Return why apt reaches no mirror of a repository; "" if apt reaches a mirror or needs no network."""
+    """Return the reason why apt reaches no mirror of a repository; "" if it reaches or needs no mirror."""
     causes = []
     for mirror in apt_mirrors(url):
         if not re.match(r"(?:https?|ftp):", mirror):

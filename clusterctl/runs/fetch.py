@@ -451,7 +451,7 @@ def shown_path(path: bytes) -> str:
 
 
 def _local(path: bytes, tops: set[bytes]) -> bytes:
-    """Return the path. If its first part is reserved for clusterctl, append a suffix that ``tops`` lacks."""
+    """Return the path. If its first part is reserved for clusterctl, rename this part, not as in ``tops``."""
     top, slash, rest = path.partition(b"/")
     if top in RESERVED:
         top += FROM_JOB

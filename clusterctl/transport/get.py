@@ -259,7 +259,7 @@ def parse_listing(
                 entries[entry.path] = _sensible(entry, entries)
         except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as exc:
             raise TransferError(
-                "nothing was downloaded: the list of files is malformed or has two files of one name",
+                "nothing was downloaded: the list of files is malformed or names a file twice",
                 code="answer-garbled",
                 why=printable(f"{exc}: {line[:200].decode(errors='replace')}"),
                 fix="download files of the same name with separate commands",

@@ -290,7 +290,7 @@ def report_files(walk: Walk, tops: Iterator[Top]) -> None:
 
 
 def send_top(walk: Walk, top: Top, most: int) -> None:
-    """Print the list of up to ``most`` files below ``top`` and their folders. Then send requested files."""
+    """List at most ``most`` files below ``top``, and their folders. Then send the requested files."""
     paths: list[bytes] = []
     parents: list[bytes] = []
 

@@ -67,7 +67,7 @@ class ImageFacts:
         highest, highest_known = int(samples.labels.max()), self.classes - 1
         if highest > highest_known:
             raise UsageError(
-                f"--data: {name} has {kind} labels up to {highest}, but the model's end at {highest_known}",
+                f"--data: {name} has {kind} label {highest}, but the model's labels end at {highest_known}",
                 code="labels-too-high",
             )
 

@@ -210,7 +210,7 @@ class Terraform(Runner):
 
     @contextmanager
     def shared_providers(self) -> Iterator[Mapping[str, str]]:
-        """Lock the cache of Terraform's providers. Yield environment variables with which `init` uses it."""
+        """Lock the cache of Terraform's providers. Yield variables that make `init` use it."""
         files = [Path(os.environ[name]) for name in _CONFIGURATIONS if name in os.environ]
         has_configuration = any(path.is_file() for path in (files or [Path.home() / ".terraformrc"]))
         if has_configuration or _PLUGIN_CACHE in os.environ:
