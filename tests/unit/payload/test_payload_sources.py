@@ -130,8 +130,8 @@ def test_fashion_mnist_is_read_from_debians_files() -> None:
         (_IMAGES, lambda data: b"\0\0\x0d" + data[3:], "not-idx", "00000d03"),
         (_LABELS, lambda data: gzip.compress(data)[:-9], "file-unreadable", "Compressed file"),
         (_LABELS, lambda data: b"\x1f\x8b" + data, "file-unreadable", "Unknown compression"),
-        (_LABELS, lambda _: idx_file(np.zeros(6, np.uint8)), "images-labels-differ", "has 6: each"),
-        (_LABELS, lambda _: idx_file(np.zeros((7, 1), np.uint8)), "images-labels-differ", "has 7x1"),
+        (_LABELS, lambda _: idx_file(np.zeros(6, np.uint8)), "images-labels-differ", "shape 6: each"),
+        (_LABELS, lambda _: idx_file(np.zeros((7, 1), np.uint8)), "images-labels-differ", "shape 7x1"),
         (_IMAGES, lambda _: idx_file(np.zeros((7, 6, 0), np.uint8)), "images-labels-differ", "7x6x0"),
     ],
 )
@@ -148,7 +148,7 @@ def test_a_bad_idx_file_is_named(
     ("files", "code", "values"),
     [
         (("t10k", (7, 10, 10), 2), "images-other-size", ("held-out images of 10x10x1", "6x5x1")),
-        (("t10k", (7, 6, 5), 3), "labels-too-high", ("held-out labels", "up to 3;", "up to 2")),
+        (("t10k", (7, 6, 5), 3), "labels-too-high", ("held-out label 3,", "end at 2")),
         (("train", (0, 6, 5), 2), "images-labels-differ", ("train-images-idx3-ubyte", "0x6x5")),
         (("t10k", (0, 0, 0), 2), "images-labels-differ", ("t10k-images-idx3-ubyte", "0x0x0")),
     ],
@@ -170,8 +170,8 @@ def test_halves_of_idx_files_that_do_not_go_together(
     [
         ("--data idx:/nowhere", "no-such-file", ("train-images-idx", "/nowhere")),
         ("--data text:/nowhere --model gpt-tiny", "file-unreadable", ("/nowhere",)),
-        ("--data text:/etc/hostname", "data-unfit-for-model", ("takes images:", "idx:DIR")),
-        ("--data digits --model bert-tiny", "data-unfit-for-model", ("takes masked text:", "text:FILE")),
+        ("--data text:/etc/hostname", "data-unfit-for-model", ("takes images;", "idx:DIR")),
+        ("--data digits --model bert-tiny", "data-unfit-for-model", ("takes masked text;", "text:FILE")),
         ("--data text:/dev/null --model gpt-tiny", "text-too-short", ("0 + 0 tokens", "128")),
     ],
 )
@@ -358,7 +358,7 @@ def test_images_are_judged_by_what_was_learned_of_others(tmp_path: Path) -> None
     ("changed", "code", "values"),
     [
         ({"shape": [9, 9, 1]}, "images-other-size", ("training images of 6x5x1", "9x9x1")),
-        ({"classes": 2}, "labels-too-high", ("training labels", "up to 2;", "up to 1")),
+        ({"classes": 2}, "labels-too-high", ("training label 2,", "end at 1")),
         ({"mean": []}, "data-state-unfit", ("fit images",)),
         ({"scale": None}, "data-state-unfit", ("fit images",)),
     ],
