@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -44,12 +45,13 @@ class CheckpointSession:
         settings = config.checkpoints
         self._config = config
         self._folder = settings.checkpoints or config.run.out / "checkpoints"
+        start = start_of(settings.resume, self._folder, world)
         self._lock: Lock | None = None
         if settings.save_interval and not config.batch.find:
             self._lock = on_all_ranks(world, lambda: Lock(self._folder) if world.rank == 0 else None)
             prepare(self._folder, world)
-            refuse_others(self._folder, settings.resume, world)
-        self.chosen = choose(settings.resume, self._folder, world)
+            refuse_others(self._folder, start, world)
+        self.chosen = choose(start, self._folder, world)
 
     @property
     def data_state(self) -> Mapping[str, Any] | None:
@@ -130,6 +132,15 @@ class Resumed:
     notes: list[str] = field(default_factory=list)
     path: Path | None = field(default=None, compare=False)
     model: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+
+def start_of(resume_from: str, folder: Path, world: Communicator) -> str:
+    """Return the value of ``--resume`` that applies now.
+
+    If Slurm has restarted the job, the run continues from a checkpoint of its own if it has written any.
+    """
+    restarted = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
+    return world.allgather("auto" if restarted and complete(folder) else resume_from)[0]
 
 
 def choose(resume_from: str, folder: Path, world: Communicator) -> Chosen | None:

@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 
 from payload.checkpoint.folder import Lock, complete, prepare
 from payload.checkpoint.saver import Saver
-from payload.checkpoint.session import Resumed, choose, refuse_others, resume
+from payload.checkpoint.session import Resumed, choose, refuse_others, resume, start_of
 from payload.checkpoint.shards import (
     BrokenError,
     Manifest,
@@ -313,6 +313,19 @@ def test_one_can_be_chosen_but_not_mixed_with_newer_ones(device: Device, save: S
     for wanted in (first, "never", str(tmp_path / "other" / "iteration-00000004")):
         with refused("checkpoint-newer-exists", UsageError, f"--resume {wanted}", "iteration-00000002"):
             refuse_others(tmp_path, wanted, Solo())
+
+
+@pytest.mark.parametrize("resume_from", ["never", "elsewhere/iteration-00000009", "auto"])
+def test_a_restarted_job_continues_from_its_own(
+    save: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume_from: str
+) -> None:
+    """A requeued run would otherwise be refused, as its folder has checkpoints. The first start is as asked."""
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert start_of(resume_from, tmp_path, Solo()) == resume_from
+    save(1)
+    assert start_of(resume_from, tmp_path, Solo()) == "auto"
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "0")
+    assert start_of(resume_from, tmp_path, Solo()) == resume_from
 
 
 def test_none_is_a_new_beginning(device: Device, tmp_path: Path) -> None:
