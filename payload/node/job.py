@@ -2,7 +2,8 @@
 
     job.py run [OPTION...] PROGRAM...
         --telemetry=SECONDS   run telemetry on all nodes, with a sample every SECONDS
-        --requeue             have Slurm requeue the job if the program exits with 75
+        --requeue             have Slurm requeue the job unless it succeeds, is cancelled or cannot succeed
+        --chain=SECONDS       requeue the job only until its attempts have run this long together
         --array               create links in the array task's folder to the files beside the script
         --sweep               pass the array task's values in sweep-tasks.json to the program
         --nodes=HOST,...      the job's nodes, without Slurm
@@ -12,8 +13,9 @@
     job.py watch FOLDER SECONDS
 
 The job's script on the first node ends with `run`, which forwards signals to PROGRAM and returns the exit
-status of PROGRAM. `run` records the start, each signal, the end, and a requeue in the file job.events. On a
-node, `torchrun` starts PyTorch's agent, `container` starts PROGRAM in an image, `watch` starts telemetry.
+status of PROGRAM. `run` records the start, each signal and the end in the file job.events, and then a requeue
+or the reason against it. On a node, `torchrun` starts PyTorch's agent, `container` starts PROGRAM in an
+image, `watch` starts telemetry.
 """
 
 from __future__ import annotations
@@ -22,19 +24,18 @@ import json
 import os
 import shlex
 import signal
+import stat
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 # The folder that holds the payload.
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, ROOT)
 
-from payload.node import task
+from payload.node import restarts, task
 
-# EX_TEMPFAIL: the program has saved its work and asks to be requeued.
-RUN_ME_AGAIN = 75
 # Files in a job's folder that clusterctl writes.
 OURS = frozenset(
     "job.sbatch job.mpirun spec.yaml source.json sweep-tasks.json outputs.json environment.client.json "
@@ -50,9 +51,18 @@ STEP = (
     "srun --job-name=telemetry --overlap --ntasks-per-node=1 --cpus-per-task=1 --mem=0 --gres=none "
     "--cpu-bind=none --mpi=none --kill-on-bad-exit=0 --export=ALL"
 ).split()
-TELEMETRY_END_S = 3.0
+# After a failure, telemetry may wait for a dead node. It must not delay the requeue.
+TELEMETRY_END_S, TELEMETRY_FAILED_S = 3.0, 0.3
 # How long to wait for the first record of telemetry if the job is short.
 TELEMETRY_START_S = 2.0
+# Each attempt has a step of telemetry and a step of ranks. After this many restarts, their numbers repeat.
+STEPS, DIFFERENT_RESTARTS = 2, 8
+EMPTY_STEPS_S = 10.0
+# If the state of a job has changed, the job was cancelled, or Slurm itself requeues it.
+STILL_OURS = ("", "RUNNING", "COMPLETING TimeLimit", "TIMEOUT")
+# States of nodes, without the suffix for a node that does not answer.
+LOST = ("down", "fail", "unk")
+UNUSABLE = (*LOST, "drain", "drng", "maint")
 
 
 class Events:
@@ -60,10 +70,16 @@ class Events:
 
     def __init__(self) -> None:
         self._file = task.open_for_writing("job.events", os.O_APPEND)
+        self._added = ""
+
+    def read(self) -> list[restarts.Event]:
+        """Return the events of all attempts of the job, or of this attempt if the file cannot be read."""
+        return restarts.events_of_job(task.text_of("job.events")) or restarts.events_of_job(self._added)
 
     def add(self, event: str, **fields: object) -> None:
-        line = json.dumps({"time": round(time.time(), 3), "event": event, **fields})
-        task.write_all(self._file, line.encode() + b"\n")
+        line = json.dumps({"time": round(time.time(), 3), "event": event, **fields}) + "\n"
+        self._added += line
+        task.write_all(self._file, line.encode())
 
 
 class Telemetry:
@@ -73,9 +89,7 @@ class Telemetry:
         self._pids: list[int] = []
         self._open: list[int] = []
         self._log = task.open_for_writing("telemetry.log", os.O_TRUNC)
-        environment = {
-            name: value for name, value in os.environ.items() if not name.startswith(STEP_VARIABLES)
-        }
+        environment = step_environment()
         for command in self._commands(seconds, nodes, ssh):
             # Each process has its own pipe, because ssh makes its input non-blocking for all readers.
             reads, writes = os.pipe()
@@ -94,17 +108,11 @@ class Telemetry:
         quoted = " ".join(map(shlex.quote, watch))
         return [watch if node == task.host_name() else [*ssh.split(), node, quoted] for node in nodes]
 
-    def end(self) -> None:
-        """End telemetry, and delete its log if it has no errors."""
+    def end(self, patience_s: float) -> None:
+        """End telemetry within ``patience_s`` seconds, and delete its log if it has no errors."""
         for writes in self._open:
             os.close(writes)
-        deadline = time.monotonic() + TELEMETRY_END_S
-        for pid in self._pids:
-            while os.waitpid(pid, os.WNOHANG) == (0, 0):
-                if time.monotonic() > deadline:
-                    os.kill(pid, signal.SIGKILL)
-                    break
-                time.sleep(0.02)
+        wait_until_ended(self._pids, patience_s)
         lines = os.pread(self._log, task.CHUNK, 0).splitlines()
         # srun writes this line on each cluster on which Slurm binds no cores.
         if all(line.endswith(b"lacks support for cpu binding") for line in lines):
@@ -128,21 +136,26 @@ def run(words: Sequence[str]) -> int:
         os.environ["SRUN_CPUS_PER_TASK"] = os.environ["SLURM_CPUS_PER_TASK"]
     set_rendezvous(nodes)
     events = Events()
-    numbers = {"restarts": "SLURM_RESTART_COUNT", "until": "SLURM_JOB_END_TIME"}
-    events.add("start", **{name: int(os.environ.get(variable, "0")) for name, variable in numbers.items()})
     task.hold_signals()
+    restart = Restart(events, options, program)
+    if not restart.begin(nodes):
+        return 1
     telemetry = Telemetry(options["telemetry"], nodes, options.get("ssh", ""))
     pid = task.start_or_exit(program)
 
     def pass_on(number: int) -> None:
+        if number == signal.SIGKILL and "SLURM_JOB_ID" in os.environ:
+            # If only srun were killed, its ranks would live until the end of the job.
+            wait_for(["scancel", "--signal=KILL", os.environ["SLURM_JOB_ID"]])
         os.kill(pid, number)
         events.add("signal", signal=signal.Signals(number).name)
 
-    status = task.supervise(pid, pass_on)
+    status = task.supervise(pid, pass_on, restarts.HANG_FILE)
     events.add("end", status=status)
-    telemetry.end()
-    if status == RUN_ME_AGAIN and "requeue" in options:
-        requeue("array" in options, events)
+    is_failure = "requeue" in options and status not in (0, restarts.SAVED)
+    telemetry.end(TELEMETRY_FAILED_S if is_failure else TELEMETRY_END_S)
+    if status and "requeue" in options:
+        restart.requeue_or_stop(status)
     return status
 
 
@@ -198,19 +211,170 @@ def set_rendezvous(nodes: Sequence[str]) -> None:
     os.environ["MASTER_PORT"] = str(port)
 
 
-def requeue(is_array: bool, events: Events) -> None:
-    """Have Slurm requeue this job or, if ``is_array``, this array task, unless the user cancelled it."""
-    job = os.environ["SLURM_JOB_ID"]
-    if is_array:
-        job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
-    # In this state, the job was cancelled: at its time limit, the reason would be TimeLimit.
-    state = task.output_of(["squeue", "--noheader", f"--jobs={job}", "--format=%T %r"])
-    if state.strip() == "COMPLETING None":
-        return
-    # Slurm may end this process before scontrol has returned.
-    events.add("requeue")
-    with suppress(OSError):
-        os.waitpid(task.start(["scontrol", "requeue", job]), 0)
+class Restart:
+    """The restarts of a job with ``--requeue``."""
+
+    def __init__(self, events: Events, options: Mapping[str, str], program: Sequence[str]) -> None:
+        self._events, self._options = events, options
+        self._folders = [".", *restarts.folders_of(program)]
+        self._job = os.environ.get("SLURM_JOB_ID", "")
+        if "array" in options and "requeue" in options:
+            self._job = "{SLURM_ARRAY_JOB_ID}_{SLURM_ARRAY_TASK_ID}".format_map(os.environ)
+
+    def begin(self, nodes: Sequence[str]) -> bool:
+        """Record the start of an attempt, and how the previous attempt ended if job.py did not see its end.
+
+        Return False if the job should not run again.
+        """
+        numbers = {"restarts": "SLURM_RESTART_COUNT", "until": "SLURM_JOB_END_TIME"}
+        facts: dict[str, object] = {key: int(os.environ.get(name, "0")) for key, name in numbers.items()}
+        past = self._events.read() if facts["restarts"] else []
+        attempt = restarts.interrupted(past)
+        lost = lost_nodes(attempt[0]["nodes"]) if attempt else []
+        failure = restarts.loss_of(lost)
+        if attempt and not failure and not any(event["event"] == "end" for event in attempt):
+            failure = restarts.Failure(f"loss of {','.join(attempt[0]['nodes'])}")
+        if failure:
+            facts.update(failure._replace(progress=self._progress(past))._asdict())
+        self._events.add("start", nodes=nodes or own_nodes(), **facts)
+        if os.path.exists(restarts.HANG_FILE):
+            os.unlink(restarts.HANG_FILE)
+        restarts.forget_ends()
+        if failure and "requeue" in self._options and self._stops(self._events.read()):
+            return False
+        start_empty_steps(int(os.environ.get("SLURM_RESTART_COUNT", "0")))
+        return True
+
+    def requeue_or_stop(self, status: int) -> None:
+        """Have Slurm requeue this job, or record why not. status: exit status of the program.
+
+        Do nothing if the user has cancelled the job, or if Slurm has already requeued it.
+        """
+        answer = task.output_of(["squeue", "--noheader", f"--jobs={self._job}", "--format=%T %r|%f|%x"])
+        state, features, excluded = (*answer.strip().split("|"), "", "")[:3]
+        if state.replace(" None", "") not in STILL_OURS:
+            return
+        past = self._events.read()
+        failure = restarts.failure_now(status, restarts.end_of_file(own_log()))
+        start = next(event for event in reversed(past) if event["event"] == "start")
+        if not failure.place and failure.kind not in ("saved", "hang"):
+            failure = restarts.loss_of(lost_nodes(start["nodes"])) or failure
+        failure = failure._replace(progress=self._progress(past))
+        if self._stops(past, failure):
+            return
+        reason = failure.kind if failure.kind in ("saved", "hang") else "failed"
+        # Slurm may end this process before scontrol has returned.
+        self._events.add("requeue", reason=reason, status=status, **failure._asdict())
+        task.complain(f"{failure} after {past[-1]['time'] - start['time']:.0f} s; this job is requeued")
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        wait_for(["scontrol", "requeue", self._job])
+        if features in ("", "(null)"):
+            self._exclude(past, failure, excluded.replace("(null)", ""))
+
+    def _progress(self, past: Sequence[restarts.Event]) -> tuple[int, ...]:
+        return restarts.progress(self._folders, past[0]["time"])
+
+    def _stops(self, past: Sequence[restarts.Event], *more: restarts.Failure) -> bool:
+        """Return whether the job should not run again. If so, record and print the reason.
+
+        more: the last failure, unless the events have it.
+        """
+        failures = [*restarts.failures(past), *more]
+        chain_s, used_s = float(self._options.get("chain", "0")), restarts.seconds_used(past)
+        reason = restarts.stop_reason(failures, used_s, chain_s)
+        if reason:
+            self._events.add("stop", reason=reason, **failures[-1]._asdict())
+            text = restarts.explain(reason, failures[-1], used_s, chain_s)
+            task.complain(f"this job is not requeued: {text}")
+        return bool(reason)
+
+    def _exclude(self, past: Sequence[restarts.Event], failure: restarts.Failure, excluded: str) -> None:
+        """Have Slurm not use nodes again on which the job has failed twice, if enough other nodes remain.
+
+        excluded: the nodes that are excluded already, as Slurm writes them.
+        """
+        earlier = [node for event in past if event["event"] == "excluded" for node in event["nodes"]]
+        nodes = [
+            node for node in restarts.bad_nodes([*restarts.failures(past), failure]) if node not in earlier
+        ]
+        if not nodes:
+            return
+        states = node_states(f"--partition={os.environ['SLURM_JOB_PARTITION']}")
+        usable = {node for node, state in states.items() if not state.startswith(UNUSABLE)}
+        if len(usable.difference(nodes, earlier)) >= int(os.environ["SLURM_JOB_NUM_NODES"]):
+            every = ",".join(filter(None, (excluded, *nodes)))
+            if wait_for(["scontrol", "update", f"jobid={self._job}", f"excnodelist={every}"]) == 0:
+                self._events.add("excluded", nodes=nodes)
+
+
+def own_nodes() -> list[str]:
+    """Return Slurm's names of the job's nodes."""
+    names = os.environ.get("SLURM_JOB_NODELIST", task.host_name())
+    if "[" in names:
+        return task.output_of(["scontrol", "show", "hostnames", names]).split()
+    return names.split(",")
+
+
+def own_log() -> str:
+    """Return the path of the file that standard error is written to, or "" if it is not a file."""
+    return "/proc/self/fd/2" if stat.S_ISREG(os.fstat(2).st_mode) else ""
+
+
+def node_states(which: str) -> dict[str, str]:
+    """Return node -> state, such as idle. which: the option of sinfo that selects nodes."""
+    states = {}
+    for line in task.output_of(["sinfo", "--noheader", "--Node", which, "--format=%N %t"]).splitlines():
+        node, _, state = line.strip().partition(" ")
+        # An asterisk marks a node that does not answer.
+        states[node] = "down" if state.endswith("*") else state
+    return states
+
+
+def lost_nodes(nodes: Sequence[str]) -> list[str]:
+    """Return those of the nodes that Slurm considers down, or that do not answer."""
+    if "SLURM_JOB_ID" not in os.environ or not nodes:
+        return []
+    return [
+        node for node, state in node_states(f"--nodes={','.join(nodes)}").items() if state.startswith(LOST)
+    ]
+
+
+def start_empty_steps(restart: int) -> None:
+    """Start steps that do nothing, so that a restarted job's steps get other numbers than earlier steps.
+
+    An attempt's steps on a node that was cut off may otherwise end the new steps of the same number, and the
+    socket that a killed step leaves behind would keep a new step from starting.
+    """
+    command = [*STEP, "--nodes=1", "--ntasks=1", f"--nodelist={task.host_name()}", "true"]
+    null = os.open(os.devnull, os.O_RDWR)
+    count = STEPS * (restart % DIFFERENT_RESTARTS) if "SLURM_JOB_ID" in os.environ else 0
+    pids = [task.start(command, null, null, null, step_environment()) for _ in range(count)]
+    os.close(null)
+    wait_until_ended(pids, EMPTY_STEPS_S)
+
+
+def wait_until_ended(pids: Sequence[int], patience_s: float) -> None:
+    """Wait for the end of child processes. Kill those that have not ended after ``patience_s`` seconds."""
+    deadline = time.monotonic() + patience_s
+    for pid in pids:
+        while os.waitpid(pid, os.WNOHANG) == (0, 0):
+            if time.monotonic() > deadline:
+                os.kill(pid, signal.SIGKILL)
+                break
+            time.sleep(0.02)
+
+
+def wait_for(command: list[str]) -> int:
+    """Run a command, and return its exit status. Its errors go to the job's log."""
+    try:
+        return task.exit_status(os.waitpid(task.start(command), 0)[1])
+    except OSError as exc:
+        return task.not_started(command, exc)
+
+
+def step_environment() -> dict[str, str]:
+    """Return the environment for a step that must not take the options of the job's own steps."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(STEP_VARIABLES)}
 
 
 def torchrun(python: str, *words: str) -> int:

@@ -34,6 +34,7 @@ IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 # How long to read output after PROGRAM has ended, because it may have left processes running. Shorter after a
 # failure, because other ranks wait for the failed rank.
 DRAIN_S, DRAIN_FAILED_S = 5.0, 1.0
+POLL_S, FOREVER_S = 1.0, 1e6
 CHUNK = 1 << 16
 
 
@@ -116,16 +117,22 @@ def hold_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {*PASSED_ON, signal.SIGCHLD})
 
 
-def supervise(pid: int, on_signal: Callable[[int], None]) -> int:
+def supervise(pid: int, on_signal: Callable[[int], None], kill_file: str = "") -> int:
     """Wait for the end of program ``pid``, and return its exit status as in a shell.
 
-    on_signal: called for each signal to this process. Signals are fetched with sigwait, so that no signal is
-        passed on to a program that has ended.
+    on_signal: called for each signal to this process. Signals are fetched with sigtimedwait, so that no
+        signal is passed on to a program that has ended.
+    kill_file: when this file appears, ``on_signal`` is called with SIGKILL.
     """
     while True:
-        number = signal.sigwait({*PASSED_ON, signal.SIGCHLD})
-        if number != signal.SIGCHLD:
-            on_signal(number)
+        if kill_file and os.path.exists(kill_file):
+            kill_file = ""
+            on_signal(signal.SIGKILL)
+        received = signal.sigtimedwait({*PASSED_ON, signal.SIGCHLD}, POLL_S if kill_file else FOREVER_S)
+        if received is None:
+            continue
+        if received.si_signo != signal.SIGCHLD:
+            on_signal(received.si_signo)
             continue
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:

@@ -40,7 +40,14 @@ def place_payload(root: Path, host: Path, telemetry: str = "true") -> None:
     """Place what supervises jobs, where ``host`` is clusterctl's folder of the host, and a telemetry."""
     node = root / "payload" / "node"
     node.mkdir(parents=True, exist_ok=True)
-    for name in ("__init__.py", "node/rank.py", "node/__init__.py", "node/job.py", "node/task.py"):
+    for name in (
+        "__init__.py",
+        "node/rank.py",
+        "node/__init__.py",
+        "node/job.py",
+        "node/restarts.py",
+        "node/task.py",
+    ):
         text = (data_folder("payload") / name).read_text()
         (root / "payload" / name).write_text(text.replace("/opt/clusterctl", str(host)))
     main = f"import os\nos.execv('/bin/bash', ['bash', '-c', {telemetry!r}])\n"

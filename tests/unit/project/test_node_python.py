@@ -18,6 +18,7 @@ PROGRAMS = sorted(
         *ROOT.glob("clusterctl/**/remote_*.py"),
         *ROOT.glob("clusterctl/**/remote/*.py"),
         ROOT / "payload" / "node" / "job.py",
+        ROOT / "payload" / "node" / "restarts.py",
         ROOT / "payload" / "node" / "task.py",
     ]
 )

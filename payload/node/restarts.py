@@ -1,0 +1,309 @@
+"""Decides whether a failed job runs again. Uses only the standard library of Python 3.8 or newer.
+
+job.py records each attempt of a job in the file job.events. From these events and the files in the job's
+folder, this module tells how an attempt ended, and why the job should not run again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import accumulate, islice
+from typing import Any, NamedTuple
+
+# EX_TEMPFAIL: the program has saved its work and asks to be requeued.
+SAVED = 75
+HANG_FILE = "hang.json"
+# A program ends with 2 if its arguments are wrong. A shell returns 126 or 127 if it cannot start a program.
+USAGE = (2, 126, 127)
+# A shell returns this number plus the signal that ended a program.
+FROM_SHELL = 128
+# A rank ends with 14 if it has lost another rank (PMIx), and with 143 if the launcher ends it.
+ENDED_BY_ANOTHER = (14, SAVED, FROM_SHELL + signal.SIGTERM)
+# A job ends when it has failed this often in the same way, or with the same error of the program, without
+# progress in between.
+SAME_FAILURES, SAME_ERRORS = 3, 2
+# A node is not used again after this number of failures on it.
+FAILURES_OF_NODE = 2
+LOG_END = 1 << 16
+MOST_ENTRIES, DEEPEST = 2000, 3
+
+_RESTARTED = re.compile(r"^clusterctl: restart \d+ of this job$", re.MULTILINE)
+_ABORTED = re.compile(r"MPI_ABORT was invoked on rank (\d+)")
+_LABEL = re.compile(r"^\[(?:rank|default)\d+\]: ?", re.MULTILINE)
+_FRAME = re.compile(r'  File "(.*)", line (\d+)')
+_OWN_MESSAGE = re.compile(r"^payload: error: (.*)", re.MULTILINE)
+# Exceptions that a lost rank, node or connection may have caused.
+_PEER_LOST = re.compile(
+    r"\bpeer|connection|timed? ?out|nccl|gloo|\bmpi|broken ?pipe|stale file", re.IGNORECASE
+)
+_CHECKPOINT_FOLDER = re.compile(r"(?:checkpoint|ckpt|step|iter|iteration|epoch|global_?step)[-_=]?(\d+)")
+_CHECKPOINT_FILE = re.compile(r"(.+)\.(?:pt|pth|ckpt|safetensors|npz)")
+_NUMBER = re.compile(r"(?:^|[-_=.]|step|iter|iteration|epoch|checkpoint|ckpt)(\d+)$")
+_NO_CHECKPOINTS = frozenset(("rank-logs", "telemetry", "tensorboard", "__pycache__"))
+_UNFINISHED = (".incomplete", ".tmp", ".part")
+
+Event = Mapping[str, Any]
+
+
+class Failure(NamedTuple):
+    """The end of an attempt of a job, except success.
+
+    kind: the same text for similar ends, such as SIGKILL, exit code 1, hang, saved, or lost node-2.
+    error: the program's exception and its place. "" if unknown.
+    place: the first rank that failed, such as rank 1 on node-2. "" if unknown.
+    suspects: the nodes that may have caused the failure.
+    progress: see ``progress``.
+    """
+
+    kind: str
+    error: str = ""
+    place: str = ""
+    suspects: tuple[str, ...] = ()
+    progress: tuple[int, ...] = (0, 0, 0)
+
+    def __str__(self) -> str:
+        return " in ".join(filter(None, (self.error or self.kind, self.place)))
+
+
+def events_of_job(text: str) -> list[Event]:
+    """Return the events in job.events since the submission, or since a person restarted a stopped job."""
+    events: list[Event] = []
+    for line in text.splitlines():
+        # A node may have died while it wrote a line.
+        with suppress(ValueError, KeyError, TypeError):
+            event = json.loads(line)
+            if event["event"] == "start" and not event["restarts"]:
+                events = []
+            events.append({**event, "time": float(event["time"])})
+            if event["event"] == "stop":
+                events = []
+    return events
+
+
+def interrupted(events: Iterable[Event]) -> list[Event]:
+    """Return the events of the last attempt, or [] if job.py has requeued the job after that attempt."""
+    attempt: list[Event] = []
+    for event in events:
+        if event["event"] in ("start", "requeue"):
+            attempt = [event] if event["event"] == "start" else []
+        elif attempt:
+            attempt.append(event)
+    return attempt
+
+
+def failures(events: Iterable[Event]) -> list[Failure]:
+    """Return the failures of a job's earlier attempts, in order."""
+    ends = []
+    for event in events:
+        # The next start describes the loss of a node, because job.py on that node could not.
+        if event["event"] in ("requeue", "start") and "kind" in event:
+            values = {name: event.get(name, default) for name, default in Failure._field_defaults.items()}
+            values.update(suspects=tuple(values["suspects"]), progress=tuple(values["progress"]))
+            ends.append(Failure(event["kind"], **values))
+    return ends
+
+
+def seconds_used(events: Iterable[Event]) -> float:
+    """Return how long all attempts have run together. A lost attempt lasts until its limit, or the next."""
+    total, start = 0.0, None
+    for event in events:
+        if start is not None and event["event"] in ("start", "end"):
+            limit = start.get("until") if event["event"] == "start" else 0
+            total += min(event["time"], limit or event["time"]) - start["time"]
+            start = None
+        if event["event"] == "start":
+            start = event
+    return total
+
+
+def loss_of(nodes: Sequence[str]) -> Failure | None:
+    """Return the failure that is the loss of these nodes, or None without nodes."""
+    return Failure(f"loss of {','.join(nodes)}", suspects=tuple(nodes)) if nodes else None
+
+
+def stop_reason(past: Sequence[Failure], used_s: float = 0.0, chain_s: float = 0.0) -> str:
+    """Return why a job should not run again after the last of its failures. "": it should.
+
+    used_s: how long all attempts have run together. chain_s: how long they may run. 0: without limit.
+    """
+    last = past[-1]
+    if last.kind in [kind_of(status) for status in USAGE]:
+        return "usage"
+    # The best progress so far, at each failure.
+    best = list(accumulate((failure.progress for failure in past), lambda *both: tuple(map(max, *both))))
+    recent = past[best.index(best[-1]) :]
+    if last.error and [failure.error for failure in recent].count(last.error) >= SAME_ERRORS:
+        return "same-error"
+    # A program that saves its work in a place unknown to us seems to make no progress.
+    is_known = last.kind != kind_of(SAVED) or any(last.progress)
+    if is_known and [failure.kind for failure in recent].count(last.kind) >= SAME_FAILURES:
+        return "no-progress"
+    return "chain-over" if chain_s and used_s >= chain_s else ""
+
+
+def explain(reason: str, last: Failure, used_s: float, chain_s: float) -> str:
+    """Return a reason of ``stop_reason`` in words. last: the last failure."""
+    if reason == "usage":
+        return f"a restart would end like this attempt: {last}"
+    if reason == "same-error":
+        return f"{last}, again without a newer checkpoint or step; correct the program, and submit it again"
+    if reason == "no-progress":
+        return f"{last}, {SAME_FAILURES} times without a newer checkpoint or step"
+    return f"its attempts have run {used_s:.0f} s, and --chain is {chain_s:.0f} s; the last end: {last}"
+
+
+def bad_nodes(past: Iterable[Failure]) -> list[str]:
+    """Return the nodes that a job should not use again."""
+    counts = Counter(node for failure in past for node in failure.suspects)
+    return sorted(node for node, count in counts.items() if count >= FAILURES_OF_NODE)
+
+
+def kind_of(status: int) -> str:
+    """Return the name of an end with this exit status of a shell."""
+    if status == SAVED:
+        return "saved"
+    try:
+        return signal.Signals(status - FROM_SHELL).name
+    except ValueError:
+        return f"exit code {status}"
+
+
+def failure_now(status: int, log: str) -> Failure:
+    """Return how the attempt that has just ended failed. status: of the program. log: the job's own."""
+    if os.path.exists(HANG_FILE):
+        return Failure("hang", suspects=_nodes_of_hang())
+    if status == SAVED:
+        return Failure(kind_of(status))
+    log = this_attempt(log)
+    aborted, (ended, rank, host) = _ABORTED.search(log), first_failed()
+    # MPI_Abort may have killed the rank before its end was recorded.
+    if aborted:
+        ended, rank = status, aborted[1]
+    text = this_attempt(end_of_file(f"rank-logs/{rank}.log")) if rank else log
+    by_signal = kind_of(ended).startswith("SIG") and not aborted
+    error = "" if by_signal else own_error(text)
+    place = " on ".join(filter(None, (rank and f"rank {rank}", host)))
+    suspects = (host,) if by_signal and host else ()
+    return Failure(kind_of(ended or status), error, place, suspects)
+
+
+def forget_ends() -> None:
+    """Remove the records of how ranks of the previous attempt ended."""
+    for entry in list(_entries("rank-logs")):
+        if entry.name.endswith(".end"):
+            with suppress(OSError):
+                os.unlink(entry.path)
+
+
+def folders_of(program: Sequence[str]) -> list[str]:
+    """Return the folders other than the job's in which the bundled training writes, from its arguments."""
+    words = " ".join(program).replace("=", " ").split()
+    return [words[n + 1] for n, word in enumerate(words[:-1]) if word in ("--out", "--checkpoints")]
+
+
+def first_failed() -> tuple[int, str, str]:
+    """Return exit status, rank and node of the first rank that failed by itself, or (0, "", "")."""
+    ends = [(True, 0.0, 0, "", "")]
+    for entry in islice(_entries("rank-logs"), MOST_ENTRIES):
+        rank, _, suffix = entry.name.partition(".")
+        if suffix == "end":
+            with suppress(ValueError):
+                when, status, node = end_of_file(entry.path).split()
+                ends.append((int(status) in ENDED_BY_ANOTHER, float(when), int(status), rank, node))
+    is_consequence, _, status_of_first, rank, host = min(ends)
+    return (0, "", "") if is_consequence else (status_of_first, rank, host)
+
+
+def own_error(log: str) -> str:
+    """Return the type and place of the last exception in a log, or the bundled programs' message.
+
+    Return "" for exceptions that another rank's end may have caused.
+    """
+    place = message = ""
+    log = _LABEL.sub("", log)
+    for line in log.rpartition("Traceback (most recent call last):\n")[2].splitlines():
+        frame = _FRAME.match(line)
+        if frame:
+            place = f"{frame[1]}:{frame[2]}"
+        elif place and line and not line.startswith(" "):
+            message = line
+            break
+    if not message:
+        # Numbers differ between attempts.
+        return re.sub(r"\d+", "N", (_OWN_MESSAGE.findall(log) or [""])[-1])[:200]
+    return "" if _PEER_LOST.search(message) else f"{message.partition(':')[0]} at {place}"
+
+
+def progress(folders: Iterable[str], since: float) -> tuple[int, int, int]:
+    """Return how far a job has come: its last checkpoint's number, its last step, its last checkpoint's time.
+
+    The time is that of the newest checkpoint. It is 0 if the first or second number is known, because a
+    program that starts over also writes such a file again.
+
+    folders: the folders in which the program writes. since: ignore older files, which came with the job.
+    """
+    heartbeat = end_of_file(os.environ.get("CLUSTERCTL_HEARTBEAT", "")).split()
+    number, written = 0, 0
+    step = int(heartbeat[0]) if heartbeat and heartbeat[0].isdigit() else 0
+    for folder in folders:
+        step = max(step, _last_step(f"{folder}/metrics.jsonl"))
+        for sequence, changed in _checkpoints(folder):
+            if changed >= since:
+                number = max(number, sequence or 0)
+                written = max(written, int(changed))
+    return number, step, 0 if number or step else written
+
+
+def _checkpoints(folder: str, depth: int = 0) -> Iterator[tuple[int | None, float]]:
+    """Yield number (None: it has no number) and time of each file and folder that looks like a checkpoint."""
+    for entry in islice(_entries(folder), MOST_ENTRIES):
+        # The folder may change at the same time.
+        with suppress(OSError):
+            if entry.is_symlink() or entry.name in _NO_CHECKPOINTS or entry.name.endswith(_UNFINISHED):
+                continue
+            is_folder = entry.is_dir()
+            match = (_CHECKPOINT_FOLDER if is_folder else _CHECKPOINT_FILE).fullmatch(entry.name)
+            if match:
+                number = _NUMBER.search(match[1])
+                yield int(number[1]) if number else None, entry.stat().st_mtime
+            elif is_folder and depth < DEEPEST:
+                yield from _checkpoints(entry.path, depth + 1)
+
+
+def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
+    with suppress(OSError), os.scandir(folder) as entries:
+        yield from entries
+
+
+def _last_step(path: str) -> int:
+    """Return the number ``step`` in the last line with such a number, or 0."""
+    for line in reversed(end_of_file(path).splitlines()):
+        with suppress(ValueError, KeyError, TypeError):
+            return int(json.loads(line)["step"])
+    return 0
+
+
+def _nodes_of_hang() -> tuple[str, ...]:
+    with suppress(ValueError, KeyError, TypeError):
+        return tuple(map(str, json.loads(end_of_file(HANG_FILE))["nodes"]))
+    return ()
+
+
+def this_attempt(log: str) -> str:
+    """Return the part of a log since the job's last restart."""
+    return _RESTARTED.split(log)[-1]
+
+
+def end_of_file(path: str) -> str:
+    """Return the end of a file, or "" if it cannot be read."""
+    with suppress(OSError), open(path, "rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - LOG_END))
+        return file.read().decode(errors="replace")
+    return ""

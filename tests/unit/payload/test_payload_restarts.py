@@ -1,0 +1,224 @@
+"""Whether a failed job runs again: the rules as tables, and how an attempt's end and progress are read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from payload.node import restarts
+from payload.node.restarts import Failure
+
+HERE = (100, 170, 0)
+LATER = (200, 210, 0)
+AT = "ValueError at train.py:12"
+
+
+def failed(kind: str = "SIGKILL", error: str = "", progress: tuple[int, ...] = HERE) -> Failure:
+    return Failure(kind, error, progress=progress)
+
+
+@pytest.mark.parametrize(
+    ("past", "reason"),
+    [
+        ([failed()], ""),
+        ([failed()] * 2, ""),
+        ([failed()] * 3, "no-progress"),
+        ([failed()] * 2 + [failed(progress=LATER)], ""),
+        ([failed()] * 2 + [failed(progress=LATER)] * 3, "no-progress"),
+        # Less than before is no progress either.
+        ([failed(progress=LATER), failed(), failed()], "no-progress"),
+        ([failed(), failed("SIGSEGV"), failed()], ""),
+        ([failed(), failed("SIGSEGV"), failed(), failed("SIGSEGV"), failed()], "no-progress"),
+        # The program's own exception ends the job sooner.
+        ([failed("exit code 1", AT)], ""),
+        ([failed("exit code 1", AT)] * 2, "same-error"),
+        ([failed("exit code 1", AT), failed("exit code 1", "KeyError at train.py:3")], ""),
+        ([failed("exit code 1", AT), failed("exit code 1", AT, LATER)], ""),
+        ([failed("exit code 1", AT), failed(), failed("exit code 1", AT)], "same-error"),
+        # Only a restart on the same nodes counts as the same loss.
+        ([failed("loss of n1"), failed("loss of n2"), failed("loss of n3")], ""),
+        ([failed("loss of n1")] * 3, "no-progress"),
+        *(([failed(f"exit code {code}")], "usage") for code in (2, 126, 127)),
+        # A program that saves in a place unknown to us may be requeued without end.
+        ([failed("saved")] * 3, "no-progress"),
+        ([failed("saved", progress=(0, 0, 0))] * 9, ""),
+    ],
+)
+def test_stop_reason(past: list[Failure], reason: str) -> None:
+    assert restarts.stop_reason(past) == reason
+
+
+@pytest.mark.parametrize(("used", "chain", "reason"), [(59, 60, ""), (60, 60, "chain-over"), (60, 0, "")])
+def test_stop_reason_of_a_chain(used: float, chain: float, reason: str) -> None:
+    assert restarts.stop_reason([failed("saved")], used, chain) == reason
+
+
+def lines(*events: Mapping[str, Any]) -> str:
+    return "".join(json.dumps(event) + "\n" for event in events)
+
+
+START = {"event": "start", "time": 10, "restarts": 0, "until": 50}
+AGAIN = {"event": "start", "time": 70, "restarts": 1, "until": 110}
+END = {"event": "end", "time": 30, "status": 137}
+REQUEUE = {"event": "requeue", "time": 31, **Failure("SIGKILL", suspects=("n1",))._asdict()}
+
+
+@pytest.mark.parametrize(
+    ("events", "seconds"),
+    [
+        ([START, END], 20),
+        ([START, END, REQUEUE, AGAIN, {**END, "time": 75}], 25),
+        # The end of a lost attempt is unknown: it can't be later than its limit.
+        ([START, AGAIN, {**END, "time": 75}], 45),
+        ([{**START, "until": 0}, AGAIN, {**END, "time": 75}], 65),
+    ],
+)
+def test_seconds_used(events: list[Mapping[str, Any]], seconds: float) -> None:
+    assert restarts.seconds_used(events) == seconds
+
+
+def test_events_of_an_earlier_submission_or_chain_do_not_count() -> None:
+    stop = {"event": "stop", "time": 32}
+    text = "{broken\n[]\n" + lines(START, END, REQUEUE, AGAIN, END)
+    assert [event["event"] for event in restarts.events_of_job(text)] == [
+        "start",
+        "end",
+        "requeue",
+        "start",
+        "end",
+    ]
+    assert len(restarts.events_of_job(text + lines(START))) == 1
+    assert [event["time"] for event in restarts.events_of_job(text + lines(stop, AGAIN))] == [70]
+
+
+def test_failures_are_those_that_job_py_requeued_or_found_later() -> None:
+    lost = {**AGAIN, **Failure("loss of n1", suspects=("n1",), progress=HERE)._asdict()}
+    found = restarts.failures([START, END, REQUEUE, lost, AGAIN])
+    assert found == [Failure("SIGKILL", suspects=("n1",)), Failure("loss of n1", "", "", ("n1",), HERE)]
+    assert restarts.bad_nodes(found) == ["n1"]
+    assert restarts.bad_nodes(found[:1]) == []
+
+
+def test_an_attempt_is_interrupted_unless_it_was_requeued() -> None:
+    assert restarts.interrupted([START, END, REQUEUE, {"event": "excluded", "nodes": ["n1"]}]) == []
+    assert restarts.interrupted([START, END, REQUEUE, AGAIN]) == [AGAIN]
+    assert restarts.interrupted([START, END]) == [START, END]
+
+
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "/jobs/train.py", line 9, in <module>
+    main()
+  File "/jobs/train.py", line 12, in main
+    raise {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "error"),
+    [
+        ("", ""),
+        ("step 3\n", ""),
+        (TRACEBACK.format("x") + "ValueError: iteration 70\nend\n", "ValueError at /jobs/train.py:12"),
+        (TRACEBACK.format("x") + "KeyError\n", "KeyError at /jobs/train.py:12"),
+        (
+            "[rank1]: " + TRACEBACK.format("x").replace("\n", "\n[rank1]: ") + "A.B: c",
+            "A.B at /jobs/train.py:12",
+        ),
+        ("payload: error: rank 3 ran out of 12 MB\n", "rank N ran out of N MB"),
+        (TRACEBACK.format("x") + "mpi4py.MPI.Exception: MPI_ERR_PROC_FAILED\n", ""),
+        (TRACEBACK.format("x") + "RuntimeError: Connection closed by peer\n", ""),
+        (TRACEBACK.format("x"), ""),
+    ],
+)
+def test_own_error(log: str, error: str) -> None:
+    assert restarts.own_error(log) == error
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CLUSTERCTL_HEARTBEAT", raising=False)
+    (tmp_path / "rank-logs").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("ends", "status", "failure"),
+    [
+        ({}, 75, Failure("saved")),
+        ({}, 14, Failure("exit code 14")),
+        ({}, 137, Failure("SIGKILL")),
+        ({"1": "20 137 n2", "0": "20.1 14 n1"}, 14, Failure("SIGKILL", "", "rank 1 on n2", ("n2",))),
+        # A rank that lost its peer may be the first to end.
+        ({"0": "20 14 n1", "1": "21 139 n2"}, 14, Failure("SIGSEGV", "", "rank 1 on n2", ("n2",))),
+        ({"0": "20 14 n1", "1": "20 143 n2"}, 14, Failure("exit code 14")),
+        ({"1": "20 1 n2", "0": ""}, 143, Failure("exit code 1", AT, "rank 1 on n2")),
+        ({"1": "20 2 n2"}, 143, Failure("exit code 2", AT, "rank 1 on n2")),
+    ],
+)
+def test_failure_now(folder: Path, ends: dict[str, str], status: int, failure: Failure) -> None:
+    for rank, end in ends.items():
+        (folder / "rank-logs" / f"{rank}.end").write_text(end)
+    old = TRACEBACK.format("x") + "KeyError\n\nclusterctl: restart 1 of this job\n"
+    message = TRACEBACK.format("x").replace("/jobs/", "") + "ValueError: no\n"
+    (folder / "rank-logs" / "1.log").write_text(old + message)
+    assert restarts.failure_now(status, old) == failure
+    restarts.forget_ends()
+    assert [path.name for path in Path("rank-logs").iterdir()] == ["1.log"]
+
+
+def test_a_rank_that_called_mpi_abort_has_an_exception(folder: Path) -> None:
+    (folder / "rank-logs" / "3.log").write_text(TRACEBACK.format("x") + "ValueError: no\n")
+    found = restarts.failure_now(137, "MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD\n")
+    assert (found.error, found.suspects) == ("ValueError at /jobs/train.py:12", ())
+
+
+def test_a_hang_is_told_by_its_file(folder: Path) -> None:
+    (folder / "hang.json").write_text('{"seconds": 60, "nodes": ["n2"]}')
+    assert restarts.failure_now(137, "") == Failure("hang", suspects=("n2",))
+    (folder / "hang.json").write_text("{")
+    assert restarts.failure_now(137, "").kind == "hang"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ([], (0, 0, 0)),
+        (["checkpoints/iteration-00000050/rank0.npz", "checkpoints/iteration-00000100.incomplete/x.npz"], 50),
+        (["out/checkpoint-500/optimizer.pt", "out/checkpoint-1000/optimizer.pt"], 1000),
+        (["logs/a/epoch=3-step=1200.ckpt", "model_0007.pth"], 1200),
+        (["step_9/a.safetensors", "rank-logs/step_10/b.pt"], 9),
+        # These numbers are parts of the names.
+        (["resnet50.pt"], (0, 0, 1000)),
+        (["last.ckpt"], (0, 0, 1000)),
+        (["notes.txt", "data.csv"], (0, 0, 0)),
+    ],
+)
+def test_progress_of_checkpoints(folder: Path, files: list[str], expected: Any) -> None:
+    for name in files:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        os.utime(path, (1000, 1000))
+    assert restarts.progress(["."], 900) == (expected if isinstance(expected, tuple) else (expected, 0, 0))
+
+
+def test_progress_of_steps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "old.pt").touch()
+    os.utime("old.pt", (1000, 1000))
+    (folder / "metrics.jsonl").write_text('{"step": 3}\n{"step": 4}\n{"kind": "result"}\n{"ste')
+    assert restarts.progress(["."], 2000) == (0, 4, 0)
+    (folder / "beat").write_text("7 of 9\n")
+    monkeypatch.setenv("CLUSTERCTL_HEARTBEAT", "beat")
+    assert restarts.progress(["."], 2000) == (0, 7, 0)
+
+
+def test_the_trainings_other_folders_are_read_too() -> None:
+    program = ["srun", "python -m payload train", "--out=/a", "--save-interval", "5", "--checkpoints", "/b"]
+    assert restarts.folders_of(program) == ["/a", "/b"]
