@@ -62,7 +62,14 @@ JOB_FLAGS: Final[Mapping[str, Any]] = {
         metavar="KEY=V,V|A..B",
     ),
     "signal": flag(str, "Signal for the program before the time limit, such as USR1@120 (seconds)."),
-    "requeue": flag(bool, "Requeue the job in its folder if the program exits with code 75.", "--requeue"),
+    "requeue": flag(
+        bool,
+        "Requeue the job after a failure or its time limit. Default for train: with --save-interval.",
+        "--requeue/--no-requeue",
+    ),
+    "chain": flag(
+        str, "Requeue the job at its time limits, such as --time 4h, until it has run 7d in total."
+    ),
     "launcher": flag(
         str,
         "Launcher of the ranks: srun (PMIx, the default), mpirun or torchrun.",

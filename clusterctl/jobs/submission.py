@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
-from clusterctl.errors import ClusterctlError, NotUpError, UsageError
+from clusterctl.errors import ClusterctlError, Notice, NotUpError, UsageError, excluded
 from clusterctl.jobs.bundled import ChosenModel, reject_missing, with_model
 from clusterctl.jobs.source import source_of
 from clusterctl.jobs.submit import (
@@ -19,10 +19,18 @@ from clusterctl.jobs.submit import (
     script_of,
     start_receiver,
 )
-from clusterctl.scheduler.script import Environment, reject_pmix, with_gpus, with_launcher
+from clusterctl.scheduler.script import (
+    Environment,
+    UserScript,
+    partition_of,
+    reject_pmix,
+    with_gpus,
+    with_launcher,
+)
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec, is_job_file, job_spec
 from clusterctl.spec.names import Launcher
+from clusterctl.spec.units import format_duration
 from clusterctl.state.facts import ClusterFacts, facts_of, facts_of_spec
 from clusterctl.state.submissions import Ledger
 from clusterctl.state.workspace import Workspace
@@ -32,6 +40,11 @@ if TYPE_CHECKING:
     from clusterctl.jobs.replay import Replay
     from clusterctl.spec.job_options import JobOptions
     from clusterctl.spec.models import ClusterSpec
+
+
+_RESUME: Final = ("--resume", "auto")
+# With these arguments, a training writes checkpoints, or may do so.
+_MAY_SAVE: Final = ("--save-interval", "--config")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +141,10 @@ class Preparer:
             if "launcher" in job.model_fields_set and job.launcher == "srun":
                 self.note(f"note: {job.name}: mpirun starts the ranks because Slurm has no PMIx plugin here")
             reject_pmix(job)
-        jobs = [with_launcher(with_gpus(facts, job), has_pmix=facts.pmix) for job in jobs]
+        restarted = [with_restarts(facts, job) for job in jobs]
+        for notice in filter(None, map(restart_notice, jobs, restarted)):
+            self.note(notice)
+        jobs = [with_launcher(with_gpus(facts, job), has_pmix=facts.pmix) for job in restarted]
         # All jobs are checked before packages are resolved or a job is sent.
         scripts = [script_of(facts, job) for job in jobs]
         sources = [replay.source if replay else source_of(job) or model for job in jobs]
@@ -178,6 +194,67 @@ class Preparer:
                 fix="use --requirements FILE with a line `torch`",
             )
         return environment
+
+
+def with_restarts(facts: ClusterFacts, job: JobSpec) -> JobSpec:
+    """Return the job; requeue it if it has a chain, or if it is a training with checkpoints.
+
+    A training that is requeued continues from its newest checkpoint unless its arguments say otherwise.
+    Raises UsageError if the job can't have a chain.
+    """
+    if not facts.has_slurm:
+        return job
+    if job.chain is not None:
+        _reject_useless_chain(facts, job, job.chain)
+    is_default = job.bundled == "train" and _has(job, "--save-interval")
+    changes: dict[str, Any] = {}
+    if job.chain is not None or (is_default and "requeue" not in job.model_fields_set):
+        changes["requeue"] = True
+    if is_default and not _has(job, "--resume") and changes.get("requeue", job.requeue):
+        changes["args"] = (*job.args, *_RESUME)
+    return job.model_copy(update=changes) if changes else job
+
+
+def restart_notice(before: JobSpec, job: JobSpec) -> Notice | None:
+    """Return a message about restarts that the user may not expect. before: the job as the user wrote it."""
+    words = [] if before.requeue or job.chain is not None else ["--requeue"]
+    words += [] if before.args == job.args else [" ".join(_RESUME)]
+    if job.requeue and before != job and words:
+        refusal = "; --no-requeue prevents that" if "--requeue" in words else ""
+        text = f"{job.name} runs with {' and '.join(words)}: after a failure or its time limit it continues "
+        return Notice("requeued-by-default", f"{text}from its newest checkpoint{refusal}")
+    if job.requeue and job.bundled == "train" and not any(_has(job, flag) for flag in _MAY_SAVE):
+        text = f"{job.name} writes no checkpoints, so each restart begins from zero"
+        return Notice("requeue-without-checkpoints", f"{text}: add `-- --save-interval N`")
+    return None
+
+
+def _has(job: JobSpec, flag: str) -> bool:
+    return any(word.partition("=")[0] == flag for word in job.args)
+
+
+def _reject_useless_chain(facts: ClusterFacts, job: JobSpec, chain_s: int) -> None:
+    if "requeue" in job.model_fields_set and not job.requeue:
+        raise excluded("--chain", "--no-requeue")
+    script = UserScript.read(job.script) if job.script is not None else None
+    if script is not None and job.time is None and script.asks_for("--time", "-t"):
+        return
+    limit_s = job.time or partition_of(facts, job).max_time
+    if limit_s is None:
+        raise UsageError(
+            "--chain needs a time limit",
+            code="chain-without-limit",
+            why="the job is requeued each time that it reaches its time limit",
+            fix="add the time limit of an attempt, such as --time 4h",
+        )
+    if chain_s < limit_s:
+        raise UsageError(
+            f"--chain {format_duration(chain_s)} is shorter than the job's time limit of "
+            f"{format_duration(limit_s)}",
+            code="chain-too-short",
+            why="--chain is the total time of all attempts of the job",
+            fix="use a longer --chain, or only --time",
+        )
 
 
 def submit_prepared(submitter: Submitter, jobs: Sequence[PreparedJob]) -> Iterator[Submitted]:

@@ -23,7 +23,7 @@ from clusterctl.state.facts import ClusterFacts
 from clusterctl.util.assets import render
 
 # Fields of a job that only Slurm supports.
-_SLURMS: Final = ("account", "qos", "constraint", "array", "requeue", "signal", "mem", "gpus")
+_SLURMS: Final = ("account", "qos", "constraint", "array", "requeue", "chain", "signal", "mem", "gpus")
 
 
 def with_nodes(request: JobRequest, facts: ClusterFacts, job: JobSpec) -> JobRequest:

@@ -37,8 +37,9 @@ _HETEROGENEOUS: Final = re.compile(r"#SBATCH\s+(hetjob|packjob)\b")
 # Bundled jobs without GPUs: the probe tests the network between ranks, and export copies files.
 _ON_THE_CPU: Final = ("probe", "export")
 
-# Slurm checks time limits once a minute: a signal less than 60 s before the end could come too late.
-_SIGNAL = "USR1@60"
+# Slurm checks time limits once a minute: a signal less than 60 s before the end could come too late. A short
+# job gets the signal later, because it would otherwise get the signal at its start.
+_SIGNAL, _SIGNAL_S, _SIGNAL_PART = "USR1", 60, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,6 +344,7 @@ def render_script(
     job_options = [
         f"--telemetry={interval_s:g}",
         *(["--requeue"] if job.requeue else []),
+        *([f"--chain={job.chain}"] if job.chain is not None else []),
         *(["--array"] if is_array else []),
         *(["--sweep"] if job.sweep is not None else []),
     ]
@@ -406,9 +408,12 @@ def _options(job: JobSpec, script: UserScript | None) -> list[str]:
 
 def _signal_options(job: JobSpec, script: UserScript | None) -> list[str]:
     own_signal = script is not None and script.asks_for("--signal")
-    signal = job.signal or (_SIGNAL if job.requeue and not own_signal else None)
+    lead_s = _SIGNAL_S if job.time is None else min(_SIGNAL_S, max(job.time // _SIGNAL_PART, 1))
+    signal = job.signal or (f"{_SIGNAL}@{lead_s}" if job.requeue and not own_signal else None)
+    # By default, Slurm requeues each job that loses a node.
+    is_refused = "requeue" in job.model_fields_set and not job.requeue
     return [
-        *(["--requeue"] if job.requeue else []),
+        *(["--requeue"] if job.requeue else ["--no-requeue"] if is_refused else []),
         *([f"--signal=B:{signal}"] if signal else []),  # B: batch script
     ]
 

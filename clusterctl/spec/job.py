@@ -65,6 +65,7 @@ class JobKeywords(TypedDict, total=False):
     sweep: Mapping[str, Any] | Sequence[str]
     signal: str
     requeue: bool
+    chain: int | str
     launcher: str
     folder: bool
     include: Sequence[str]
@@ -79,7 +80,7 @@ class JobKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True, init=False)
 class JobSpec:
-    """A job: ``bundled`` (a program of clusterctl) or ``script`` is set. ``mem``: MiB. ``time``: seconds.
+    """A job: ``bundled`` (a program of clusterctl) or ``script`` is set. ``mem``: MiB. Times: seconds.
 
     JobOptions documents the other fields. ``model_fields_set``: names of the fields that the caller set.
     JobSpec is not a pydantic model, because the import of pydantic is slow and most jobs do not need it.
@@ -101,6 +102,7 @@ class JobSpec:
     sweep: Sweep | None = None
     signal: str | None = None
     requeue: bool = False
+    chain: int | None = None
     launcher: Launcher = Launcher.SRUN
     folder: bool = True
     include: tuple[str, ...] = ()
@@ -144,7 +146,9 @@ class JobSpec:
         """The fields, as environment.client.json has them: ``mem`` and ``time`` as text: ``4GiB``, ``1h``."""
         values = {name: getattr(self, name) for name in JOB_FIELDS}
         values["mem"] = format_size(self.mem) if self.mem is not None else None
-        values["time"] = format_duration(self.time) if self.time is not None else None
+        values |= {
+            name: format_duration(values[name]) for name in ("time", "chain") if values[name] is not None
+        }
         return values | ({"sweep": self.sweep.model_dump()} if self.sweep is not None else {})
 
     @property
@@ -274,7 +278,7 @@ def job_spec(target: str, flags: Mapping[str, object]) -> JobSpec:
 
 # Count options -> minimum; options with units -> parser; options that are names.
 _COUNTS: Final = {"nodes": 1, "tasks_per_node": 1, "cpus": 1, "gpus": 0}
-_UNITS: Final = {"mem": parse_slurm_memory_mib, "time": parse_slurm_time_s}
+_UNITS: Final = {"mem": parse_slurm_memory_mib, "time": parse_slurm_time_s, "chain": parse_slurm_time_s}
 _NAMES: Final = frozenset({"name", "partition", "account", "qos"})
 # Every option in _NAMES accepts a text of this form.
 _PLAIN_NAME: Final = re.compile(r"[a-z][a-z0-9]{0,19}", re.ASCII)

@@ -30,9 +30,6 @@ from clusterctl.spec.units import shown
 _VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]*"
 _SLURMS: Final = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|PMI|PMIX)_")
 
-# EX_TEMPFAIL of sysexits.h: the program has saved its work and can continue after a requeue.
-REQUEUE_EXIT_CODE: Final = 75
-
 
 def _can_travel(value: str) -> str:
     """Return the text. Reject null bytes and text that is not UTF-8, which no process can receive."""
@@ -182,7 +179,12 @@ class JobOptions(Model):
         examples=["USR1@120"],
     )
     requeue: Toggle = Field(
-        False, description=f"requeue the job, in its folder, if it exits with code {REQUEUE_EXIT_CODE}"
+        False,
+        description="requeue the job, in its folder, after a failure or its time limit; "
+        "default: true for `train` with --save-interval",
+    )
+    chain: JobTimeS | None = Field(
+        None, description="requeue the job at its time limits until it has run this long in total"
     )
     launcher: Launcher = Field(Launcher.SRUN, description="the program that starts the ranks")
     folder: Toggle = Field(True, description="send the script's folder with the job")

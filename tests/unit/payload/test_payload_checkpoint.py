@@ -319,7 +319,7 @@ def test_one_can_be_chosen_but_not_mixed_with_newer_ones(device: Device, save: S
 def test_a_restarted_job_continues_from_its_own(
     save: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume_from: str
 ) -> None:
-    """A requeued run would otherwise be refused, as its folder has checkpoints. The first start is as asked."""
+    """A requeued run would otherwise be refused, as its folder has checkpoints."""
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert start_of(resume_from, tmp_path, Solo()) == resume_from
     save(1)

@@ -103,6 +103,7 @@ def test_a_program_without_mpirun_has_the_hosts_variables(tmp_path: Path) -> Non
         ({"constraint": "a"}, "--constraint"),
         ({"array": "1-3"}, "--array"),
         ({"requeue": True}, "--requeue"),
+        ({"chain": 60}, "--chain"),
         ({"signal": "USR1@60"}, "--signal"),
         ({"mem": "1GiB"}, "--mem"),
         ({"gpus": 1}, "--gpus"),

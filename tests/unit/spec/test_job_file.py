@@ -33,6 +33,7 @@ constraint: a100&ib
 array: "0-3"
 signal: USR1@120
 requeue: true
+chain: 7d
 launcher: mpirun
 folder: false
 include: [data/*.bin]

@@ -45,7 +45,14 @@ def test_a_job_has_the_options_of_the_model_and_their_defaults() -> None:
     for name, one in JobOptions.model_fields.items():
         assert name == "name" or getattr(job, name) == one.default
     assert job.record == {**job_options({"name": "a"}).model_dump(), "bundled": "train", "script": None}
-    full = {"mem": "4G", "time": "90", "sweep": ["lr=1,2"], "env": ["A=1"], "requirements": "r.txt"}
+    full = {
+        "mem": "4G",
+        "time": "90",
+        "chain": "7d",
+        "sweep": ["lr=1,2"],
+        "env": ["A=1"],
+        "requirements": "r.txt",
+    }
     said = JobSpec(name="a", bundled="train", **full).record
     assert said == {**job_options({"name": "a", **full}).model_dump(), "bundled": "train", "script": None}
 
@@ -55,7 +62,7 @@ PLAIN = (
     *({"gpus": value} for value in (0, 8)),
     *({name: value} for name in ("folder", "requeue") for value in (True, False)),
     *({"mem": value} for value in ("4", "4G", "1.5GiB", "512MiB")),
-    *({"time": value} for value in ("90", "1-12:30", "1:30:00", "2h")),
+    *({name: value} for name in ("time", "chain") for value in ("90", "1-12:30", "1:30:00", "2h")),
     *({name: "train2"} for name in ("name", "partition", "account", "qos")),
     {"args": []},
     {"args": ["--epochs", "3", "a b", "", "\u00e9"]},
@@ -104,6 +111,7 @@ def test_all_else_is_for_the_model_to_take_or_refuse(
         ("mem", "lots", "not-a-memory-size"),
         ("mem", "0", "size-too-small"),
         ("time", "soon", "not-a-time"),
+        ("chain", "0", "duration-zero"),
         ("partition", "Train", "bad-format"),
         ("account", "a b", "bad-format"),
         ("qos", "$(id)", "bad-format"),

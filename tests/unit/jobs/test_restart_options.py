@@ -1,0 +1,84 @@
+"""The options of jobs that Slurm requeues: the defaults of the training, and the total time of a chain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.errors import UsageError
+from clusterctl.jobs.submission import restart_notice, with_restarts
+from clusterctl.spec.job import JobSpec
+from clusterctl.state.facts import PartitionFacts
+from tests.support.inventories import facts_with
+from tests.support.messages import refused
+from tests.support.played.batch import rendered, user_script
+
+PARTITIONS = (PartitionFacts("train", ("c-1", "c-2")), PartitionFacts("short", ("c-3",), max_time=3600))
+FACTS = facts_with(*PARTITIONS)
+SAVES = ("--save-interval", "50")
+RESUMES = (*SAVES, "--resume", "auto")
+
+
+def train(*args: str, **options: Any) -> JobSpec:
+    return JobSpec(name="t", bundled="train", args=args, **options)
+
+
+@pytest.mark.parametrize(
+    ("job", "requeue", "args", "code"),
+    [
+        (train(), False, (), ""),
+        (train(*SAVES), True, RESUMES, "requeued-by-default"),
+        (train("--save-interval=50"), True, ("--save-interval=50", *RESUMES[2:]), "requeued-by-default"),
+        (train(*SAVES, requeue=True), True, RESUMES, "requeued-by-default"),
+        (train(*RESUMES), True, RESUMES, "requeued-by-default"),
+        (train(*SAVES, "--resume", "never"), True, (*SAVES, "--resume", "never"), "requeued-by-default"),
+        (train(*RESUMES, requeue=True), True, RESUMES, ""),
+        (train(*SAVES, requeue=False), False, SAVES, ""),
+        (train(requeue=True), True, (), "requeue-without-checkpoints"),
+        (train("--config", "a.toml", requeue=True), True, ("--config", "a.toml"), ""),
+        (train(*SAVES, chain="7d", time="4h"), True, RESUMES, "requeued-by-default"),
+        (train(*RESUMES, chain="7d", time="4h"), True, RESUMES, ""),
+        (train(chain="7d", time="4h"), True, (), "requeue-without-checkpoints"),
+        (JobSpec(name="e", bundled="eval", args=SAVES), False, SAVES, ""),
+    ],
+)
+def test_a_training_is_requeued(job: JobSpec, requeue: bool, args: tuple[str, ...], code: str) -> None:
+    """By default if it saves checkpoints; then it resumes. Whatever the user has not written is said."""
+    found = with_restarts(FACTS, job)
+    assert (found.requeue, found.args) == (requeue, args)
+    notice = restart_notice(job, found)
+    assert (notice.code if notice else "") == code
+
+
+def test_without_slurm_a_training_is_not_requeued() -> None:
+    job = train(*SAVES)
+    assert with_restarts(facts_with(*PARTITIONS, has_slurm=False), job) == job
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({}, "chain-without-limit"),
+        ({"time": "1h1m"}, "chain-too-short"),
+        ({"partition": "short", "chain": "59m"}, "chain-too-short"),
+        ({"time": "1h", "requeue": False}, "options-exclusive"),
+    ],
+)
+def test_a_chain_without_use_is_rejected(options: dict[str, Any], code: str) -> None:
+    with refused(code, UsageError):
+        with_restarts(FACTS, train(**{"chain": "1h", **options}))
+
+
+def test_a_chain_takes_the_limit_of_partition_or_script(tmp_path: Path) -> None:
+    assert with_restarts(FACTS, train(chain="2h", partition="short")).requeue
+    script = user_script(tmp_path, "own.sh", "#!/bin/bash\n#SBATCH -t 60\ntrue\n")
+    job = with_restarts(FACTS, JobSpec(name="own", script=script, chain="2h"))
+    assert {"--requeue", "--chain=7200"} <= {*rendered(job).split()}
+
+
+def test_a_refused_requeue_is_refused_to_slurm() -> None:
+    """Slurm itself requeues jobs that lose a node, unless it is told otherwise."""
+    assert "#SBATCH --no-requeue\n" in rendered(train(requeue=False))
+    assert "requeue" not in rendered(train())
