@@ -24,7 +24,7 @@ description:
     in its log.
 options:
   name:
-    description: Name of the unit, without C(.service).
+    description: Name of the unit. Without a dot, that of a service.
     type: str
     required: true
   config:
@@ -37,11 +37,6 @@ options:
     type: int
   log:
     description: File to which the unit logs errors that are not in its journal.
-    type: path
-  waits_for:
-    description:
-      - A program of the unit. A restart waits for its end, for at most 30 s. If slurmctld is restarted during
-        the prologue of a job, it does not start the job, but shows it as running for minutes.
     type: path
   wait:
     description: Whether to wait until the unit is ready.
@@ -60,14 +55,14 @@ PROPERTIES = ("LoadState", "ActiveState", "UnitFileState", "NeedDaemonReload", *
 MAX_ERRORS = 5
 # See sd_booted(3).
 BOOTED = "/run/systemd/system"
-PAUSE_S = 30
 # The state LISTEN in /proc/net/tcp.
 LISTEN = "0A"
 
 
 def read_unit(module: AnsibleModule, name: str) -> dict[str, str]:
     """Return the properties of a systemd unit that this module needs: name -> value."""
-    argv = ["systemctl", "show", name + ".service", "--property=" + ",".join(PROPERTIES)]
+    unit = name if "." in name else f"{name}.service"
+    argv = ["systemctl", "show", unit, "--property=" + ",".join(PROPERTIES)]
     _, stdout, _ = module.run_command(argv, check_rc=True)
     return dict(line.split("=", 1) for line in stdout.splitlines() if "=" in line)
 
@@ -76,19 +71,6 @@ def is_stale(unit: dict[str, str], config: list[str], *, now: float, monotonic: 
     """Return whether a ``config`` file is newer than the start of the unit, or missing. Times in seconds."""
     started = now - monotonic + max(int(unit.get(key) or 0) for key in STARTED) / 1e6
     return any(not Path(path).exists() or os.stat(path).st_ctime > started for path in config)  # noqa: PTH116
-
-
-def is_run(program: str) -> bool:
-    """Return whether a process runs this program or script."""
-    for process in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = process.read_bytes().split(b"\0")
-        except OSError:
-            # The process has ended.
-            continue
-        if os.fsencode(program) in words[:2]:
-            return True
-    return False
 
 
 def listens(port: int, tables: tuple[str, ...] = ("/proc/net/tcp", "/proc/net/tcp6")) -> bool:
@@ -150,7 +132,6 @@ def main() -> None:
             "config": {"type": "list", "elements": "path", "default": []},
             "port": {"type": "int"},
             "log": {"type": "path"},
-            "waits_for": {"type": "path"},
             "wait": {"type": "bool", "default": True},
             "timeout_s": {"type": "int", "default": 30},
         },
@@ -200,9 +181,6 @@ def apply(module: AnsibleModule, name: str, unit: dict[str, str], *, action: str
         module.run_command(["systemctl", "daemon-reload"], check_rc=True)
     wait = module.params["wait"]
     start = size(module.params["log"])
-    program, deadline = module.params["waits_for"], time.monotonic() + PAUSE_S
-    while action == "restart" and program and is_run(program) and time.monotonic() < deadline:
-        time.sleep(0.1)
     if action != "none":
         rc, _, _ = module.run_command(["systemctl", action, name, *([] if wait else ["--no-block"])])
         if rc != 0:

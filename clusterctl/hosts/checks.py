@@ -28,6 +28,8 @@ MOST_SKEW_S: Final = 150
 NOTABLE_SKEW_S: Final = 2
 LEAST_INODES: Final = 50_000
 _SLURM: Final = frozenset({"slurmctld", "slurmd", "slurmdbd"})
+# systemd itself listens for clusterctl-fence.
+_OUR_LISTENERS: Final = _SLURM | {"systemd"}
 _LOOPBACK: Final = "127."
 # Beginnings of normal fabric states of a card.
 _READY: Final = ("Completed, Success", "[", "N/A", "Not Supported")
@@ -136,7 +138,7 @@ def _space(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[
 def _ports(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
     for port, daemon in expected.ports.items():
         holder = facts.listeners.get(port)
-        if holder is not None and holder not in _SLURM:
+        if holder is not None and holder not in _OUR_LISTENERS:
             cause = f"{holder} listens on port {port}, which {daemon} needs"
             fix = f"stop {holder} or change its port; `ss -lptn sport = :{port}` on the host shows its pid"
             yield Finding(host, "error", "port-taken", "a port that the cluster needs is in use", cause, fix)

@@ -27,10 +27,8 @@ AdminClient: TypeAlias = "Nodes | MpirunClient"
 _START_TIMEOUT_S = 30
 _VERIFICATION_S = 20
 _CLEAN_UP_S = 20
-# If a job's prologue runs while slurmctld reconfigures itself, slurmctld never starts the job, so wait for
-# prologues to end. On failure scontrol prints only a number, so print the new errors in slurmctld's log.
+# On failure scontrol prints only a number, so print the new errors in slurmctld's log.
 _RECONFIGURE = """\
-for _ in $(seq 300); do pgrep -f "/prolog-slurmctl[d]" >/dev/null || break; sleep 0.1; done
 log=/var/log/slurm/slurmctld.log
 from=$(sudo -n stat -c %s "$log" || echo 0)
 scontrol reconfigure && exit

@@ -18,7 +18,6 @@ from clusterctl.state.inventory import HEALTH_PROGRAM, SRUN_PORTS, Host, Invento
 from clusterctl.util.assets import digest, render
 
 TASK_PROLOG = "/opt/clusterctl/task-prolog"
-CONTROLLER_PROLOG = "/opt/clusterctl/prolog-slurmctld"
 
 # The memory that the kernel reports varies by some MiB between boots, and Slurm drains a node with less
 # memory than configured.
@@ -103,7 +102,8 @@ def fault_timeouts(nodes: int) -> Settings:
 
     Slurm's defaults are for thousands of nodes: a lost node is noticed after five minutes, and a requeued job
     waits until credentials expire (120 s). These settings are shorter, and grow with the number of nodes. But
-    they allow a busy node half a minute without an answer, because a node marked DOWN loses its jobs.
+    they allow a busy node half a minute without an answer, because a node marked DOWN loses its jobs. The role
+    slurmctld's watcher finds lost nodes of jobs with --requeue sooner, and starts requeued jobs at once.
     """
     extra_s = nodes // 8
     return {
@@ -111,7 +111,8 @@ def fault_timeouts(nodes: int) -> Settings:
         "SlurmctldTimeout": str(min(60 + extra_s, 120)),
         "MessageTimeout": str(min(15 + extra_s, 60)),
         "BatchStartTimeout": "60",  # includes the prologue
-        "AuthInfo": f"cred_expire={min(10 + extra_s, 120)}",
+        # A launch must not take longer, even on busy nodes.
+        "AuthInfo": f"cred_expire={min(30 + extra_s, 120)}",
         # Slurm's default, for programs that save their work on SIGTERM.
         "KillWait": "30",
         "SchedulerParameters": "batch_sched_delay=0,sched_interval=5,bf_interval=5",
@@ -175,7 +176,6 @@ def _slurm_conf(spec: ClusterSpec, inventory: Inventory, nodes: tuple[Node, ...]
         mpi="pmix" if inventory.pmix else "none",
         # Sets the host's variables, CUDA_VISIBLE_DEVICES, and a variable that marks a Slurm without PMIx.
         task_prolog=TASK_PROLOG if inventory.has_task_prolog or counted_otherwise else None,
-        prolog=CONTROLLER_PROLOG,
         timeouts=_line(fault_timeouts(len(nodes)), "\n"),
         health=HEALTH_PROGRAM,
         health_interval=spec.monitoring.health.interval,

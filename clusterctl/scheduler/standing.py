@@ -14,7 +14,7 @@ _DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING", "FAIL"})
 _RESERVED = frozenset({"MAINT", "RESERVED"})
 _SLURM = "slurm"  # slurmctld's account
 # First words of reasons set by clusterctl and slurmd, because they run as root, like some administrators.
-_OUR_WORDS = "clusterctl: "
+_OUR_WORDS = ("clusterctl: ", "clusterctl watcher: ")
 _SLURMDS_WORDS = (
     *("Kill task failed", "Prolog error", "Epilog error", "batch job complete failure", "Low ", "gres/"),
     *("Not responding", "Node unexpectedly rebooted", "Duplicate jobid"),
@@ -39,7 +39,7 @@ def standing_of(node: NodeInfo) -> Availability:
     """Return the availability of a node, derived from its state, flags and reason."""
     states = {node.state, *node.flags}
     is_drained = bool(states & _DRAINED)
-    by_slurm = node.reason_by == _SLURM or node.reason.startswith((_OUR_WORDS, *_SLURMDS_WORDS))
+    by_slurm = node.reason_by == _SLURM or node.reason.startswith((*_OUR_WORDS, *_SLURMDS_WORDS))
     if states & _RESERVED or (is_drained and not by_slurm):
         return Availability.DRAINED
     if (is_drained or node.state == "DOWN") and "NOT_RESPONDING" not in states:

@@ -223,6 +223,11 @@ class Monitoring(Model):
     """The telemetry step that runs beside every job, and the health of nodes."""
 
     interval: DurationS = spelled("2s", "time between two samples of a node")
+    missed_checks: Annotated[int, Field(ge=0, le=600, strict=True)] = Field(
+        3,
+        description="checks (each second) that a node may miss before its jobs start elsewhere, if all "
+        "have `--requeue`; large clusters allow more. 0: Slurm decides, after a minute",
+    )
     health: Health = Field(Health(), description="the limits and the interval of the nodes' health check")
 
 

@@ -23,6 +23,9 @@ PROOF_PARTITION: Final = "clusterctl-proof"
 # The folder on hosts with the software for jobs.
 ROOT: Final = "/opt/clusterctl"
 SLURMCTLD_PORT, SLURMD_PORT, SLURMDBD_PORT = 6817, 6818, 6819
+# Ports of nodes. No program listens on the first, so a running host refuses connections of the controller.
+# On the second, the controller asks to kill the processes of lost jobs.
+ALIVE_PORT, FENCE_PORT = 6815, 6816
 # The role mpi_ssh creates this folder. Job users connect from host to host with MPI_SSH.
 MPI_SSH_FOLDER: Final = "/etc/clusterctl/mpi"
 MPI_SSH: Final = f"ssh -F {MPI_SSH_FOLDER}/ssh_config"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from tests.e2e.faults import cause
 from tests.support.cluster import Cluster
 from tests.support.messages import codes
 
@@ -44,6 +45,24 @@ def test_drained_node_ends_its_job_starts_none_and_resumes(cluster: Cluster) -> 
     cluster.json("node", "resume", node)
     assert json.loads(waiting.communicate(timeout=120)[0])["state"] == "COMPLETED"
     cluster.json("node", "resume", node)  # in service already
+    assert cluster.json("up")["not_probed"] == []
+
+
+def test_job_of_a_dead_node_starts_again_on_another(cluster: Cluster) -> None:
+    """Slurm itself would need two minutes, and give another reason."""
+    script = cluster.runner.cwd / "lost-node.sh"
+    script.write_text('#!/bin/bash\n[ -n "$SLURM_RESTART_COUNT" ] || sleep 600\n')
+    job = cluster.json("submit", script, "--requeue")["job_id"]
+    cluster.ssh(f"{cluster.name}-ctl", f"until squeue -h -j {job} -t R | grep -q .; do sleep 0.2; done")
+    node = cluster.json("jobs", job)["jobs"][0]["nodes"][0]
+    # The controller has the number 001.
+    cause("stop", f"c{(cluster.workspace / 'id').read_text().strip()}-{int(node[-1]) + 1:03}")
+    cluster("logs", job, "--follow")
+    (ended,) = cluster.json("jobs", job)["jobs"]
+    assert ended["state"] == "COMPLETED"
+    assert ended["nodes"] != [node]
+    (lost,) = (one for one in cluster.json("status")["nodes"] if one["name"] == node)
+    assert lost["reason"].startswith("clusterctl watcher: ")
     assert cluster.json("up")["not_probed"] == []
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from clusterctl.scheduler.slurm_conf import CONTROLLER_PROLOG, TASK_PROLOG
+from clusterctl.scheduler.slurm_conf import TASK_PROLOG
 from clusterctl.spec.names import ROOT
 from clusterctl.state.inventory import HEALTH_PROGRAM
 from clusterctl.util.assets import data_folder
@@ -40,7 +40,8 @@ semanage boolean --modify --on use_nfs_home_dirs
 """
 LABELS = {
     TASK_PROLOG: "bin_t",
-    CONTROLLER_PROLOG: "bin_t",
+    f"{ROOT}/watcher": "bin_t",
+    f"{ROOT}/fence": "bin_t",
     HEALTH_PROGRAM: "bin_t",
     f"{ROOT}/env/bin/python": "bin_t",
     f"{ROOT}/env/pyvenv.cfg": "usr_t",

@@ -110,7 +110,7 @@ LOCKS = tuple(
 )
 LISTENING = "0A"  # in /proc/net/tcp
 LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
-PORTS = {22, 6817, 6818, 6819}  # sshd, which wants a key; slurmctld, slurmd and slurmdbd, which want munge's
+PORTS = {22, 6816, 6817, 6818, 6819}  # sshd, which wants a key; the fence and Slurm, which want munge's
 
 # Root of a node: ports of this machine, then its addresses.
 REACHES_OUT = """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -122,19 +121,6 @@ class TestServiceCurrent:
             server.listen()
             assert listens(port)
         assert not listens(port)
-
-    def test_restart_waits_for_the_script_of_the_unit(self, tmp_path: Path) -> None:
-        is_run = load_module("service_current").is_run
-        script = tmp_path / "prolog"
-        script.write_text("#!/bin/sh\necho begun\nread _\nexit 0\n")
-        script.chmod(0o755)
-        assert not is_run(str(script))
-        with subprocess.Popen([script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "begun\n"
-            assert is_run(str(script))
-            process.communicate("end\n")
-        assert not is_run(str(script))
 
     def test_cause_of_failure_is_read_from_the_daemons_log(self, tmp_path: Path) -> None:
         """slurmctld tells its log why it ends, not its journal."""

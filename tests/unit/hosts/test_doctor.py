@@ -24,7 +24,7 @@ from tests.support.messages import refused
 
 KEYS = ("names", "ports", "paths", "units", "accounts", "uids", "files", "texts", "packages")
 NOTHING: dict[str, Sequence[str | int]] = dict.fromkeys(KEYS, ())
-PORTS = {6817: "slurmctld", 6818: "slurmd"}
+PORTS = {6816: "clusterctl-fence", 6817: "slurmctld", 6818: "slurmd"}
 
 
 def room(free_mib: int, *paths: str, inodes: int | None = None, **mounted: bool) -> dict[str, Any]:
@@ -52,7 +52,7 @@ WELL: dict[str, Any] = {
     "addresses": ["127.0.0.1/8", "10.0.0.1/24"],
     "resolved": {"one": ["10.0.0.1"], "two": []},
     "space": [room(20000)],
-    "listeners": {"6817": "slurmctld"},
+    "listeners": {"6816": "systemd", "6817": "slurmctld"},
     "selinux": "enforcing",
     "units": [],
     "gpus": {"cards": 0, "shown": [], "driver": None, "nouveau": False, "secure_boot": False},

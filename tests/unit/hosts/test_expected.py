@@ -25,7 +25,10 @@ HOSTS = (host_of("a", CONTROLLER, address="10.0.0.1"), host_of("b", address="10.
 @pytest.mark.parametrize(
     ("scheduler", "ports"),
     [
-        ("slurm", {"a": {6817: "slurmctld", 6819: "slurmdbd"}, "b": {6818: "slurmd"}}),
+        (
+            "slurm",
+            {"a": {6817: "slurmctld", 6819: "slurmdbd"}, "b": {6816: "clusterctl-fence", 6818: "slurmd"}},
+        ),
         ("none", {"a": {}, "b": {}}),
     ],
 )

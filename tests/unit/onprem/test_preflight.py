@@ -380,9 +380,9 @@ def test_repositories_are_tried_only_if_packages_are_missing(machines: Machines)
 @pytest.mark.parametrize(
     ("more", "of_leader", "of_others"),
     [
-        ({}, {6817, 6818, 6819, 61000}, {6818, 61000}),
-        ({"shared": {"path": "/shared"}}, {6817, 6818, 6819, 61000, 2049}, {6818, 61000}),
-        ({"shared": {"kind": "existing"}}, {6817, 6818, 6819, 61000}, {6818, 61000}),
+        ({}, {6816, 6817, 6818, 6819, 61000}, {6816, 6818, 61000}),
+        ({"shared": {"path": "/shared"}}, {6816, 6817, 6818, 6819, 61000, 2049}, {6816, 6818, 61000}),
+        ({"shared": {"kind": "existing"}}, {6816, 6817, 6818, 6819, 61000}, {6816, 6818, 61000}),
         ({"scheduler": "none"}, {22, 61000}, {22, 61000}),
     ],
 )

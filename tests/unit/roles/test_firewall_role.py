@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from clusterctl.spec.names import SLURMCTLD_PORT, SLURMD_PORT, SLURMDBD_PORT
+from clusterctl.spec.names import ALIVE_PORT, FENCE_PORT, SLURMCTLD_PORT, SLURMD_PORT, SLURMDBD_PORT
 from clusterctl.state.inventory import SRUN_PORTS
 from tests.support.plays import load_module, role_data
 
@@ -31,7 +31,7 @@ def test_the_ports_are_those_that_slurm_is_told() -> None:
     ports = role_data("firewall")
     assert ports["firewall_srun"] == [f"{SRUN_PORTS}/tcp"]
     assert ports["firewall_controller"] == [f"{SLURMCTLD_PORT}/tcp", f"{SLURMDBD_PORT}/tcp"]
-    assert ports["firewall_compute"] == [f"{SLURMD_PORT}/tcp"]
+    assert ports["firewall_compute"] == [f"{SLURMD_PORT}/tcp", f"{ALIVE_PORT}-{FENCE_PORT}/tcp"]
 
 
 def test_firewall_opens_only_cluster_addresses_and_ports(policy: ModuleType) -> None:

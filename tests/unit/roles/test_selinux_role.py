@@ -1,14 +1,14 @@
-"""The role selinux: what it labels is what Slurm starts."""
+"""The role selinux: what it labels is what Slurm and systemd start."""
 
 from __future__ import annotations
 
-from clusterctl.scheduler.slurm_conf import CONTROLLER_PROLOG, TASK_PROLOG
+from clusterctl.scheduler.slurm_conf import TASK_PROLOG
 from clusterctl.spec.names import ROOT
 from clusterctl.state.inventory import HEALTH_PROGRAM
 from tests.support.plays import role_data
 
 
 def test_the_labelled_paths_are_those_of_the_programs() -> None:
-    programs = [TASK_PROLOG, CONTROLLER_PROLOG, HEALTH_PROGRAM, f"{ROOT}/env/bin(/.*)?"]
+    programs = [TASK_PROLOG, f"{ROOT}/watcher", f"{ROOT}/fence", HEALTH_PROGRAM, f"{ROOT}/env/bin(/.*)?"]
     root = role_data("selinux", "defaults/main.yml")["selinux_root"]
     assert [f"{root}{path}" for path in role_data("selinux")["selinux_programs"]] == programs

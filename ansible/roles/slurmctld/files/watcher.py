@@ -1,0 +1,336 @@
+#!/usr/bin/python3 -IS
+"""Sets nodes down in Slurm within seconds after they died, and lets requeued jobs start at once.
+
+    watcher MISSES      a node is lost after so many checks without an answer; there is a check each second.
+                        0: nodes are never set down
+
+Runs on the controller as root. Slurm itself waits a minute for a lost node (SlurmdTimeout), then 30 s for the
+processes on the job's other nodes (KillWait), then until credentials expire. The watcher
+
+- connects to a port of every node each second. No program listens there, so that the node's kernel refuses
+  the connection (slurmd would log each check). A node without an answer is set down, so that Slurm requeues
+  its jobs, if all of them ask for that (`--requeue` in their scripts): other jobs may survive a short
+  interruption of the network.
+- has the job's other nodes kill its processes (the role slurmd's program `fence`).
+- has a node that answers again kill the processes of its old jobs, and then resumes it.
+- starts requeued jobs at once.
+
+If no node answers, the fault is the controller's own network, so no node is set down. Runs with the
+platform's Python, from 3.9 on.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import selectors
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+PREFIX = "clusterctl watcher: "
+ALIVE_PORT, FENCE_PORT, SLURMD_PORT = 6815, 6816, 6818
+EVERY_S, ASK_S, FENCE_S = 1.0, 10.0, 5.0
+# Time for the answer of a node that is lost already. Jobs are read more often shortly after a job ended.
+LOST_S, QUICK_S, QUICKLY_S = 0.2, 0.2, 10.0
+# Time until the next whole second of Slurm's clock has begun for certain.
+SECOND_S = 1.02
+# The list of nodes is read so often. A lost node with other jobs is looked at again after so many checks.
+NODES_S, AGAIN = 10.0, 10
+# squeue may use this part of the time, so that it is called less often if there are very many jobs.
+SHARE = 0.25
+# Programs on the other nodes of a job may save their work if its node was shut down, and not lost.
+GRACE_S = 3.0
+# Slurm delays a requeued job by at most two minutes (cred_expire). A later start is the user's wish.
+LONGEST_DELAY_S = 130
+# A request to kill processes that arrives later might hit the next start of the job.
+CREDENTIAL_S = 10
+# A check more for so many nodes, and for so many waiting processes of each processor of the controller.
+NODES_PER_MISS, LOAD_PER_MISS = 64, 4
+ANSWERS = (0, errno.ECONNREFUSED, errno.ECONNRESET)
+# A node in these states is not lost, or Slurm knows it already.
+KNOWN = re.compile("DOWN|POWER|REBOOT|FUTURE|UNKNOWN")
+ALL = "all"
+NODE = re.compile(r"^NodeName=(\S+) .*?\bNodeAddr=(\S+) .*?\bState=(\S+)", re.MULTILINE)
+RESTART = re.compile(r"\bRestarts=(\d+) .*?\bStartTime=(\d+)")
+REASON = re.compile(r"\bReason=(.*?) \[\S+@\S+\]")
+
+
+@dataclass(frozen=True)
+class Node:
+    name: str
+    address: str
+    state: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job. ``task``: its id for scontrol, such as 12_5; ``nodes``: in Slurm's form, such as n[1-3]."""
+
+    id: str
+    task: str
+    state: str
+    reason: str
+    nodes: str
+
+
+def ask(*argv: str, text: str = "") -> str:
+    """Return the output of a command, or "" if it fails."""
+    env = {"PATH": PATH, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
+    with suppress(OSError, subprocess.TimeoutExpired):
+        result = subprocess.run(
+            argv, input=text, capture_output=True, text=True, timeout=ASK_S, check=False, env=env
+        )
+        return result.stdout if result.returncode == 0 else ""
+    return ""
+
+
+def log(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def read_nodes(names: str = "") -> dict[str, Node]:
+    nodes = {}
+    for line in ask("scontrol", "--oneliner", "show", "node", *([names] if names else [])).splitlines():
+        if match := NODE.match(line):
+            reason = REASON.search(line)
+            nodes[match[1]] = Node(match[1], match[2], match[3], reason[1] if reason else "")
+    return nodes
+
+
+def read_jobs() -> list[Job]:
+    rows = ask("squeue", "--all", "--noheader", "--format=%A|%i|%T|%r|%N").splitlines()
+    return [Job(*fields) for fields in (row.split("|") for row in rows) if len(fields) == 5]  # noqa: PLR2004
+
+
+@lru_cache(4096)
+def expand(nodes: str) -> tuple[str, ...]:
+    """Return the names in a list of Slurm's, such as n[1-3]."""
+    return tuple(ask("scontrol", "show", "hostnames", nodes).split()) if "[" in nodes else (nodes,)
+
+
+def asks_for_requeue(job: Job) -> bool:
+    return "--requeue" in ask("scontrol", "write", "batch_script", job.id, "-")
+
+
+def silent_nodes(nodes: Iterable[Node], seconds: float) -> set[str]:
+    """Try to connect to all nodes at once. Return the nodes that do not answer within this time."""
+    silent = set()
+    with selectors.DefaultSelector() as selector:
+        for node in nodes:
+            connection = socket.socket(socket.AF_INET6 if ":" in node.address else socket.AF_INET)
+            connection.setblocking(False)
+            error = connection.connect_ex((node.address, ALIVE_PORT))
+            if error == errno.EINPROGRESS:
+                selector.register(connection, selectors.EVENT_WRITE, node.name)
+                continue
+            connection.close()
+            if error not in ANSWERS:
+                silent.add(node.name)
+        deadline = time.monotonic() + seconds
+        while waiting := selector.get_map():
+            events = selector.select(max(0.0, deadline - time.monotonic()))
+            for key in [key for key, _ in events] or list(waiting.values()):
+                connection = key.fileobj
+                if not events or connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) not in ANSWERS:
+                    silent.add(key.data)
+                selector.unregister(connection)
+                connection.close()
+    return silent
+
+
+def request_fence(credential: str, node: Node) -> bool:
+    """Have a node kill processes, and return whether they are gone."""
+    with suppress(OSError), closing(socket.create_connection((node.address, FENCE_PORT), FENCE_S)) as line:
+        line.sendall(credential.encode())
+        return line.recv(16).startswith(b"ok")
+    return False
+
+
+def runs_slurmd(node: Node) -> bool:
+    with suppress(OSError), closing(socket.create_connection((node.address, SLURMD_PORT), EVERY_S)):
+        return True
+    return False
+
+
+def fence(nodes: Collection[Node], *jobs: str) -> bool:
+    """Kill the processes of these jobs on these nodes, at once. Return whether all of them are gone."""
+    credential = ask(
+        "munge", "--restrict-uid=0", f"--ttl={CREDENTIAL_S}", "--string", f"fence {' '.join(jobs)}"
+    )
+    with ThreadPoolExecutor(max(1, min(32, len(nodes)))) as pool:
+        return all(list(pool.map(partial(request_fence, credential), nodes)))
+
+
+def update(node: str, state: str, reason: str = "") -> None:
+    ask("scontrol", "update", f"nodename={node}", f"state={state}", *([f"reason={reason}"] if reason else []))
+
+
+@dataclass
+class Watcher:
+    """The state between two checks.
+
+    misses: node -> checks in a row without an answer. It lacks nodes that have never answered.
+    silent: the nodes that did not answer the last check.
+    ran_on: job -> its nodes, in Slurm's form, until all of them have ended it.
+    completing: job -> time at which Slurm was seen to end it, or its processes were killed.
+    settled: pending jobs that are not to start at once.
+    """
+
+    limit: int
+    nodes: dict[str, Node] = field(default_factory=dict)
+    nodes_due: float = 0.0
+    jobs: list[Job] = field(default_factory=list)
+    jobs_due: float = 0.0
+    misses: dict[str, int] = field(default_factory=dict)
+    silent: set[str] = field(default_factory=set)
+    checks_due: float = 0.0
+    ran_on: dict[str, str] = field(default_factory=dict)
+    completing: dict[str, float] = field(default_factory=dict)
+    settled: set[str] = field(default_factory=set)
+
+    def run(self) -> None:
+        while True:
+            if time.monotonic() >= self.checks_due:
+                self.checks_due = time.monotonic() + EVERY_S
+                self.check_nodes()
+            self.look_at_jobs()
+            now = time.monotonic()
+            has_new = any(now - since < QUICKLY_S for since in self.completing.values())
+            time.sleep(QUICK_S if has_new else max(0.0, self.checks_due - now))
+
+    def check_nodes(self) -> None:
+        """Count the checks that each node has missed in a row. Set lost nodes down, and take nodes back."""
+        if time.monotonic() >= self.nodes_due:
+            self.nodes, self.nodes_due = read_nodes(), time.monotonic() + NODES_S
+        lost = [node for node in self.nodes.values() if is_lost(node)]
+        others = [node for node in self.nodes.values() if not is_lost(node)]
+        self.silent = silent_nodes(others, EVERY_S) | silent_nodes(lost, LOST_S)
+        for name in self.nodes:
+            if name not in self.silent:
+                self.misses[name] = 0
+            elif name in self.misses:
+                self.misses[name] += 1
+
+        # If no node answers, the fault is the controller's.
+        if len(self.silent) < len(self.nodes):
+            self.set_down()
+            self.take_back()
+
+    def look_at_jobs(self) -> None:
+        if time.monotonic() >= self.jobs_due:
+            self.read_jobs()
+        self.fence_other_nodes()
+        self.release()
+
+    def read_jobs(self) -> None:
+        begun = time.monotonic()
+        self.jobs = read_jobs()
+        now = time.monotonic()
+        self.jobs_due = now + ((now - begun) / SHARE if now - begun > SHARE else 0.0)
+        completing = [job.id for job in self.jobs if job.state == "COMPLETING"]
+        self.completing = {id_: self.completing.get(id_, now) for id_ in completing}
+        before = {id_: self.ran_on[id_] for id_ in completing if id_ in self.ran_on}
+        self.ran_on = {job.id: job.nodes for job in self.jobs if job.state == "RUNNING"} | before
+
+    def limit_now(self) -> int:
+        load = os.getloadavg()[0] / (os.cpu_count() or 1)
+        return self.limit + len(self.nodes) // NODES_PER_MISS + int(load / LOAD_PER_MISS)
+
+    def set_down(self) -> None:
+        """Set lost nodes down if their jobs ask to be requeued, and kill the jobs on their other nodes."""
+        limit = self.limit_now()
+        for name in self.silent:
+            late = self.misses.get(name, 0) - limit
+            if not self.limit or late < 0 or late % AGAIN:
+                continue
+            self.read_jobs()
+            jobs = [job for job in self.jobs if job.state != "PENDING" and name in expand(job.nodes)]
+            node = read_nodes(name).get(name)
+            if not jobs or not node or KNOWN.search(node.state):
+                continue
+            if not all(asks_for_requeue(job) for job in jobs if job.state != "COMPLETING"):
+                continue
+            is_drained = "DRAIN" in node.state
+            reason = node.reason if is_drained else f"{PREFIX}no answer for {self.misses[name]} s"
+            update(name, "down", reason)
+            log(f"{name}: no answer for {self.misses[name]} s, set down; jobs {' '.join(j.id for j in jobs)}")
+            self.fence_jobs(jobs)
+            # Otherwise, Slurm would use the node as soon as it answers, with the processes of its old jobs.
+            if not is_drained:
+                update(name, "drain", reason)
+            # If an earlier start of a job has ended on this node, Slurm may believe that the job has left it.
+            self.read_jobs()
+            for job in self.jobs:
+                if job.state == "RUNNING" and name in expand(job.nodes):
+                    ask("scontrol", "requeue", job.task)
+            self.nodes_due = 0.0
+
+    def fence_jobs(self, jobs: Collection[Job]) -> None:
+        names = {name for job in jobs for name in expand(job.nodes)} - self.silent
+        if names:
+            fence([self.nodes[name] for name in names if name in self.nodes], *(job.id for job in jobs))
+
+    def fence_other_nodes(self) -> None:
+        """Kill jobs that lost a node and are to be requeued, but keep running on other nodes."""
+        for job in self.jobs:
+            now = time.monotonic()
+            if now - self.completing.get(job.id, now) < GRACE_S or job.id not in self.ran_on:
+                continue
+            nodes = read_nodes(self.ran_on[job.id]).values()
+            self.completing[job.id] = now
+            if any("DOWN" in node.state for node in nodes) and asks_for_requeue(job):
+                # The job may have started again meanwhile.
+                self.fence_jobs([new for new in read_jobs() if (new.id, new.state) == (job.id, job.state)])
+
+    def take_back(self) -> None:
+        """Resume nodes that were lost and answer again, once the processes of their old jobs are gone."""
+        for name in self.nodes.keys() - self.silent:
+            if not is_lost(self.nodes[name]):
+                continue
+            node = read_nodes(name).get(name)
+            if node and is_lost(node) and runs_slurmd(node):
+                reason = node.reason
+                if "DRAIN" not in node.state:
+                    update(name, "drain", f"{PREFIX}answers again")
+                if fence([node], ALL):
+                    update(name, "resume")
+                    log(f"{name}: answers again, resumed; it was {node.state}: {reason}")
+                else:
+                    update(name, "drain", f"{PREFIX}processes of its old jobs do not end")
+            self.nodes_due = 0.0
+
+    def release(self) -> None:
+        """Start requeued jobs that wait only until credentials of their earlier start have expired."""
+        waiting = {job.task for job in self.jobs if (job.state, job.reason) == ("PENDING", "BeginTime")}
+        self.settled &= waiting
+        for task in waiting - self.settled:
+            details = ask("scontrol", "--oneliner", "show", "job", task)
+            if not (match := RESTART.search(details)):
+                continue
+            if match[1] == "0" or int(match[2]) - time.time() > LONGEST_DELAY_S:
+                self.settled.add(task)
+                continue
+            # Nodes reject credentials from the second in which they were told to end the job.
+            time.sleep(SECOND_S - time.time() % 1)
+            ask("scontrol", "update", f"jobid={task}", "starttime=now")
+            log(f"job {task}: requeued, starts now")
+
+
+def is_lost(node: Node) -> bool:
+    """Return whether this program or Slurm has set a node down because it did not answer."""
+    return node.reason.startswith(PREFIX) or ("DOWN" in node.state and node.reason == "Not responding")
+
+
+if __name__ == "__main__":
+    Watcher(int(sys.argv[1])).run()

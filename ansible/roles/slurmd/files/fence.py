@@ -1,0 +1,146 @@
+#!/usr/bin/python3 -IS
+"""Ends the processes of jobs on this node if Slurm can't: after a node of the job, or this node, was lost.
+
+    fence        Reads a request from stdin, and answers `ok` on stdout. systemd starts this for each
+                 connection to the port of clusterctl-fence.socket. A request is a munge credential of root
+                 with the text `fence 12 13` (ids of jobs) or `fence all`.
+    fence start  Before slurmd starts: ends all jobs' processes if Slurm has set this node down.
+    fence stop   When slurmd has ended: sets this node down in Slurm if the machine is shutting down.
+                 (Slurm would use the node again if slurmd still answered.)
+
+Runs as root with the platform's Python, from 3.9 on.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+ROOT = Path("/")
+# Patterns of files of PMIx, by job. A later start of the job can't create its socket if the file exists.
+PMIX_FILES = (
+    "var/spool/clusterctl-slurmd/stepd.slurm.pmix.{}.*",
+    "var/spool/clusterctl-slurmd/pmix.{}.*",
+    "tmp/spmix_appdir_*_{}.*",
+)
+LONGEST_REQUEST = 8192  # characters
+# Limits of a run, of a command, and of the wait until killed processes are gone. systemd or a client must
+# not wait longer, even if the controller is off.
+LIMIT_S, ASK_S, END_S, PAUSE_S = 15, 5, 3.0, 0.02
+STEPD = re.compile(rb"slurmstepd: \[(\d+)\b")
+JOB_ID = re.compile(rb"(?:^|\0)SLURM_JOB_ID=(\d+)\0")
+UID = re.compile(r"^UID:.*\((\d+)\)$", re.MULTILINE)
+NODE = r"^NodeName=(\S+) .*\bNodeHostName={} .*\bState=(\S+)"
+ALL = "all"
+SHUTDOWN = "clusterctl: the machine shuts down"
+
+Jobs = Collection[str]
+
+
+def ask(*argv: str, text: str = "") -> str:
+    """Return the output of a command, or "" if it fails."""
+    with suppress(OSError, subprocess.TimeoutExpired):
+        result = subprocess.run(
+            argv, input=text, capture_output=True, text=True, errors="replace", timeout=ASK_S, check=False,
+            env={"PATH": PATH, "LC_ALL": "C"},
+        )  # fmt: skip
+        return result.stdout if result.returncode == 0 else ""
+    return ""
+
+
+def requested_jobs(credential: str) -> Jobs:
+    """Return the job ids in a request, or ``[ALL]``. Empty if the request is not a credential of root."""
+    head, _, payload = ask("unmunge", text=credential).partition("\n\n")
+    uid = UID.search(head)
+    verb, *jobs = payload.split() or [""]
+    return jobs if verb == "fence" and uid and uid[1] == "0" else []
+
+
+def processes(jobs: Jobs) -> Iterator[int]:
+    """Yield the processes of these jobs: slurmstepds, orphans of slurmstepds, and all their descendants."""
+    children: dict[int, list[int]] = {}
+    pids = []
+    for folder in ROOT.glob("proc/[0-9]*"):
+        # The process may end meanwhile.
+        with suppress(OSError):
+            pid, parent = int(folder.name), int((folder / "stat").read_bytes().rpartition(b")")[2].split()[1])
+            children.setdefault(parent, []).append(pid)
+            job = STEPD.match((folder / "cmdline").read_bytes())
+            # A shell of salloc on this host has the variable too, but its parent is salloc.
+            if not job and parent == 1:
+                job = JOB_ID.search((folder / "environ").read_bytes())
+            if job and (ALL in jobs or job[1].decode() in jobs):
+                pids.append(pid)
+    while pids:
+        yield (pid := pids.pop(0))
+        pids += children.get(pid, [])
+
+
+def end(jobs: Jobs) -> bool:
+    """Kill the processes of these jobs. Return whether they are gone."""
+    deadline = time.monotonic() + END_S
+    while pids := list(processes(jobs)):
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(PAUSE_S)
+    patterns = (pattern.format("*" if job == ALL else job) for job in jobs for pattern in PMIX_FILES)
+    for path in (path for pattern in patterns for path in ROOT.glob(pattern)):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    return True
+
+
+def node_in_slurm() -> tuple[str, str]:
+    """Return this host's name and state in Slurm, or two empty texts if slurmctld does not answer."""
+    pattern = NODE.format(re.escape(os.uname().nodename.partition(".")[0]))
+    match = re.search(pattern, ask("scontrol", "--oneliner", "show", "node"), re.MULTILINE)
+    return (match[1], match[2]) if match else ("", "")
+
+
+def start() -> None:
+    """End old processes of jobs if Slurm has set this node down. A restart of slurmd affects no job."""
+    if any(processes([ALL])) and node_in_slurm()[1].startswith("DOWN"):
+        end([ALL])
+
+
+def stop() -> None:
+    """Set this node down if the machine is shutting down, so that its jobs start elsewhere at once.
+
+    A node that is drained, for a reason that must stay, or that Slurm reboots, is left alone.
+    """
+    if ask("systemctl", "show", "--value", "--property=SystemState").strip() != "stopping":
+        return
+    name, state = node_in_slurm()
+    if name and not re.search("DOWN|DRAIN|REBOOT|POWER", state):
+        ask("scontrol", "update", f"nodename={name}", "state=down", f"reason={SHUTDOWN}")
+
+
+def main(words: list[str]) -> int:
+    # The default action of SIGALRM ends this process.
+    signal.alarm(LIMIT_S)
+    if words == ["start"]:
+        start()
+    elif words == ["stop"]:
+        stop()
+    else:
+        jobs = requested_jobs(sys.stdin.readline(LONGEST_REQUEST))
+        sys.stdout.write("ok\n" if jobs and end(jobs) else "no\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,194 @@
+"""The program that kills processes of lost jobs: the real program, with a /proc and files of its own."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from clusterctl.spec.names import FENCE_PORT
+from clusterctl.util.assets import data_folder
+from tests.support.plays import load_module
+
+# What unmunge 0.5.16 prints for a credential that only root may decode.
+DECODED = """\
+STATUS:          Success (0)
+ENCODE_HOST:     t-ctl (10.80.123.2)
+ENCODE_TIME:     2026-11-26 17:34:40 +0000 (1795714480)
+TTL:             10
+UID:             {user}
+GID:             {user}
+UID_RESTRICTION: root (0)
+LENGTH:          {length}
+
+{text}"""
+# pid -> parent, cmdline, environ
+TREE = {
+    1: (0, "/sbin/init", ""),
+    10: (1, "/usr/sbin/slurmd -D", ""),
+    # Job 7: a batch script, a rank, and an orphan of a slurmstepd with its child.
+    20: (10, "slurmstepd: [7.batch]", ""),
+    21: (20, "bash slurm_script", "SLURM_JOB_ID=7"),
+    22: (10, "slurmstepd: [7.1]", ""),
+    23: (22, "python train.py", ""),
+    24: (1, "python train.py", "A=1 SLURM_JOB_ID=7 B=2"),
+    25: (24, "python worker.py", ""),
+    # Other jobs, and a shell of salloc.
+    30: (10, "slurmstepd: [70.0]", ""),
+    31: (1, "python other.py", "SLURM_JOB_ID=17"),
+    40: (41, "bash", "SLURM_JOB_ID=7"),
+    41: (1, "salloc", ""),
+}
+OF_JOB_7 = {20, 21, 22, 23, 24, 25}
+FILES = (
+    *(
+        "var/spool/clusterctl-slurmd/stepd.slurm.pmix.7.1",
+        "var/spool/clusterctl-slurmd/stepd.slurm.pmix.70.1",
+    ),
+    *("var/spool/clusterctl-slurmd/pmix.7.1/", "tmp/spmix_appdir_2001_7.1/", "tmp/spmix_appdir_2001_8.1/"),
+    "var/spool/clusterctl-slurmd/job00007",
+)
+
+
+@pytest.fixture
+def fence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    program = load_module("fence", "roles/slurmd/files")
+    monkeypatch.setattr(program, "ROOT", tmp_path)
+    monkeypatch.setattr(program.os, "kill", lambda pid, _: shutil.rmtree(tmp_path / "proc" / str(pid)))
+    monkeypatch.setattr(program.signal, "alarm", lambda _: None)
+    for pid, (parent, cmdline, environ) in TREE.items():
+        folder = tmp_path / "proc" / str(pid)
+        folder.mkdir(parents=True)
+        (folder / "stat").write_text(f"{pid} (a ) b) S {parent} 1 1 0")
+        (folder / "cmdline").write_text(cmdline.replace(" ", "\0") if parent != 10 else cmdline)
+        (folder / "environ").write_text(environ.replace(" ", "\0") + "\0")
+    for name in FILES:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).mkdir() if name.endswith("/") else (tmp_path / name).touch()
+    return program
+
+
+def killed(root: Path) -> set[int]:
+    return TREE.keys() - {int(folder.name) for folder in (root / "proc").iterdir()}
+
+
+def answers(fence: ModuleType, monkeypatch: pytest.MonkeyPatch, outputs: dict[str, str]) -> list[str]:
+    """Have each program answer this. Return the list of calls."""
+    calls = []
+
+    def ask(*argv: str, text: str = "") -> str:
+        calls.append(" ".join(argv))
+        return outputs.get(argv[0], "")
+
+    monkeypatch.setattr(fence, "ask", ask)
+    return calls
+
+
+def requested(fence: ModuleType, monkeypatch: pytest.MonkeyPatch, text: str, user: str = "root (0)") -> str:
+    """Return the program's answer to this request of this user."""
+    answers(fence, monkeypatch, {"unmunge": DECODED.format(user=user, text=text, length=len(text))})
+    monkeypatch.setattr(fence.sys, "stdin", io.StringIO("MUNGE:AwQ=:\n"))
+    monkeypatch.setattr(fence.sys, "stdout", answer := io.StringIO())
+    assert fence.main([]) == 0
+    return answer.getvalue()
+
+
+def test_the_processes_and_files_of_a_job_are_removed(
+    fence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert requested(fence, monkeypatch, "fence 7 8") == "ok\n"
+    assert killed(tmp_path) == OF_JOB_7
+    assert [name for name in FILES if (tmp_path / name).exists()] == [FILES[1], FILES[5]]
+
+
+def test_all_jobs_are_ended_on_a_node_that_was_lost(
+    fence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert requested(fence, monkeypatch, "fence all") == "ok\n"
+    assert killed(tmp_path) == OF_JOB_7 | {30, 31}
+    assert [name for name in FILES if (tmp_path / name).exists()] == [FILES[5]]
+
+
+@pytest.mark.parametrize(
+    ("text", "user"),
+    [
+        ("fence 7", "ada (2001)"),
+        ("fence 7\nUID: root (0)\n", "??? (2001)"),
+        ("fence", "root (0)"),
+        ("drain 7", "root (0)"),
+        ("", "root (0)"),
+    ],
+)
+def test_other_requests_are_refused(
+    fence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, user: str
+) -> None:
+    assert requested(fence, monkeypatch, text, user) == "no\n"
+    assert killed(tmp_path) == set()
+
+
+def test_a_credential_that_munge_refuses_has_no_effect(
+    fence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real function that calls unmunge, which fails."""
+    said = DECODED.format(user="root (0)", length=7, text="fence 7")
+    (tmp_path / "unmunge").write_text(f"#!/bin/sh\necho '{said}'\nexit $(cat {tmp_path}/rc)\n")
+    (tmp_path / "unmunge").chmod(0o755)
+    monkeypatch.setattr(fence, "PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for code, jobs in (("0", ["7"]), ("16", [])):
+        (tmp_path / "rc").write_text(code)
+        assert fence.requested_jobs("MUNGE:AwQ=:\n") == jobs
+
+
+def node_line(state: str) -> str:
+    name = os.uname().nodename.partition(".")[0]
+    other = f"NodeName=t-9 NodeHostName=x{name} State=DOWN X=1"
+    return f"{other}\nNodeName=t-2 NodeHostName={name} State={state} X=1\n"
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"), [("IDLE", set()), ("ALLOCATED", set()), ("DOWN+DRAIN", OF_JOB_7 | {30, 31})]
+)
+def test_start_kills_old_processes_only_on_a_node_set_down(
+    fence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, expected: set[int]
+) -> None:
+    answers(fence, monkeypatch, {"scontrol": node_line(state)})
+    fence.main(["start"])
+    assert killed(tmp_path) == expected
+
+
+def test_a_start_without_processes_of_jobs_asks_nobody(
+    fence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a boot, the controller may be off."""
+    shutil.rmtree(tmp_path / "proc")
+    calls = answers(fence, monkeypatch, {})
+    fence.main(["start"])
+    assert calls == []
+
+
+@pytest.mark.parametrize(
+    ("system", "state", "sets_down"),
+    [
+        ("stopping", "ALLOCATED", True),
+        ("stopping", "IDLE", True),
+        ("running", "ALLOCATED", False),
+        ("stopping", "IDLE+DRAIN", False),
+        ("stopping", "ALLOCATED+REBOOT_ISSUED", False),
+    ],
+)
+def test_only_a_shutdown_of_the_machine_sets_its_node_down(
+    fence: ModuleType, monkeypatch: pytest.MonkeyPatch, system: str, state: str, sets_down: bool
+) -> None:
+    calls = answers(fence, monkeypatch, {"systemctl": f"{system}\n", "scontrol": node_line(state)})
+    fence.main(["stop"])
+    update = "scontrol update nodename=t-2 state=down reason=clusterctl: the machine shuts down"
+    assert [call for call in calls if "update" in call] == ([update] if sets_down else [])
+
+
+def test_systemd_listens_on_the_port_that_the_watcher_uses() -> None:
+    socket = data_folder("ansible") / "roles/slurmd/files/clusterctl-fence.socket"
+    assert f"ListenStream={FENCE_PORT}\n" in socket.read_text()

@@ -1,0 +1,363 @@
+"""The watcher on the controller: the real program, with a Slurm that answers as Slurm 24.11 does."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from clusterctl.scheduler.base import NodeInfo
+from clusterctl.scheduler.standing import Availability, standing_of
+from clusterctl.spec.names import ALIVE_PORT, FENCE_PORT, SLURMD_PORT
+from tests.support.plays import load_module
+
+N1, N2, N3 = "t-1", "t-2", "t-3"
+LIMIT = 3
+PREFIX = "clusterctl watcher: "
+FAN = "a fan is broken"
+REQUEUE = "#!/bin/bash\n#SBATCH --requeue\n"
+
+
+@dataclass
+class Job:
+    nodes: str
+    state: str = "RUNNING"
+    reason: str = "None"
+    script: str = REQUEUE
+    restarts: int = 0
+    starts_in_s: int = 10
+
+
+@dataclass
+class Slurm:
+    """The cluster: node -> state and reason, job -> its fields. ``fenced``: (node, job) in this order."""
+
+    nodes: dict[str, list[str]] = field(default_factory=lambda: {name: ["IDLE", ""] for name in (N1, N2, N3)})
+    jobs: dict[str, Job] = field(default_factory=dict)
+    silent: set[str] = field(default_factory=set)
+    without_slurmd: set[str] = field(default_factory=set)
+    unkillable: set[str] = field(default_factory=set)
+    keeps_jobs: bool = False
+    now: float = 1795714480.4
+    calls: list[str] = field(default_factory=list)
+    fenced: list[tuple[str, str]] = field(default_factory=list)
+
+    def ask(self, *argv: str, text: str = "") -> str:  # noqa: PLR0911
+        assert not text
+        self.calls.append(" ".join(argv))
+        match argv:
+            case ("squeue", *_):
+                return "".join(
+                    f"{i}|{i}|{job.state}|{job.reason}|{job.nodes}\n" for i, job in self.jobs.items()
+                )
+            case ("scontrol", "--oneliner", "show", "node", *names):
+                shown = names[0].replace("t-[1-2]", f"{N1},{N2}").split(",") if names else self.nodes
+                return "".join(self.line_of(name) for name in self.nodes if name in shown)
+            case ("scontrol", "--oneliner", "show", "job", number):
+                job = self.jobs[number]
+                start = f"EligibleTime=1 StartTime={int(self.now) + job.starts_in_s} EndTime=1"
+                return f"JobId={number} Requeue=1 Restarts={job.restarts} BatchFlag=1 {start}\n"
+            case ("scontrol", "show", "hostnames", nodes):
+                return nodes.replace("t-[1-2]", f"{N1}\n{N2}\n")
+            case ("scontrol", "write", "batch_script", number, "-"):
+                return self.jobs[number].script
+            case ("scontrol", "update", target, *words):
+                self.update(target.partition("=")[2], dict(word.split("=", 1) for word in words))
+                return ""
+            case ("scontrol", "requeue", number):
+                self.jobs[number].state = "COMPLETING"
+                return ""
+            case ("munge", *_, "--string", request):
+                return request
+        raise AssertionError(argv)
+
+    def line_of(self, name: str) -> str:
+        state, reason = self.nodes[name]
+        reason = f"Reason={reason} [root@1795714480]" if reason else ""
+        address = f"NodeAddr=10.0.0.{name[-1]} NodeHostName={name} Version=24.11.5 OS=Linux 6.12 #1 SMP @0"
+        return f"NodeName={name} Arch=x86_64 {address} State={state} NextState=X ThreadsPerCore=1 {reason}\n"
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def update(self, name: str, words: dict[str, str]) -> None:
+        if "starttime" in words:
+            self.jobs[name].reason = "None"
+        else:
+            states = {"down": "DOWN", "drain": f"{self.nodes[name][0]}+DRAIN", "resume": "IDLE"}
+            self.nodes[name] = [states[words["state"]], words.get("reason", "")]
+            if words["state"] == "down" and not self.keeps_jobs:
+                for job in self.jobs.values():
+                    job.state = "COMPLETING"
+
+    def fence(self, credential: str, node: Any) -> bool:
+        verb, *jobs = credential.split()
+        assert verb == "fence"
+        self.fenced += [(node.name, job) for job in jobs]
+        return node.name not in self.unkillable
+
+
+@pytest.fixture
+def program() -> ModuleType:
+    return load_module("watcher", "roles/slurmctld/files")
+
+
+@pytest.fixture
+def slurm(program: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Slurm:
+    cluster = Slurm()
+    monkeypatch.setattr(program, "ask", cluster.ask)
+    monkeypatch.setattr(program, "request_fence", cluster.fence)
+    monkeypatch.setattr(program, "runs_slurmd", lambda node: node.name not in cluster.without_slurmd)
+    monkeypatch.setattr(
+        program, "silent_nodes", lambda nodes, _: {node.name for node in nodes} & cluster.silent
+    )
+    monkeypatch.setattr(program.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    monkeypatch.setattr(program.time, "time", lambda: cluster.now)
+    monkeypatch.setattr(program.time, "sleep", cluster.sleep)
+    return cluster
+
+
+def look(watcher: Any, times: int = 1) -> None:
+    """What the watcher does in so many seconds."""
+    for _ in range(times):
+        watcher.nodes_due = 0.0
+        watcher.check_nodes()
+        watcher.look_at_jobs()
+
+
+@pytest.fixture
+def watcher(program: ModuleType, slurm: Slurm) -> Any:
+    """A watcher that all nodes have answered."""
+    made = program.Watcher(LIMIT)
+    look(made)
+    return made
+
+
+def test_the_ports_are_those_of_the_other_parts(program: ModuleType) -> None:
+    ports = (program.ALIVE_PORT, program.FENCE_PORT, program.SLURMD_PORT)
+    assert ports == (ALIVE_PORT, FENCE_PORT, SLURMD_PORT)
+
+
+def test_lost_node_is_set_down_and_its_job_killed_elsewhere(watcher: Any, slurm: Slurm) -> None:
+    slurm.jobs = {"7": Job("t-[1-2]")}
+    slurm.silent = {N2}
+    look(watcher, LIMIT - 1)
+    assert slurm.nodes[N2] == ["IDLE", ""]
+    look(watcher)
+    state, reason = slurm.nodes[N2]
+    assert state == "DOWN+DRAIN"
+    assert reason.startswith(PREFIX)
+    assert slurm.fenced == [(N1, "7")]
+    assert slurm.nodes[N1] == slurm.nodes[N3] == ["IDLE", ""]
+    # `up` may resume the node.
+    assert standing_of(NodeInfo(N2, "down+drain", reason, 1, 1, "", (), "root")) is Availability.OUT
+
+
+@pytest.mark.parametrize("keeps_jobs", [False, True])
+def test_a_job_that_slurm_keeps_on_a_lost_node_is_requeued(
+    watcher: Any, slurm: Slurm, *, keeps_jobs: bool
+) -> None:
+    slurm.jobs, slurm.silent, slurm.keeps_jobs = {"7": Job("t-[1-2]")}, {N2}, keeps_jobs
+    look(watcher, LIMIT)
+    assert ("scontrol requeue 7" in slurm.calls) is keeps_jobs
+
+
+def test_an_answer_between_two_misses_counts(watcher: Any, slurm: Slurm) -> None:
+    slurm.jobs = {"7": Job("t-[1-2]")}
+    for _ in range(LIMIT):
+        slurm.silent = {N2}
+        look(watcher, LIMIT - 1)
+        slurm.silent = set()
+        look(watcher)
+    assert slurm.nodes[N2] == ["IDLE", ""]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param({"silent": {N1, N2, N3}}, id="all nodes are silent"),
+        pytest.param({"jobs": {}}, id="no job"),
+        pytest.param({"jobs": {"7": Job(N1)}}, id="a job elsewhere"),
+        pytest.param({"jobs": {"7": Job("t-[1-2]", script="#!/bin/bash\n")}}, id="no requeue"),
+        pytest.param({"jobs": {"7": Job(N2), "8": Job(N2, script="#!/bin/bash\n")}}, id="a job without"),
+        pytest.param({"nodes": {N1: ["IDLE", ""], N2: ["MIXED+REBOOT_ISSUED", "new kernel"]}}, id="reboots"),
+        pytest.param({"nodes": {N1: ["IDLE", ""], N2: ["POWERED_DOWN", ""]}}, id="is off"),
+    ],
+)
+def test_a_silent_node_is_left_alone_if(watcher: Any, slurm: Slurm, fault: dict[str, Any]) -> None:
+    slurm.jobs, slurm.silent = {"7": Job("t-[1-2]")}, {N2}
+    for name, value in fault.items():
+        setattr(slurm, name, value)
+    before = {name: [*values] for name, values in slurm.nodes.items()}
+    look(watcher, 2 * LIMIT)
+    assert slurm.nodes == before
+    assert slurm.fenced == []
+
+
+def test_nodes_that_never_answered_are_left_alone(program: ModuleType, slurm: Slurm) -> None:
+    slurm.jobs, slurm.silent = {"7": Job(N2)}, {N2}
+    look(program.Watcher(LIMIT), 2 * LIMIT)
+    assert slurm.nodes[N2] == ["IDLE", ""]
+
+
+def test_zero_checks_switch_only_the_setting_down_off(program: ModuleType, slurm: Slurm) -> None:
+    watcher = program.Watcher(0)
+    look(watcher)
+    slurm.jobs = {"7": Job(N2), "8": Job("", "PENDING", "BeginTime", restarts=1)}
+    slurm.silent = {N2}
+    look(watcher, 5)
+    assert slurm.nodes[N2] == ["IDLE", ""]
+    assert slurm.jobs["8"].reason == "None"
+
+
+def test_more_nodes_and_load_allow_more_misses(
+    watcher: Any, program: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watcher.nodes = dict.fromkeys(map(str, range(128)))
+    assert watcher.limit_now() == LIMIT + 2
+    monkeypatch.setattr(program.os, "getloadavg", lambda: (8.0 * (program.os.cpu_count() or 1), 0.0, 0.0))
+    assert watcher.limit_now() == LIMIT + 4
+
+
+def test_a_drained_node_keeps_its_reason(watcher: Any, slurm: Slurm) -> None:
+    slurm.jobs, slurm.silent = {"7": Job("t-[1-2]")}, {N2}
+    slurm.nodes[N2] = ["MIXED+DRAIN", FAN]
+    look(watcher, LIMIT)
+    assert slurm.nodes[N2] == ["DOWN", FAN]
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [("DOWN+DRAIN+NOT_RESPONDING", "clusterctl watcher: no answer for 3 s"), ("DOWN", "Not responding")],
+)
+def test_a_node_that_answers_again_is_fenced_then_resumed(
+    watcher: Any, slurm: Slurm, state: str, reason: str
+) -> None:
+    slurm.nodes[N2] = [state, reason]
+    slurm.without_slurmd = {N2}
+    look(watcher)
+    assert slurm.nodes[N2] == [state, reason]
+    slurm.without_slurmd, slurm.unkillable = set(), {N2}
+    look(watcher)
+    assert "DRAIN" in slurm.nodes[N2][0]
+    slurm.unkillable = set()
+    look(watcher)
+    assert slurm.nodes[N2] == ["IDLE", ""]
+    assert slurm.fenced == [(N2, "all")] * 2
+
+
+@pytest.mark.parametrize("reason", [FAN, "clusterctl: the machine shuts down"])
+def test_a_node_that_is_down_for_another_reason_stays(watcher: Any, slurm: Slurm, reason: str) -> None:
+    slurm.nodes[N2] = ["DOWN", reason]
+    look(watcher, 2)
+    assert slurm.nodes[N2] == ["DOWN", reason]
+
+
+def test_processes_elsewhere_are_killed_after_a_while(
+    watcher: Any, program: ModuleType, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have time to save their work if the node was shut down."""
+    slurm.jobs = {"7": Job("t-[1-2]"), "8": Job("t-[1-2]")}
+    look(watcher)
+    slurm.nodes[N2] = ["DOWN", "clusterctl: the machine shuts down"]
+    slurm.jobs = {"7": Job(N1, "COMPLETING"), "8": Job(N1, "COMPLETING", script="#!/bin/bash\n")}
+    look(watcher)
+    assert slurm.fenced == []
+    monkeypatch.setattr(program, "GRACE_S", 0.0)
+    look(watcher)
+    assert slurm.fenced == [(N1, "7")]
+
+
+def test_a_job_that_ends_without_a_lost_node_is_not_killed(
+    watcher: Any, program: ModuleType, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "GRACE_S", 0.0)
+    slurm.jobs = {"7": Job("t-[1-2]")}
+    look(watcher)
+    slurm.jobs = {"7": Job(N1, "COMPLETING")}
+    look(watcher, 3)
+    assert slurm.fenced == []
+
+
+def test_a_job_that_started_again_meanwhile_is_not_killed(
+    watcher: Any, program: ModuleType, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "GRACE_S", 0.0)
+    slurm.jobs = {"7": Job("t-[1-2]")}
+    look(watcher)
+    slurm.nodes[N2] = ["DOWN", "clusterctl: the machine shuts down"]
+    slurm.jobs = {"7": Job(N1, "COMPLETING")}
+    watcher.read_jobs()
+    slurm.jobs = {"7": Job(N1)}
+    watcher.fence_other_nodes()
+    assert slurm.fenced == []
+
+
+@pytest.mark.parametrize(
+    ("job", "starts"),
+    [
+        (Job("", "PENDING", "BeginTime", restarts=1), True),
+        (Job("", "PENDING", "BeginTime", restarts=0), False),
+        (Job("", "PENDING", "BeginTime", restarts=1, starts_in_s=3600), False),
+        (Job("", "PENDING", "Resources", restarts=1), False),
+    ],
+)
+def test_only_requeued_jobs_start_at_once(watcher: Any, slurm: Slurm, job: Job, starts: bool) -> None:
+    slurm.jobs = {"7": job}
+    look(watcher, 3)
+    updates = [call for call in slurm.calls if call.startswith("scontrol update")]
+    assert [call.split()[2:] for call in updates] == ([["jobid=7", "starttime=now"]] if starts else [])
+    # A job that is not to start is looked at once.
+    assert sum("show job" in call for call in slurm.calls) <= 1
+
+
+def test_a_job_does_not_start_in_the_second_in_which_it_ended(watcher: Any, slurm: Slurm) -> None:
+    """slurmd would reject it: "Job credential revoked"."""
+    slurm.jobs = {"7": Job("", "PENDING", "BeginTime", restarts=1)}
+    ended = int(slurm.now)
+    watcher.look_at_jobs()
+    assert int(slurm.now) > ended
+
+
+def test_nothing_happens_while_slurm_does_not_answer(watcher: Any, slurm: Slurm) -> None:
+    slurm.jobs, slurm.silent = {"7": Job(N2)}, {N2}
+    look(watcher)
+    slurm.jobs = {}
+    slurm.nodes = {}
+    look(watcher, 2 * LIMIT)
+    assert slurm.fenced == []
+
+
+@pytest.fixture
+def full_port() -> Iterator[int]:
+    """A port on which the kernel answers no further connection, like a host that is gone."""
+    with ExitStack() as stack:
+        server = stack.enter_context(socket.socket())
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        for _ in range(3):
+            client = stack.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(server.getsockname())
+        yield server.getsockname()[1]
+
+
+def test_refused_connections_are_answers(program: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(program, "ALIVE_PORT", unused.getsockname()[1])
+        assert program.silent_nodes([program.Node(N1, "127.0.0.1", "IDLE")], 20.0) == set()
+
+
+def test_a_connection_without_an_answer_is_a_miss(
+    program: ModuleType, full_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "ALIVE_PORT", full_port)
+    nodes = [program.Node(N1, "127.0.0.1", "IDLE"), program.Node(N2, "127.0.0.2", "IDLE")]
+    # Nothing listens on the second address, so its kernel refuses.
+    assert program.silent_nodes(nodes, 0.2) == {N1}
