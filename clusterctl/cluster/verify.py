@@ -7,8 +7,11 @@ by an administrator, do not take part and are listed.
 from __future__ import annotations
 
 import json
+import math
 import re
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -22,6 +25,7 @@ from clusterctl.errors import (
     MachineError,
     NotUpError,
     SlurmError,
+    TransportError,
     UnreachableError,
     UsageError,
     VerifyError,
@@ -33,7 +37,7 @@ from clusterctl.hosts.probe import HostReport
 from clusterctl.hosts.roles import host_facts_request, requirements_of_hosts
 from clusterctl.providers.base import Provider, Size, pending_releases
 from clusterctl.scheduler.admin import AdminClient, scheduler_of
-from clusterctl.scheduler.base import Jobs, Nodes
+from clusterctl.scheduler.base import Jobs, JobState, Nodes
 from clusterctl.scheduler.slurm_parse import fold_nodes
 from clusterctl.scheduler.standing import (
     HEALTH_REASON,
@@ -47,7 +51,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import reject_unknown
 from clusterctl.state.inventory import HEALTH_PROGRAM, Host, Inventory, inventory_of
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.base import Connect
+from clusterctl.transport.base import Connect, Transport
 from clusterctl.transport.ssh import Connections
 from clusterctl.util.process import Result, parallel_map
 
@@ -58,6 +62,8 @@ HEALTH_S = 60
 _BUSY = "Requested nodes are busy"
 _LATE = "Job credential expired"
 _PAUSE_S = 0.2
+# Slurm's state of a node that slurmctld contacts only every few minutes.
+_GIVEN_UP: Final = frozenset({"DOWN", "NOT_RESPONDING"})
 TIMED_OUT = 124  # timeout(1)'s exit code
 # A block of Open MPI's advice about possible causes.
 _ADVICE_BLOCK: Final = re.compile(r"^-{40,}\n.*?^-{40,}$\n?", re.MULTILINE | re.DOTALL)
@@ -136,18 +142,60 @@ def _ready_nodes(
         at_work = {node for job in scheduler.own_jobs() if not job.ended for node in job.nodes}
         idle = tuple(node for node in nodes if node not in at_work)
         return Verification(idle, tuple(node for node in nodes if node in at_work))
-    verification = wait_until_ready(inventory, nodes, scheduler, timeout_s=timeout_s)
+    verification = wait_until_ready(inventory, nodes, scheduler, to, timeout_s=timeout_s)
+    if verification.busy and (lost := _nodes_with_lost_jobs(verification.busy, scheduler, to)):
+        # The wait resumes the nodes, unless they have registered again by then.
+        scheduler.set_down([*lost], "clusterctl: rebooted while jobs ran")
+        verification = wait_until_ready(inventory, nodes, scheduler, to, timeout_s=timeout_s)
+        verification = replace(verification, resumed={**verification.resumed, **lost})
     # The health program resumes a node that it drained earlier and that is healthy again.
     argv = ["sudo", "-n", HEALTH_PROGRAM]
     unhealthy = [host for host, text in verification.drained.items() if HEALTH_REASON in text]
     checks = [to(host).run(argv, timeout_s=HEALTH_S, check=False) for host in unhealthy]
     if any(check.rc == 0 for check in checks):
-        verification = wait_until_ready(inventory, nodes, scheduler, timeout_s=timeout_s)
+        verification = wait_until_ready(inventory, nodes, scheduler, to, timeout_s=timeout_s)
     return verification
 
 
+def _nodes_with_lost_jobs(busy: Sequence[str], slurm: Nodes, to: Connect) -> dict[str, str]:
+    """Return node -> words that name jobs of the node that started before the node's last boot.
+
+    Slurm shows these jobs as running if the node was back before slurmctld had noticed its absence.
+    """
+    ages = parallel_map(busy, lambda host: _seconds_since_boot(to(host)))
+    booted = dict(zip(busy, ages, strict=True))
+    now = int(slurm.transport.run(["date", "+%s"]).stdout)
+    lost: dict[str, list[str]] = defaultdict(list)
+    for job in slurm.all_jobs():
+        if job.state is JobState.RUNNING and job.start_time is not None:
+            for node in job.nodes:
+                if now - job.start_time > booted.get(node, math.inf) + 1:
+                    lost[node].append(job.id)
+    return {
+        node: f"in use by job {', '.join(ids)}, which ended when the node went off"
+        for node, ids in lost.items()
+    }
+
+
+def _seconds_since_boot(host: Transport) -> float:
+    """Return the age of a host's first process. A local node has the kernel of its host, but not its init."""
+    with suppress(CommandError, TransportError, ValueError):
+        return int(host.run(["ps", "-o", "etimes=", "-p", "1"]).stdout)
+    return math.inf
+
+
+def _restart_slurmd(hosts: Collection[str], to: Connect) -> None:
+    """Restart slurmd on hosts that Slurm has given up, so that they register without being asked again.
+
+    Running jobs are not affected.
+    """
+    for host in hosts:
+        with suppress(TransportError):
+            to(host).run(["sudo", "-n", "systemctl", "restart", "slurmd"], check=False)
+
+
 def wait_until_ready(
-    inventory: Inventory, names: Sequence[str], slurm: Nodes, *, timeout_s: float
+    inventory: Inventory, names: Sequence[str], slurm: Nodes, to: Connect, *, timeout_s: float
 ) -> Verification:
     """Wait until these nodes are idle, busy or drained by an administrator. Resume nodes drained by Slurm.
 
@@ -155,10 +203,18 @@ def wait_until_ready(
     """
     other_names = {host.name for host in inventory.compute}.difference(names)
     resumed: dict[str, str] = {}
+    restarted: dict[str, str] = {}
     for _ in slurm.clock.polls(timeout_s, longest_s=_PAUSE_S):
         try:
             nodes = {node.name: node for node in slurm.nodes() if node.name not in other_names}
             by_state = group_by_standing(nodes[name] for name in names if name in nodes)
+            given_up = {
+                node.name: slurm_state_text(node)
+                for node in by_state[Availability.FAILED]
+                if {node.state, *node.flags} >= _GIVEN_UP
+            }
+            _restart_slurmd(given_up.keys() - restarted, to)
+            restarted |= given_up
             for node in by_state[Availability.OUT]:
                 # Only once: if Slurm drains a node again, the cause persists.
                 if node.name not in resumed:
@@ -175,7 +231,7 @@ def wait_until_ready(
                 verified=tuple(node.name for node in by_state[Availability.READY]),
                 busy=tuple(node.name for node in by_state[Availability.BUSY]),
                 drained={node.name: drain_reason(node) for node in by_state[Availability.DRAINED]},
-                resumed=resumed,
+                resumed={**restarted, **resumed},
             )
     failures = [Failure("verify", reason, host, "verify") for host, reason in sorted(problems.items())]
     fix = "read `sudo journalctl -u slurmd` on the host (`clusterctl ssh --admin HOST`), then run `up` again"

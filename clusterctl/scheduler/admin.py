@@ -49,11 +49,16 @@ class SlurmNodes(SlurmClient, Nodes):
     root: str = ROOT
 
     def drain(self, nodes: Sequence[str], reason: str) -> None:
-        argv = ["scontrol", "update", f"nodename={','.join(nodes)}", "state=drain", f"reason={reason}"]
-        self.transport.run(argv)
+        self._update(nodes, "state=drain", f"reason={reason}")
+
+    def set_down(self, nodes: Sequence[str], reason: str) -> None:
+        self._update(nodes, "state=down", f"reason={reason}")
 
     def resume(self, nodes: Sequence[str]) -> None:
-        self.transport.run(["scontrol", "update", f"nodename={','.join(nodes)}", "state=resume"])
+        self._update(nodes, "state=resume")
+
+    def _update(self, nodes: Sequence[str], *values: str) -> None:
+        self.transport.run(["scontrol", "update", f"nodename={','.join(nodes)}", *values])
 
     def run_verification_job(self, hosts: tuple[str, ...]) -> Result:
         # The job's partition has priority over the partitions of users' jobs.

@@ -413,8 +413,11 @@ class Nodes(Jobs, Protocol):
     def drain(self, nodes: Sequence[str], reason: str) -> None:
         """Drain these nodes: running jobs continue, no new jobs start."""
 
+    def set_down(self, nodes: Sequence[str], reason: str) -> None:
+        """Set these nodes down: their jobs end, and Slurm requeues the jobs that allow it."""
+
     def resume(self, nodes: Sequence[str]) -> None:
-        """Resume drained nodes."""
+        """Resume nodes that are drained or down."""
 
     def run_verification_job(self, hosts: tuple[str, ...]) -> Result:
         """Run an MPI test (the program ``probe``) with a rank on each host. Kill the test if it hangs."""

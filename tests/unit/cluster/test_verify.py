@@ -12,7 +12,7 @@ import pytest
 
 from clusterctl.cluster.verify import Verification, find_obstacles
 from clusterctl.cluster.verify import run_verification as verify_by
-from clusterctl.errors import MachineError, VerifyError
+from clusterctl.errors import MachineError, UnreachableError, VerifyError
 from clusterctl.hosts.checks import DoctorReport, Finding
 from clusterctl.providers.base import Provider
 from clusterctl.scheduler.admin import SlurmNodes
@@ -66,6 +66,21 @@ def squeue(**jobs: str) -> Step:
     return Step(("squeue", "..."), records(rows))
 
 
+def running(*nodes: str, start: int, number: int = 7) -> Step:
+    """A job that runs on these nodes, in squeue's words. start: Unix seconds."""
+    owner = ("train", "ada", "train", "lab", "normal", "RUNNING", "None", "0", ",".join(nodes))
+    rest = ("2026-01-01T00:00:00", str(start), "N/A", "1:00:00", "cpu=1", "/", "", "0")
+    return Step(("squeue", "..."), records([(str(number), str(number), "N/A", *owner, *rest)]))
+
+
+NOW = Step(("date", "+%s"), "5000\n")
+
+
+def booted(seconds_ago: int) -> ScriptedTransport:
+    """A node that tells the age of its first process."""
+    return ScriptedTransport([Step(("ps", "..."), f"   {seconds_ago}\n")])
+
+
 SRUN = ("timeout", "*", "*", "srun")
 
 
@@ -107,20 +122,58 @@ def test_a_job_across_all_idle_nodes_is_the_proof() -> None:
 
 
 def test_nodes_at_work_are_named_and_left_alone() -> None:
-    transport = ScriptedTransport([sinfo(d_train_1="mixed", d_train_2="idle+planned"), srun(NAMES[1])])
-    proof = verify(INVENTORY, transport)
+    states = sinfo(d_train_1="mixed", d_train_2="idle+planned")
+    transport = ScriptedTransport([states, NOW, running(NAMES[0], start=4000), srun(NAMES[1])])
+    proof = verify(INVENTORY, transport, {NAMES[0]: booted(1000)})
     assert (proof.verified, proof.busy) == (NAMES[1:], NAMES[:1])
+    assert transport.left == ()
 
 
-def test_with_all_nodes_at_work_there_is_no_job() -> None:
-    transport = ScriptedTransport([sinfo(d_train_1="allocated", d_train_2="allocated")])
-    assert verify(INVENTORY, transport).verified == ()
+def test_busy_node_of_unknown_age_keeps_its_job() -> None:
+    states = sinfo(d_train_1="allocated", d_train_2="allocated")
+    silent = ScriptedTransport([Step(("ps", "..."), stderr="no ps", rc=127)])
+    transport = ScriptedTransport([states, NOW, running(*NAMES, start=1)])
+    assert verify(INVENTORY, transport, {NAMES[0]: silent, NAMES[1]: booted(5000)}).verified == ()
+    assert transport.left == ()
+
+
+OUT = sinfo("clusterctl: rebooted while jobs ran", d_train_1="down", d_train_2="idle")
+RESUME = Step(("scontrol", "update", f"nodename={NAMES[0]}", "state=resume"))
+# The node has registered before it was resumed.
+IN_SERVICE = Step(RESUME.argv, stderr="slurm_update error: Invalid node state specified\n", rc=1)
+
+
+@pytest.mark.parametrize(
+    "then", [[OUT, RESUME, BOTH], [BOTH], [OUT, IN_SERVICE, BOTH]], ids=["resumed", "registered", "race"]
+)
+def test_node_booted_after_its_job_started_goes_down_and_back(then: list[Step]) -> None:
+    """Slurm has not noticed that the node was off: it shows the job as running, without a process."""
+    busy = sinfo(d_train_1="allocated", d_train_2="idle")
+    down = Step(("scontrol", "update", f"nodename={NAMES[0]}", "state=down", "reason=clusterctl: *"))
+    lost = running(NAMES[0], start=4000)
+    transport = ScriptedTransport([busy, NOW, lost, down, *then, srun(*NAMES)])
+    proof = verify(INVENTORY, transport, {NAMES[0]: booted(900)})
+    assert (proof.verified, proof.busy) == (NAMES, ())
+    assert "job 7," in proof.resumed[NAMES[0]]
+    assert transport.left == ()
+
+
+def test_node_given_up_by_slurm_gets_its_slurmd_restarted() -> None:
+    """Once: a node that stays away in spite of it is an error."""
+    given_up = sinfo("Not responding", "slurm", d_train_1="down*", d_train_2="idle")
+    node = ScriptedTransport([Step(("sudo", "-n", "systemctl", "restart", "slurmd"))])
+    transport = ScriptedTransport([given_up, given_up, BOTH, srun(*NAMES)])
+    proof = verify(INVENTORY, transport, {NAMES[0]: node})
+    assert proof.verified == NAMES
+    assert node.left == ()
+    assert "Not responding" in proof.resumed[NAMES[0]]
 
 
 def test_a_node_that_a_users_job_took_meanwhile_counts_as_busy() -> None:
     late = Step((*SRUN, "..."), stderr=TAKEN, rc=1)
     busy = sinfo(d_train_1="allocated", d_train_2="idle")
-    proof = verify(INVENTORY, ScriptedTransport([BOTH, late, busy, srun(NAMES[1])]))
+    steps = [BOTH, late, busy, NOW, running(NAMES[0], start=4990), srun(NAMES[1])]
+    proof = verify(INVENTORY, ScriptedTransport(steps), {NAMES[0]: booted(1000)})
     assert (proof.verified, proof.busy) == (NAMES[1:], NAMES[:1])
 
 
@@ -152,8 +205,9 @@ def test_nodes_that_slurm_never_gives_are_an_error() -> None:
 def test_a_node_that_is_not_right_is_named_with_the_cause(
     states: dict[str, str], host: str, cause: str
 ) -> None:
+    away = ScriptedTransport([Step(("sudo", "..."), error=UnreachableError("no route"))])
     with rejected("cluster-not-ready", VerifyError) as caught:
-        verify(INVENTORY, ScriptedTransport([sinfo(**states)]), timeout_s=-1)
+        verify(INVENTORY, ScriptedTransport([sinfo(**states)]), {NAMES[0]: away}, timeout_s=-1)
     (failure,) = caught.value.failures
     assert (failure.host, failure.phase) == (host, "verify")
     assert cause in failure.cause
