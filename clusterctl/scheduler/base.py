@@ -11,7 +11,7 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -249,6 +249,11 @@ class NodeInfo:
         """Whether Slurm would start a job on the node, now or when the node is free."""
         return not _UNUSABLE & {self.state, *self.flags}
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the node does not answer, or is down, so that Slurm ends its jobs."""
+        return self.state == "DOWN" or "NOT_RESPONDING" in self.flags
+
 
 @dataclass(frozen=True, slots=True)
 class StepInfo:
@@ -396,6 +401,10 @@ class Jobs(Protocol):
     def steps(self, job_id: str) -> tuple[StepInfo, ...]:
         """Return a job's steps from the accounting; () if the cluster has no accounting."""
         return ()
+
+    def lost_nodes(self, job: JobInfo) -> Mapping[str, str]:
+        """Return node -> reason of those nodes of the job that stopped answering while the job ran."""
+        return {}
 
     def accounting(self, job_id: str) -> str | None:
         """Return a job's accounting record as JSON, or None on a cluster without accounting."""

@@ -17,8 +17,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from clusterctl.scheduler.attempts import LastAttempt
 from clusterctl.scheduler.base import JobInfo, JobState, Outcome, StepInfo
-from clusterctl.scheduler.failed_rank import Failed, first_failed
+from clusterctl.scheduler.failed_rank import (
+    LOST_SERVER,
+    Failed,
+    failed_by_itself,
+    first_failed,
+    host_of,
+    nodes_lost_by,
+)
 from clusterctl.spec.units import format_duration
 from clusterctl.transport.tree import format_size
 from clusterctl.util.assets import fill_in
@@ -46,6 +54,7 @@ class Cause:
     signal: str = ""
     exit: int | None = None
     when: Sequence[str] = ()
+    stop: str = ""
     cause: str
     fix: str
 
@@ -66,6 +75,7 @@ class Evidence:
 
     log: end of the job's own log. ranks: rank -> end of the rank's log.
     ends: failed rank -> record of when and how the rank ended (see ``first_failed``).
+    attempt: the job's last attempt. lost: node -> reason of the nodes that stopped answering.
     left_here: called with a file or module that the job did not find. Returns its path on this machine if it
         lies beside the script and was not sent with the job, otherwise "".
     excluded: patterns of files that were not sent (--exclude).
@@ -76,6 +86,8 @@ class Evidence:
     ranks: Mapping[int, str] | None = None
     ends: Mapping[int, str] = field(default_factory=dict)
     tasks_per_node: int | None = None
+    attempt: LastAttempt = field(default_factory=LastAttempt)
+    lost: Mapping[str, str] = field(default_factory=dict)
     steps: tuple[StepInfo, ...] = ()
     cancelled_by: str = ""
     left_here: Callable[[str], str] = lambda _: ""
@@ -140,20 +152,24 @@ def catalogue() -> Catalogue:
 def diagnose(evidence: Evidence) -> Diagnosis:
     """Return the reason why a job failed, was cancelled or waits."""
     case = _Case.of(evidence)
+    cause, words = case.find()
+    if (writer := case.writer_of(cause)) != case.failed:
+        case = _Case.of(evidence, writer)
+        cause, words = case.find()
+    shown = cause
+    for stop in catalogue().causes:
+        if stop.stop and stop.stop == evidence.attempt.stop:
+            words = {"cause": fill_in(cause.cause, words), "fix": fill_in(cause.fix, words)}
+            shown = stop
     job, failed = evidence.job, case.failed
-    cause, words = next(
-        (candidate, words)
-        for candidate in catalogue().causes
-        if (words := case.words_of(candidate)) is not None
-    )
     return Diagnosis(
         job_id=job.id,
         name=job.name,
         state=job.state.value,
         reason=job.reason,
-        code=cause.code,
-        cause=fill_in(cause.cause, words),
-        fix=fill_in(cause.fix, words),
+        code=shown.code,
+        cause=fill_in(shown.cause, words),
+        fix=fill_in(shown.fix, words),
         rank=failed.rank,
         host=failed.host,
         exit_code=failed.exit_code,
@@ -183,17 +199,50 @@ class _Case:
     words: Mapping[str, str]
 
     @classmethod
-    def of(cls, evidence: Evidence) -> _Case:
+    def of(cls, evidence: Evidence, failed: Failed | None = None) -> _Case:
+        """Prepare the facts. failed: the first rank that failed. None: search for it."""
         raw = _without_long_lines(evidence.log)
-        failed = first_failed(
+        failed = failed or first_failed(
             raw, evidence.job, evidence.tasks_per_node, ranks=evidence.ranks or {}, ends=evidence.ends
         )
         rank_log = (evidence.ranks or {}).get(failed.rank) if failed.rank is not None else None
         error = _find_error(
             None if rank_log is None else _without_long_lines(rank_log), raw, show_noise=failed.rank is None
         )
-        words = _words(evidence, failed) | {"traceback": "1" if error.is_traceback else ""}
+        lost = evidence.lost or nodes_lost_by(raw)
+        own_end = failed_by_itself(failed, raw, evidence.ends)
+        # A rank that loses another rank may also end with an exit code of its own.
+        is_explained = own_end is not None and bool(own_end.signal or not lost)
+        is_explained |= error.is_traceback and not error.is_consequence
+        if lost and not is_explained:
+            failed = Failed(host=next(iter(lost)))
+        words = _words(replace(evidence, lost=lost), failed)
+        words["traceback"] = "1" if error.is_traceback else ""
+        words["unexplained"] = "" if is_explained else "1"
         return cls(evidence, failed, raw, error, words)
+
+    def find(self) -> tuple[Cause, dict[str, str]]:
+        """Return the first cause that applies, and placeholder -> value for its texts."""
+        return next(
+            (cause, words)
+            for cause in catalogue().causes
+            if not cause.stop and (words := self.words_of(cause)) is not None
+        )
+
+    def writer_of(self, cause: Cause) -> Failed:
+        """Return the rank that wrote the text by which ``cause`` applies.
+
+        The rank that failed first may be silent, because the program reports its errors on another rank.
+        """
+        match = _search(cause.log, self.error.text)
+        if match is None or self.failed.rank is None:
+            return self.failed
+        line = self.error.text[self.error.text.rfind("\n", 0, match.start()) + 1 :].partition("\n")[0]
+        writers = [rank for rank, log in (self.evidence.ranks or {}).items() if line in log]
+        if len(writers) != 1 or self.failed.rank in writers:
+            return self.failed
+        host = host_of(writers[0], self.evidence.job, self.evidence.tasks_per_node)
+        return replace(self.failed, rank=writers[0], host=host)
 
     def words_of(self, cause: Cause) -> dict[str, str] | None:
         """If all conditions of a cause hold, return placeholder -> value for its texts; otherwise None."""
@@ -242,9 +291,15 @@ def _words(evidence: Evidence, failed: Failed) -> dict[str, str]:
         "excluded": f" and without --exclude {shlex.join(evidence.excluded)}" if evidence.excluded else "",
         "soon": f"; Slurm expects to start it in {format_duration(round(soon))}" if soon > 0 else "",
         "exit": str(failed.exit_code or ""),
+        "hang": evidence.attempt.hang,
         "host": failed.host,
+        "lost": ", ".join(evidence.lost),
+        # A rank that has lost its slurmstepd ends with an exit code of its own.
+        "lost_at": f" on {failed.host}" if failed.exit_code == LOST_SERVER and failed.host else "",
+        "lost_why": ", ".join(dict.fromkeys(evidence.lost.values())),
         "memory": "" if job.prefix else "ask for more with --mem, ",
         "nodes": ", ".join(job.nodes),
+        "silent": format_duration(evidence.attempt.hang_s) if evidence.attempt.hang_s else "",
         "rank": "" if failed.rank is None else str(failed.rank),
         "reason": job.reason,
         "signal": failed.signal,
@@ -266,7 +321,10 @@ def _memory(evidence: Evidence, failed: Failed) -> dict[str, str]:
     used = f"{format_size(largest.peak)} used" if largest.peak else ""
     of_limit = f"{' of' if used else 'more than'} {format_size(limit)}" if limit else ""
     host = f" on {largest.peak_host}" if largest.peak_host and not str(failed) else ""
-    return {"used": f"{host}: {used}{of_limit}" if used or of_limit else ""}
+    return {
+        "used": f"{host}: {used}{of_limit}" if used or of_limit else "",
+        "nearly": f"{format_size(largest.peak)} of its {format_size(limit)}" if used and limit else "",
+    }
 
 
 _SEEN: Final = 0.8
@@ -287,11 +345,15 @@ _TRACEBACK: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class _Error:
-    """Error message of a program. ``text`` is searched for causes; ``shown`` is shown to the user."""
+    """Error message of a program. ``text`` is searched for causes; ``shown`` is shown to the user.
+
+    is_consequence: whether the end of another rank raised the exception.
+    """
 
     text: str
     shown: tuple[str, ...]
     is_traceback: bool
+    is_consequence: bool = False
 
     def lines_of(self, cause: Cause) -> tuple[str, ...]:
         """Return lines to show: the traceback, else the log from the match of ``cause`` on, else its end."""
@@ -322,7 +384,8 @@ def _find_error(rank_log: str | None, job_log: str, *, show_noise: bool) -> _Err
             starts = [i for i, line in enumerate(frames) if line.startswith("  File ")]
             shown = [*frames[: starts[0]], *frames[starts[-_FRAMES:][0] :], *chain[-1]["message"].split("\n")]
             tracebacks = "\n".join(match.group() for match in chain)
-            return _Error(tracebacks, tuple(_shown_lines(shown)), is_traceback=True)
+            told = tuple(_shown_lines(shown))
+            return _Error(tracebacks, told, is_traceback=True, is_consequence=not primary)
     if rank_log is not None and not texts[0].strip():
         lines = (line for line in _TRACEBACK.sub("", texts[1]).split("\n") if not consequence.search(line))
         return _Error("\n".join([*lines][-_MOST_LINES:]), (), is_traceback=False)

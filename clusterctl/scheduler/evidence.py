@@ -13,6 +13,7 @@ from typing import Any
 
 from clusterctl.errors import SchedulerError, TransportError
 from clusterctl.scheduler import remote_logs
+from clusterctl.scheduler.attempts import events_of, last_attempt
 from clusterctl.scheduler.base import JobInfo, JobState, Outcome, StepInfo
 from clusterctl.scheduler.diagnosis import Diagnosis, Evidence, diagnose, diagnose_waiting
 from clusterctl.scheduler.session import Session
@@ -71,12 +72,17 @@ def evidence_of(session: Session, job: JobInfo, logs: _Json) -> Evidence:
     facts, source = (_read(files.get(name, b"{}")) for name in (CLIENT_FACTS, SOURCE_FILE))
     request = facts.get("job") or {}
     steps, canceller = _accounted(session, job)
+    lost: Mapping[str, str] = {}
+    with suppress(SchedulerError, TransportError):
+        lost = session.scheduler.lost_nodes(job) if job.outcome is Outcome.FAILED else {}
     return Evidence(
         job=job,
         log="\n".join(filter(None, (logs.get("stdout"), logs.get("stderr")))),
         ranks={int(rank): text for rank, text in (logs.get("ranks") or {}).items()},
         ends={int(rank): text for rank, text in (logs.get("ends") or {}).items()},
         tasks_per_node=request.get("tasks_per_node"),
+        attempt=last_attempt(events_of(logs.get("events") or "")),
+        lost=lost,
         steps=steps,
         cancelled_by=canceller,
         left_here=partial(_left_here, request.get("script"), source, entry.remote_dir or "" if entry else ""),

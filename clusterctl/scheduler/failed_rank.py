@@ -12,8 +12,8 @@ from typing import Any, Final
 from clusterctl.scheduler.base import JobInfo
 
 _BY_LAUNCHER: Final = frozenset({"SIGTERM", "SIGKILL"})
-# Exit code of ranks that Open MPI ends because they lost another rank.
-_LOST_PEER: Final = 14
+# Exit codes of ranks that Open MPI ends because they lost another rank, or slurmstepd.
+_LOST_PEER, LOST_SERVER = 14, 195
 _FROM_SHELL = 128  # plus the signal
 _NAMES: Final = {number.value: number.name for number in signal.Signals}
 _SIGNALS: Final = {signal.strsignal(number): number.name for number in signal.Signals}
@@ -42,6 +42,7 @@ _SRUN: Final = re.compile(
 _SRUN_ENDS: Final = re.compile(
     r"^srun: (?:launch/slurm: _step_signal|Job step aborted|Terminating)", re.MULTILINE
 )
+_NODE_FAILURE: Final = re.compile(r"^srun: error: Node failure on (\S+)", re.MULTILINE)
 _MPIRUN: Final = re.compile(
     r"(?:mpirun|prterun) noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exited on"
     r"\s+signal (?P<signal>\d+)|Process name: \[\S+,(?P<rank2>\d+)\]\s+Exit code: +(?P<code>\d+)"
@@ -82,11 +83,35 @@ def first_failed(
     by_another = rank_log is None or failed.signal in _BY_LAUNCHER or has_lost_peer
     if by_another and (_PEER_GONE.search(log) or _SRUN_ENDS.search(log)):
         failed = _first_recorded(ranks, ends, log) or _signalled_rank(ranks) or failed
-    if failed.rank is not None and not failed.host and tasks_per_node:
-        index = failed.rank // tasks_per_node
-        failed = replace(failed, host=job.nodes[index] if index < len(job.nodes) else "")
+    if failed.rank is not None and not failed.host:
+        failed = replace(failed, host=host_of(failed.rank, job, tasks_per_node))
     host = next((node for node in job.nodes if node.partition(".")[0] == failed.host.partition(".")[0]), "")
     return replace(failed, host=host or (job.nodes[0] if len(job.nodes) == 1 else failed.host))
+
+
+def host_of(rank: int, job: JobInfo, tasks_per_node: int | None) -> str:
+    """Return the node of a rank, or "" if it is unknown."""
+    index = rank // tasks_per_node if tasks_per_node else len(job.nodes)
+    return job.nodes[index] if index < len(job.nodes) else ""
+
+
+def nodes_lost_by(log: str) -> dict[str, str]:
+    """Return the nodes that srun lost, as keys. The values, the reasons, are empty."""
+    return dict.fromkeys(_NODE_FAILURE.findall(log), "")
+
+
+def failed_by_itself(failed: Failed, log: str, ends: Mapping[int, str]) -> Failed | None:
+    """Return how the rank ended; None if srun ended it, or if it only lost another rank or slurmstepd."""
+    end = None
+    if failed.rank is not None and (record := ends.get(failed.rank)):
+        with suppress(ValueError):  # invalid record
+            end = _ended(int(record.split()[1]), rank=failed.rank)
+    elif failed.rank is not None and (killed := _SRUN_ENDS.search(log)):
+        end = next((end for end in _ends_by_srun(log[: killed.start()]) if end.rank == failed.rank), None)
+    elif failed.exit_code or failed.signal:
+        end = failed
+    is_own = end is not None and end.exit_code not in (_LOST_PEER, LOST_SERVER) and end.signal != "SIGTERM"
+    return end if is_own else None
 
 
 def _first_recorded(ranks: Mapping[int, str], ends: Mapping[int, str], log: str) -> Failed | None:

@@ -5,6 +5,7 @@
 TASK is the number of an array task, or "". The answer is a JSON object. ``stdout``, ``stderr``: end of each
 log, "" if it is missing or not a file. ``ranks``: rank -> end of its own log. ``ends``: rank -> when and how
 it failed, as recorded by payload/node/task.py, or "" if the rank was killed before it could write the record.
+``events``: end of job.events, of all attempts of the job. The rest is about the job's last attempt.
 ``gone``: whether the folder is missing.
 """
 
@@ -23,45 +24,63 @@ END = 1 << 16  # of a log
 RANKS_END = 1 << 20  # of all ranks
 MOST_RANKS = 2048
 # A restarted job appends to its logs (payload/node/task.py).
-RESTARTED = re.compile(r"(?m)^clusterctl: restart [0-9]+ of this job$")
+RESTARTED = re.compile(r"(?m)^clusterctl: restart ([0-9]{1,6}) of this job$")
+STARTED = re.compile(r'(?m)^\{.*"event": "start".*"restarts": ([0-9]{1,6})[,}]')
 RANK_LOG = re.compile(r"([0-9]{1,6})\.log")
 RANK_END = re.compile(r"([0-9]{1,6})\.end")
 RECORD = 300  # bytes
 
 
 def end_of(folder: str, path: str, most: int) -> str:
-    """Return the last ``most`` bytes of a log as text, without output from before the job's last restart."""
+    """Return the last ``most`` bytes of a file as text; "" if it is missing or not a file."""
     try:
         fd = open_file(os.fsencode(folder), os.fsencode(path))
     except OSError:
         return ""
     try:
-        text = os.pread(fd, most, max(0, os.fstat(fd).st_size - most)).decode(errors="replace")
-        return RESTARTED.split(text)[-1]
+        return os.pread(fd, most, max(0, os.fstat(fd).st_size - most)).decode(errors="replace")
     finally:
         os.close(fd)
 
 
+def of_attempt(text: str, restarts: int, most: int) -> str | None:
+    """Return the part of a log's end that the attempt after ``restarts`` restarts wrote, or None without it.
+
+    most: number of bytes that were read. The start of a longer log is unknown.
+    """
+    notes = list(RESTARTED.finditer(text))
+    if notes:
+        return text[notes[-1].end() :] if int(notes[-1][1]) >= restarts else None
+    return text if not restarts or len(text.encode()) >= most else None
+
+
 def ends(folder: str, task: str) -> dict[str, Any]:
     """Return the ends of the logs of a job and its ranks, as the JSON object that the module describes."""
-    suffix = f"-{task}" if task else ""
-    ranks_folder = (f"task-{task}/" if task else "") + "rank-logs"
+    suffix, own = (f"-{task}", f"task-{task}/") if task else ("", "")
+    events = end_of(folder, f"{own}job.events", END)
+    starts = STARTED.findall(events)
+    restarts = int(starts[-1]) if starts else 0
     try:
-        with os.scandir(os.path.join(folder, ranks_folder)) as entries:  # noqa: PTH118
+        with os.scandir(os.path.join(folder, f"{own}rank-logs")) as entries:  # noqa: PTH118
             names = [entry.name for entry in islice(entries, 2 * MOST_RANKS)]
     except OSError:
         names = []
     logs = sorted(filter(None, map(RANK_LOG.fullmatch, names)), key=lambda match: int(match[1]))
     most = RANKS_END // max(16, len(logs))
+    ranks = {
+        log[1]: of_attempt(end_of(folder, f"{own}rank-logs/{log[0]}", most), restarts, most) for log in logs
+    }
     return {
-        "stderr": end_of(folder, f"stderr{suffix}.log", END),
-        "stdout": end_of(folder, f"stdout{suffix}.log", END),
-        "ranks": {log[1]: end_of(folder, f"{ranks_folder}/{log[0]}", most) for log in logs},
+        "stderr": of_attempt(end_of(folder, f"stderr{suffix}.log", END), restarts, END) or "",
+        "stdout": of_attempt(end_of(folder, f"stdout{suffix}.log", END), restarts, END) or "",
+        "ranks": {rank: text for rank, text in ranks.items() if text is not None},
         "ends": {
-            record[1]: end_of(folder, f"{ranks_folder}/{record[0]}", RECORD)
+            record[1]: end_of(folder, f"{own}rank-logs/{record[0]}", RECORD)
             for record in map(RANK_END.fullmatch, names)
-            if record
+            # A rank that has not started in this attempt has the record of an earlier attempt.
+            if record and ranks.get(record[1], "") is not None
         },
+        "events": events,
         "gone": not os.path.isdir(folder),  # noqa: PTH112
     }
 

@@ -34,6 +34,7 @@ from clusterctl.scheduler.base import (
     find_lost_job,
     retry,
 )
+from clusterctl.scheduler.slurm_parse import fold_nodes
 from clusterctl.spec.names import SLURMCTLD_PORT
 from clusterctl.transport.base import Transport
 from clusterctl.util.process import Result
@@ -55,6 +56,8 @@ _ON_ITS_WAY = re.compile(r"timed out|Zero Bytes|(send|receive|shutdown) failure"
 # There was no connection at all, so nothing was sent.
 _NOT_SENT = re.compile(r"slurm controller \(connect failure\)|Connection refused", re.IGNORECASE)
 _BACK_SOON_S = 6.0
+# slurmctld notices the loss of a node after SlurmdTimeout and a round of pings, and a job may end sooner.
+_NOTICED_S = 120
 # Longer than a busy slurmctld needs for an answer.
 _SOON_S = 5.0
 # If slurmctld is stopped, sbatch would try to reach it for a MessageTimeout, so check with a ping first. The
@@ -227,6 +230,20 @@ class SlurmClient(Jobs):
     def steps(self, job_id: str) -> tuple[StepInfo, ...]:
         self.check_id(job_id)
         return self._query(slurm_parse.STEPS, f"--jobs={job_id}")
+
+    def lost_nodes(self, job: JobInfo) -> Mapping[str, str]:
+        if job.start_time is None or not job.nodes:
+            return {}
+        end = job.end_time or job.start_time
+        argv = ["sacctmgr", "--noheader", "--parsable2", "show", "event", f"nodes={fold_nodes(job.nodes)}"]
+        argv += [f"start=uts{job.start_time}", "format=nodename,start,state,reason"]
+        lost = slurm_parse.parse_outages(self._ask(argv), job.start_time, end + _NOTICED_S)
+        # Until Slurm sets a node down that does not answer, the accounting has no event.
+        if time.time() < end + _NOTICED_S:
+            nodes = {node.name: node for node in self.nodes()}
+            silent = (node for name in job.nodes if (node := nodes.get(name)) and node.is_lost)
+            lost = {node.name: node.reason or "Not responding" for node in silent} | lost
+        return lost
 
     def accounting(self, job_id: str) -> str:
         self.check_id(job_id)

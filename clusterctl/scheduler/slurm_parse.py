@@ -277,6 +277,19 @@ SINFO: Final = Query(
 )
 
 
+def parse_outages(text: str, start: int, end: int) -> dict[str, str]:
+    """Return node -> reason of the nodes that went down from ``start`` to ``end`` (Unix seconds).
+
+    text: events of nodes from sacctmgr, with name, time, state and reason.
+    """
+    events = (line.split("|", 3) for line in text.splitlines() if line.count("|") >= 3)  # noqa: PLR2004
+    return {
+        node: reason
+        for node, time, state, reason in events
+        if state.startswith("DOWN") and start <= (_time(time) or 0) <= end
+    }
+
+
 def _parse_error(command: str, answer: str) -> SlurmError:
     return SlurmError(
         f"clusterctl can't parse the output of {command}",

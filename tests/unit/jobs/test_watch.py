@@ -21,6 +21,7 @@ from clusterctl.errors import (
     WaitTimeoutError,
 )
 from clusterctl.jobs.watch import LogChunk, follow, logs, raise_unless_completed, wait
+from clusterctl.scheduler.attempts import events_of, last_attempt
 from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
@@ -423,6 +424,24 @@ def test_a_restarted_job_is_judged_by_its_last_attempt(tmp_path, batch):
     assert found["ranks"] == {"1": "\nsecond\n"}
     (batch.folder / "rank-logs" / "2.end").touch()
     assert ends_there(batch.folder)["ends"]["2"] == ""
+
+
+def test_ranks_of_an_earlier_attempt_are_left_out(tmp_path):
+    """Rank 1's node was lost: its log and its end are of the first attempt. Rank 0 wrote too much to tell."""
+    (tmp_path / "rank-logs").mkdir()
+    start = '{{"time": {0}.5, "event": "start", "nodes": ["n1", "n2"], "restarts": {0}, "until": 9}}\n'
+    (tmp_path / "job.events").write_text("".join(map(start.format, (0, 1, 2))))
+    (tmp_path / "stderr.log").write_text("of the first\nclusterctl: restart 1 of this job\nof the second")
+    (tmp_path / "rank-logs" / "0.log").write_text("x" * (1 << 17))
+    (tmp_path / "rank-logs" / "1.log").write_text("of the first")
+    (tmp_path / "rank-logs" / "2.log").write_text("\nclusterctl: restart 2 of this job\nof the third")
+    for rank in range(3):
+        (tmp_path / "rank-logs" / f"{rank}.end").write_text(f"5.0 {rank + 1} n1\n")
+    found = ends_there(tmp_path)
+    assert found["stderr"] == ""
+    assert found["ranks"] == {"0": "x" * (1 << 16), "2": "\nof the third"}
+    assert found["ends"].keys() == {"0", "2"}
+    assert last_attempt(events_of(found["events"])).number == 2
 
 
 def ends_there(folder: Path) -> Any:

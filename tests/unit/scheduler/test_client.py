@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,13 @@ import pytest
 from clusterctl.errors import AnswerLostError, NoAnswerError, SlurmError, UnreachableError, UsageError
 from clusterctl.scheduler import admin
 from clusterctl.scheduler.admin import SlurmNodes
+from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.scheduler.slurm import SlurmAwayError, SlurmClient
 from clusterctl.util.progress import Clock
 from tests.support.here import LocalTransport
 from tests.support.messages import refused as rejected
 from tests.support.played.cluster import PlayedCluster
-from tests.support.scripted import ScriptedTransport, Step, said
+from tests.support.scripted import ScriptedTransport, Step, records, said
 
 CAPTURES = Path(__file__).parent / "captures"
 SQUEUE = (CAPTURES / "squeue.txt").read_bytes()
@@ -283,3 +285,27 @@ def test_why_slurmctld_refuses_its_configuration_its_log_says(
     assert last.startswith("fatal: ")
     (tmp_path / "scontrol").write_text("#!/bin/sh\nexit 0\n")
     SlurmNodes(LocalTransport()).reconfigure()
+
+
+def test_lost_nodes_are_those_lost_during_the_job() -> None:
+    """The events are of Slurm 24.11. A node that went down a moment after the job's end was the cause."""
+    down = (
+        "d-1|900|DOWN*|earlier\nd-2|1061|DOWN*|Not responding\nd-1|1300|DOWN|later\nd-1|1010|IDLE+DRAIN|a|b\n"
+    )
+    job = JobInfo(
+        number=7, name="x", user="ada", state=JobState.FAILED, reason="", start_time=1000, end_time=1035
+    )
+    job = replace(job, nodes=("d-1", "d-2"))
+    asked = Step(("sacctmgr", *["*"] * 4, "nodes=d-[[]1-2[]]", "start=uts1000", "..."), down)
+    slurm, transport, _ = client(asked)
+    assert slurm.lost_nodes(job) == {"d-2": "Not responding"}
+    assert transport.left == ()
+    now = int(time.time())
+    rows = [
+        (f"d-{n}", "p", state, state, "none", "2", "9", "", "", "0")
+        for n, state in ((1, "idle"), (2, "idle*"))
+    ]
+    slurm, transport, _ = client(Step(("sacctmgr", "..."), ""), Step(("sinfo", "..."), records(rows)))
+    assert slurm.lost_nodes(replace(job, end_time=now)).keys() == {"d-2"}
+    assert transport.left == ()
+    assert client()[0].lost_nodes(replace(job, start_time=None)) == {}

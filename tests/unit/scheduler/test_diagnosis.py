@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.scheduler.attempts import LastAttempt
 from clusterctl.scheduler.base import JobInfo, JobState, StepInfo
 from clusterctl.scheduler.diagnosis import Diagnosis, Evidence, catalogue, diagnose
+from clusterctl.transport.tree import format_size
 from payload.node import restarts
 
 JOB = JobInfo(
@@ -203,7 +205,7 @@ def test_the_cause_is_named(code: str, log: str) -> None:
     ("code", "state", "reason"),
     [
         ("time-limit", "TIMEOUT", "TimeLimit"),
-        ("node-failure", "NODE_FAIL", "NodeDown"),
+        ("lost-node", "NODE_FAIL", "NodeDown"),
         ("preempted", "PREEMPTED", "None"),
         ("cancelled", "CANCELLED", "None"),
         ("deadline", "DEADLINE", "DeadLine"),
@@ -515,3 +517,121 @@ def test_the_first_rank_is_known_where_srun_killed_all(first: int, end: int, how
     named = diagnose(Evidence(job=JOB, log=killed[0] + ended, ranks=ranks, ends={1: "5.0 7 n2"}))
     # A killed rank has not failed first.
     assert (named.rank, named.exit_code) == (1, 7)
+
+
+# stderr of a job on n1 and n2 with rank 1 on n2, when n2 died, and when slurmstepd died on n2. Slurm 24.11
+ABORTED = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
+SURVIVOR_KILLED = (
+    f"{ABORTED}slurmstepd-n1: error: *** STEP 12.1 ON n1 CANCELLED AT 2026-11-26T17:17:55 ***\n"
+    "srun: error: n1: task 0: Killed\nsrun: Terminating StepId=12.1\n"
+)
+TIMED_OUT = "srun: error: Timed out waiting for job step to complete\n"
+PEER_RESET = (
+    TRACEBACK + "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:1\n"
+)
+WATCHED = {"n2": "clusterctl watcher: no answer for 3 s"}
+
+
+@pytest.mark.parametrize(
+    ("log", "ranks", "ends"),
+    [
+        (SURVIVOR_KILLED + TIMED_OUT, {0: "epoch 1\n", 1: ""}, {}),
+        # The program on the survivor ends before srun kills it.
+        ("srun: error: n1: task 0: Exited with exit code 14\n" + ABORTED, {0: PEER_GONE}, {0: "5.0 14 n1"}),
+        ("srun: error: n1: task 0: Exited with exit code 1\n" + ABORTED, {0: PEER_RESET}, {0: "5.0 1 n1"}),
+        ("srun: error: n1: task 0: Terminated\n" + ABORTED, {0: "", 1: ""}, {0: "5.0 143 n1"}),
+        ("lost the peer\n", {0: "lost the peer\n"}, {0: "5.0 7 n1"}),
+        ("", {}, {}),
+    ],
+    ids=["killed", "lost-peer", "reset", "terminated", "exit-code", "torchrun"],
+)
+def test_lost_node_is_the_cause_and_not_its_survivors(
+    log: str, ranks: dict[int, str], ends: dict[int, str]
+) -> None:
+    found = diagnose(Evidence(job=JOB, log=log, ranks=ranks, ends=ends, lost=WATCHED))
+    assert (found.code, found.rank, found.host, found.signal) == ("lost-node", None, "n2", "")
+    assert WATCHED["n2"] in found.cause
+    unknown = diagnose(Evidence(job=JOB, log=log, ranks=ranks, ends=ends))
+    assert unknown.code != "lost-node"
+
+
+def test_lost_node_named_by_srun_alone_is_the_cause() -> None:
+    log = "srun: error: Node failure on n2\n" + SURVIVOR_KILLED
+    found = diagnose(Evidence(job=JOB, log=log, ranks={0: "", 1: ""}))
+    assert (found.code, found.host) == ("lost-node", "n2")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "end", "code"),
+    [
+        ({0: "", 1: ""}, "5.0 139 n1", "segmentation-fault"),
+        ({0: "", 1: ""}, "5.0 137 n1", "killed"),
+        ({0: TRACEBACK + "KeyError: 'own'\n", 1: ""}, "5.0 1 n1", "python-exception"),
+    ],
+)
+def test_rank_that_failed_by_itself_outweighs_a_lost_node(ranks: dict[int, str], end: str, code: str) -> None:
+    """The node may have stopped answering for another reason, or because of the failure."""
+    found = diagnose(Evidence(job=JOB, log=SURVIVOR_KILLED, ranks=ranks, ends={0: end}, lost=WATCHED))
+    assert (found.code, found.rank) == (code, 0)
+
+
+def test_killed_slurmstepd_is_not_the_fault_of_its_rank() -> None:
+    """Open MPI ends the rank that lost slurmstepd with 195, and slurmstepd never reports the end."""
+    log, ends = SURVIVOR_KILLED + TIMED_OUT, {1: "5.0 195 n2"}
+    ranks = {0: "", 1: "[n2:00000] *** An error occurred in PMIx Event Notification\n"}
+    found = diagnose(Evidence(job=JOB, log=log, ranks=ranks, ends=ends))
+    assert (found.code, found.rank, found.host) == ("lost-slurmstepd", 1, "n2")
+    own = diagnose(Evidence(job=JOB, log=log, ranks=ranks, ends={1: "5.0 7 n2"}))
+    assert own.code == "exit-code"
+
+
+@pytest.mark.parametrize(("peak", "is_near"), [(0, False), (1 << 30, False), (int(1.9 * (1 << 30)), True)])
+def test_sigkill_is_blamed_on_memory_only_near_the_limit(peak: int, *, is_near: bool) -> None:
+    job, steps = replace(JOB, tres="cpu=2,mem=4G,node=2"), (StepInfo("12.0", peak=peak, peak_host="n2"),)
+    log = "srun: error: n2: task 1: Killed\n" + ABORTED
+    found = diagnose(Evidence(job=job, log=log, ranks={1: ""}, ends={1: "5.0 137 n2"}, steps=steps))
+    assert (found.code, found.rank) == ("killed", 1)
+    assert (format_size(2 << 30) in found.cause) == is_near
+    assert ("--mem" in found.fix) == is_near
+
+
+@pytest.mark.parametrize("reason", ["same-error", "no-progress", "chain-over"])
+def test_stop_of_the_restarts_is_told_with_its_cause(reason: str) -> None:
+    log = TRACEBACK + "KeyError: 'a bug'\n"
+    found = diagnose(Evidence(job=JOB, log=log, attempt=LastAttempt(number=1, stop=reason)))
+    assert found.code == f"stopped-{reason}"
+    assert ("KeyError: 'a bug'" in found.cause) == (reason != "chain-over")
+    usage = diagnose(Evidence(job=JOB, log=log, attempt=LastAttempt(stop="usage")))
+    assert usage.code == "python-exception"
+
+
+def test_hang_is_the_cause_and_not_the_kill_that_ended_it() -> None:
+    attempt = LastAttempt(hang="rank 1 at loader.py:88", hang_s=90)
+    found = diagnose(Evidence(job=JOB, log=SURVIVOR_KILLED, attempt=attempt, lost=WATCHED))
+    assert found.code == "hang"
+    assert "1m30s" in found.cause
+    assert attempt.hang in found.cause
+
+
+def test_rank_that_wrote_the_error_outweighs_the_first_to_end() -> None:
+    """All ranks of the bundled programs end if the disk is full, and rank 0 reports it."""
+    told = "payload: error: checkpoint: No space left on device\n"
+    ends = {0: "5.2 1 n1", 1: "5.0 1 n2"}
+    evidence = Evidence(job=JOB, log="epoch 1\n" + told, ranks={0: told, 1: ""}, ends=ends, tasks_per_node=1)
+    log = evidence.log + "srun: error: n2: task 1: Exited with exit code 1\n" + ABORTED
+    found = diagnose(replace(evidence, log=log))
+    assert (found.code, found.rank, found.host) == ("disk-full", 0, "n1")
+    assert found.lines == (told.strip(),)
+    both = diagnose(replace(evidence, log=log, ranks={0: told, 1: told}))
+    assert both.rank == 1
+
+
+def test_messages_about_our_own_processes_are_not_quoted() -> None:
+    ours = (
+        "clusterctl: hang: no progress for 90 s: rank 1 at x.py:1\n"
+        "clusterctl: SIGKILL in rank 1 on n2 after 5 s; this job is requeued\n"
+        "clusterctl: this job is not requeued: KeyError, again without a newer checkpoint\n"
+        '/var/spool/slurmd/job00012/slurm_script: line 39: 77 Killed    srun --mpi=pmix "$python"\n'
+    )
+    found = diagnose(Evidence(job=replace(JOB, exit_code=7), log="epoch 1\n" + ours))
+    assert found.lines == ("epoch 1",)
