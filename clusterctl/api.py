@@ -364,7 +364,7 @@ class Job:
         WaitTimeoutError after ``timeout_s``; the job keeps running.
         """
         with self.cluster._session() as session:
-            notes = watch.ChangeNotes(self.cluster._note)
+            notes = watch.ChangeNotes(session, self.cluster._note)
             ended = watch.wait(session, [self.id], timeout_s=timeout_s, on_change=notes)
             watch.raise_unless_completed(session, ended)
         return ended
@@ -379,7 +379,7 @@ class Job:
                 show(line.decode(errors="replace"))
 
         with self.cluster._session() as session, whole_lines(show_lines) as take:
-            notes = watch.ChangeNotes(self.cluster._note)
+            notes = watch.ChangeNotes(session, self.cluster._note)
             ended = watch.follow(session, self.id, on_output=take, timeout_s=timeout_s, on_change=notes)
             watch.raise_unless_completed(session, ended, log_is_shown=True)
             return ended

@@ -105,7 +105,7 @@ def wait_for(
     screen: Screen, session: Session, ids: list[str], timeout_s: float | None
 ) -> tuple[JobInfo, ...]:
     with screen.working(f"waiting for job {', '.join(ids)}"), _detaching(screen, ids):
-        return watch.wait(session, ids, timeout_s=timeout_s, on_change=ChangeNotes(screen.note))
+        return watch.wait(session, ids, timeout_s=timeout_s, on_change=ChangeNotes(session, screen.note))
 
 
 def follow_job(
@@ -116,7 +116,7 @@ def follow_job(
     show: called with each part of the output. rank: a rank's number, or "all" ranks; default: the job's log.
     Raise JobFailedError or JobCancelledError if the job failed or was cancelled.
     """
-    changes = ChangeNotes(screen.note)
+    changes = ChangeNotes(session, screen.note)
     with _detaching(screen, [job_id]):
         ended = watch.follow(
             session, job_id, on_output=show, rank=rank, timeout_s=timeout_s, on_change=changes

@@ -14,7 +14,7 @@ from clusterctl.cli.options import Words, argument, job_ids, option
 from clusterctl.cli.output import ENDINGS, Screen
 from clusterctl.cluster.status import Status, status_of
 from clusterctl.errors import Notice, TransportError, excluded
-from clusterctl.jobs.watch import diagnosis_of, known_jobs, list_jobs, reported_state
+from clusterctl.jobs.watch import diagnosis_of, known_jobs, list_jobs, reported_state, restarts_of_job
 from clusterctl.scheduler.base import JobInfo, JobState, state_counts, worst_job
 from clusterctl.scheduler.session import SOON_S, Session, open_session
 from clusterctl.scheduler.slurm_parse import fold_nodes
@@ -166,13 +166,17 @@ def _show_in_full(screen: Screen, session: Session, tasks: Sequence[JobInfo]) ->
     is_here = run_dir is not None and os.path.isdir(run_dir)  # noqa: PTH112 - never raises
     cause = diagnosis_of(session, tasks)
     diagnosis = cause.as_dict() if cause is not None else None
-    more = {"script": script, "files": files, "run_dir": run_dir, "diagnosis": diagnosis}
+    # A job that the queue has forgotten may have been restarted.
+    restarts = restarts_of_job(session, job) if len(tasks) == 1 and job.restarts != 0 else ()
+    told = [restart.as_dict() for restart in restarts]
+    more = {"script": script, "files": files, "run_dir": run_dir, "diagnosis": diagnosis, "restarts": told}
     rows = _rows(job) if len(tasks) == 1 else []
     rows += [("folder", job.work_dir), ("script", script), ("files", _shown_files(files) if script else "")]
     lacks = f"{'no longer on disk' if run_dir else 'not yet'}; run `clusterctl collect {job.whole_id}`"
     rows += [("collected", run_dir if is_here else lacks)] if script else []
     lines = [] if len(tasks) == 1 else [*job_table(screen, tasks, tasks=True), ""]
     lines += [f"{name:<10} {value}" for name, value in rows if value]
+    lines += ["", *map(str, restarts)] if restarts else []
     if cause is not None:
         lines += ["", cause.summary, *(f"| {line}" for line in cause.lines), f"fix: {cause.fix}"]
     screen.result({"jobs": [{**task.as_dict(), **more} for task in tasks]}, *lines)

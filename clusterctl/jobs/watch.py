@@ -10,7 +10,7 @@ import binascii
 import json
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -25,6 +25,7 @@ from clusterctl.errors import (
     UsageError,
     WaitTimeoutError,
 )
+from clusterctl.scheduler.attempts import EVENTS_FILE, Restart, events_of, restarts_of
 from clusterctl.scheduler.base import JobInfo, JobState, Outcome, state_counts, unmanaged_job_error, worst_job
 from clusterctl.scheduler.session import Session, resolve_submissions
 from clusterctl.transport.base import Transport, remote_argv, split_lines
@@ -39,6 +40,8 @@ OnChange = Callable[[Sequence[JobInfo], Sequence[JobInfo]], None]
 # After sbatch has answered, the accounting may not know the job for this long.
 _APPEAR_S = 30.0
 _RECONNECT_S = 60.0
+# Bytes that are read of a job's events.
+_MOST_EVENTS = 1 << 16
 
 _PROGRAM = "clusterctl.jobs.remote_follow"
 _LOG = re.compile(r"(stdout|stderr)(?:-([0-9]+))?\.log|(?:task-([0-9]+)/)?rank-logs/([0-9]+)\.log")
@@ -109,6 +112,7 @@ def reported_state(job: JobInfo) -> tuple[JobState, tuple[str, ...], bool, bool]
 class ChangeNotes:
     """Reports changes of jobs to the user, by calling ``note`` with each line."""
 
+    session: Session
     note: LineReporter
 
     def __call__(self, changed: Sequence[JobInfo], jobs: Sequence[JobInfo]) -> None:
@@ -128,10 +132,25 @@ class ChangeNotes:
         """Report a job. Tasks of an array are reported only if they failed or were cancelled."""
         location = f" on {','.join(job.nodes)}" if job.nodes else ""
         reason = f" ({job.reason})" if job.reason not in {"", "None"} else ""
+        if not array and job.ended and job.restarts:
+            for restart in restarts_of_job(self.session, job):
+                self.note(f"job {job.id}: {restart}")
         if not array or job.outcome in {Outcome.FAILED, Outcome.CANCELLED}:
             self.note(f"job {job.id} {job.state.value}{location}{reason}")
         if job.failed_to_launch:
             self.note(f"job {job.id} is held because a node could not start it; `clusterctl up` releases it")
+
+
+def restarts_of_job(session: Session, job: JobInfo) -> tuple[Restart, ...]:
+    """Return the restarts of a job, as far as its folder on the cluster has a record of them."""
+    if not job.token:
+        return ()
+    folder = job.work_dir if job.task is None else f"{job.work_dir}/task-{job.task}"
+    argv = ["tail", f"--bytes={_MOST_EVENTS}", "--", f"{folder}/{EVENTS_FILE}"]
+    _, host = session.hosts_with_files(job.nodes)[0]
+    with suppress(TransportError):
+        return restarts_of(events_of(host.run(argv, check=False).stdout))
+    return ()
 
 
 def wait(

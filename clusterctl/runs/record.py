@@ -15,7 +15,7 @@ from clusterctl.errors import SchedulerError, printable
 from clusterctl.providers.registry import node_price
 from clusterctl.runs.fetch import Manifest
 from clusterctl.runs.folder import ACCOUNTING, GOING_ON, write_kept, write_sums
-from clusterctl.runs.series import summarize
+from clusterctl.runs.series import restarts_in, summarize
 from clusterctl.scheduler.base import JobInfo, Jobs, JobState, Outcome, worst_job
 from clusterctl.scheduler.evidence import diagnose_run
 from clusterctl.scheduler.session import Session
@@ -93,15 +93,21 @@ def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunR
     submitted = {"args": args, "tags": tuple(dict.fromkeys(job.get("tag") or ())), "note": job.get("note")}
     submitted |= {key: facts[key] for key in ("replay_of", "of_failed") if key in facts}
     if not record.is_array:
-        return record.model_copy(update={**submitted, **vars(summarize(tree, args))})
+        tasks = [_with_restarts(task, tree) for task in record.tasks]
+        return record.model_copy(update={**submitted, "tasks": tuple(tasks), **vars(summarize(tree, args))})
     values = sweep.pop("tasks") if isinstance(sweep, dict) else []
     tasks = []
     for task in record.tasks:
-        number = task.number
+        number, folder = task.number, tree / task.folder
         own = sweep_arguments(values[int(number)]) if number.isdecimal() and int(number) < len(values) else ()
-        summary = summarize(tree / task.folder, (*args, *own))
-        tasks.append(task.model_copy(update=vars(summary)))
+        summary = summarize(folder, (*args, *own))
+        tasks.append(_with_restarts(task, folder).model_copy(update=vars(summary)))
     return record.model_copy(update={**submitted, "tasks": tuple(tasks), "sweep": sweep})
+
+
+def _with_restarts(task: TaskRecord, folder: Path) -> TaskRecord:
+    told = tuple(restart.as_dict() for restart in restarts_in(folder))
+    return task.model_copy(update={"interruptions": told})
 
 
 def _record(

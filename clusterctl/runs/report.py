@@ -32,8 +32,9 @@ from clusterctl.runs.page import (
     thinned,
     write_report,
 )
-from clusterctl.runs.series import Record, finite, is_number, records
+from clusterctl.runs.series import Record, finite, is_number, records, restarts_in
 from clusterctl.runs.telemetry import compare_ranks, node_charts
+from clusterctl.scheduler.attempts import Restart
 from clusterctl.scheduler.base import JobState, Outcome
 from clusterctl.spec.sweep import Goal, goal_of
 from clusterctl.spec.units import format_duration
@@ -169,17 +170,24 @@ def _run_report(row: Row) -> Report:
     if not facts.series:
         missing.append("metrics: the program wrote no metrics.jsonl, TensorBoard file or metrics.csv")
     ranks = _rank_section(facts)
-    speed = list(_speed_lines(facts))
+    speed, restarts = list(_speed_lines(facts)), restarts_in(row.folder)
     sections = [
         _metric_charts({"": facts}, missing),
         Section("Time of a step", speed, list(_step_charts(facts))),
         ranks,
         Section("Nodes", charts=nodes),
+        Section("Restarts", [str(restart) for restart in restarts[-_MOST_LINES:]]),
         _scheduler_section(row, facts),
         _configuration_section(row),
         software,
     ]
-    verdict = [*_outcome_lines(row), *_metric_changes(row, facts), *speed, *ranks.lines]
+    verdict = [
+        *_outcome_lines(row),
+        *_restart_lines(restarts),
+        *_metric_changes(row, facts),
+        *speed,
+        *ranks.lines,
+    ]
     return Report(row.shown, verdict, _has_completed(row), missing, _without_empty(sections))
 
 
@@ -211,6 +219,14 @@ def _outcome_lines(row: Row) -> Iterator[str]:
         yield f"{diagnosis['cause']}; fix: {diagnosis.get('fix', '')}"
         lines = diagnosis.get("lines")
         yield from (f"| {line}" for line in lines) if isinstance(lines, list) else ()
+
+
+def _restart_lines(restarts: Sequence[Restart]) -> Iterator[str]:
+    if restarts:
+        counts = [restart.steps_lost for restart in restarts if restart.steps_lost is not None]
+        lost = f" with {sum(counts)} steps lost" if len(counts) == len(restarts) else ""
+        total = f"restarted {len(restarts)} times{lost}; the last: " if len(restarts) > 1 else ""
+        yield f"{total}{restarts[-1]}"
 
 
 def _metric_changes(row: Row, facts: _Facts) -> Iterator[str]:

@@ -23,6 +23,8 @@ from typing import Any, Final
 
 from clusterctl.errors import printable
 from clusterctl.runs.tensorboard import EventFiles
+from clusterctl.scheduler.attempts import EVENTS_FILE, Restart, events_of, restarts_of
+from clusterctl.scheduler.remote_logs import END, end_of
 from clusterctl.state.ledger import Metric, Value
 from clusterctl.state.submissions import SOURCE_FILE
 from clusterctl.transport.remote_open import open_file, read_json
@@ -83,6 +85,18 @@ def records(folder: Path) -> Iterator[Record]:
         for record in source:
             if values := _printable_values(record.values, names, without=earlier_names):
                 yield Record(values, record.step, record.time)
+
+
+def restarts_in(folder: Path) -> tuple[Restart, ...]:
+    """Return the restarts of the job or array task with this folder of a collected run."""
+    events = events_of(end_of(str(folder), EVENTS_FILE, END))
+    # Most jobs have no restart, and their metrics need not be read.
+    if not restarts_of(events):
+        return ()
+    steps = ((record.time, record.step) for record in records(folder))
+    return restarts_of(
+        events, ((time, step) for time, step in steps if time is not None and step is not None)
+    )
 
 
 def is_number(value: Any) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, Final
 from clusterctl.spec.units import format_duration
 from clusterctl.util.terminal import plain_line
 
+EVENTS_FILE: Final = "job.events"
 _LONGEST: Final = 500  # characters
 _MOST_NODES: Final = 8
 _SAVED: Final = "saved"
@@ -31,7 +32,9 @@ class Restart:
     reason: why job.py requeued the job (saved, failed, hang), or "" if Slurm or a person did.
     status: exit status of the program. ended: None if the end was not recorded. nodes: of the ended attempt.
     noticed_s: from the last progress of a hung program to its end.
-    again_s: from the end to the first record of the next attempt. steps_lost: steps that it repeated.
+    again_s: from the end to the first record of the next attempt. If the end is unknown, from the last record
+        before it that the next attempt has kept.
+    steps_lost: steps that the next attempt repeated.
     None: unknown.
     """
 
@@ -110,41 +113,49 @@ def restarts_of(events: Sequence[Event], records: Iterable[tuple[float, int]] = 
     records: time and step of each record of metrics that the program wrote.
     """
     steps = sorted(records)
-    return tuple(
-        _restart(start, later, following, steps[bisect_left(steps, (following["time"], 0)) :][:1])
-        for (start, later), (following, _) in pairwise(_attempts(events))
-    )
+    restarts = []
+    for number, ((start, later), (following, _)) in enumerate(pairwise(_attempts(events)), 1):
+        restart = _restart(number, start, later, following)
+        at = bisect_left(steps, (following["time"], 0))
+        if at < len(steps):
+            last_step: Any = next(iter(_list(_failure(later, following), "progress")[1:]), None)
+            is_step = isinstance(last_step, int) and 0 < last_step < _LATEST
+            since = restart.ended or (steps[at - 1][0] if at else None)
+            restart = replace(
+                restart,
+                again_s=None if since is None else round(steps[at][0] - since, 3),
+                steps_lost=max(0, last_step - steps[at][1] + 1) if is_step else None,
+            )
+        restarts.append(restart)
+    return tuple(restarts)
 
 
-def _restart(
-    start: Event, later: Sequence[Event], following: Event, steps: Sequence[tuple[float, int]]
-) -> Restart:
-    """Return a restart. later: events of the ended attempt. steps: the first record of the next attempt."""
+def _restart(number: int, start: Event, later: Sequence[Event], following: Event) -> Restart:
+    """Return a restart.
+
+    number: used if Slurm has not counted the restart, because a power cut took slurmctld's record of it.
+    later: events of the ended attempt.
+    """
     requeue, hang = _last(later, "requeue"), _hang(later)
-    # If a node was lost, the next start describes the end.
-    failure = requeue if "kind" in requeue else following
     end = _last(later, "end") or requeue
-    ended, status = _number(end, "time"), _number(end, "status")
+    status = _number(end, "status")
     nodes = tuple(_text({"name": node}, "name") for node in _list(start, "nodes"))
-    last_step: Any = next(iter(_list(failure, "progress")[1:]), None)
-    restart = Restart(
-        number=int(_number(following, "restarts") or 0),
-        cause=_cause(failure, requeue, hang, status, nodes),
+    return Restart(
+        number=int(_number(following, "restarts") or number),
+        cause=_cause(_failure(later, following), requeue, hang, status, nodes),
         reason=_text(requeue, "reason"),
         status=None if status is None else int(status),
         nodes=nodes,
-        ended=ended,
+        ended=_number(end, "time"),
         started=following["time"],
         noticed_s=int(_number(hang, "seconds") or 0) if hang else None,
     )
-    for time, step in steps:
-        is_step = isinstance(last_step, int) and 0 < last_step < _LATEST
-        restart = replace(
-            restart,
-            again_s=None if ended is None else round(time - ended, 3),
-            steps_lost=max(0, last_step - step + 1) if is_step else None,
-        )
-    return restart
+
+
+def _failure(later: Sequence[Event], following: Event) -> Event:
+    """Return the event that describes the end of an attempt: if a node was lost, the next start."""
+    requeue = _last(later, "requeue")
+    return requeue if "kind" in requeue else following
 
 
 def _cause(failure: Event, requeue: Event, hang: Event, status: float | None, nodes: Sequence[str]) -> str:

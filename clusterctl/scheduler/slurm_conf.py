@@ -103,7 +103,7 @@ def fault_timeouts(nodes: int) -> Settings:
     Slurm's defaults are for thousands of nodes: a lost node is noticed after five minutes, and a requeued job
     waits until credentials expire (120 s). These settings are shorter, and grow with the number of nodes. But
     they allow a busy node half a minute without an answer, because a node marked DOWN loses its jobs.
-    The role slurmctld's watcher finds lost nodes of jobs with --requeue sooner, and starts requeued jobs at once.
+    The watcher on the controller finds lost nodes of jobs with --requeue sooner.
     """
     extra_s = nodes // 8
     return {

@@ -75,7 +75,10 @@ class SweepRecord(TypedDict, total=False):
 
 
 class TaskRecord(_Stored):
-    """The final state of a job, or of a task of a job array. Times are Unix seconds."""
+    """The final state of a job, or of a task of a job array. Times are Unix seconds.
+
+    interruptions: the job's restarts, as `clusterctl jobs ID -o json` shows them.
+    """
 
     id: str
     state: str
@@ -87,6 +90,7 @@ class TaskRecord(_Stored):
     end_time: Time | None = None
     config: dict[str, Value] = {}
     metrics: dict[str, Metric] = {}
+    interruptions: tuple[dict[str, Any], ...] = ()
 
     @property
     def number(self) -> str:

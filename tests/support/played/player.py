@@ -123,7 +123,8 @@ def squeue(argv: list[str], state: dict[str, Any]) -> None:
         times = [str(job.get(key, "N/A")) for key in ("submit", "start", "end")]
         nodes = "n1" if "start" in job else ""
         fields = [job_id, job_id, "N/A", *common(job), job["reason"] or "None", str(status), nodes, *times]
-        fields += ["1-00:00:00", "cpu=1,mem=1G,node=1", job["dir"], job["comment"] or "(null)", "0"]
+        fields += ["1-00:00:00", "cpu=1,mem=1G,node=1", job["dir"], job["comment"] or "(null)"]
+        fields.append(str(job.get("restarts", 0)))
         say_record(argv, fields)
 
 

@@ -53,7 +53,7 @@ def test_nothing_slow_is_imported_without_need(module: str, needs: set[str]) -> 
         ("collect", 50),
         ("job", 40),
         ("files", 45),
-        ("jobs", 35),
+        ("jobs", 36),
         ("run", 10),
     ],
 )

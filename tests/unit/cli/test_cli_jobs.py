@@ -77,6 +77,22 @@ def test_one_job_in_full(here, cluster, tmp_path, capsys) -> None:
     assert {"path": "stdout.log", "bytes": 5, "host": here.transport.host} in one["files"]
 
 
+def test_restarts_of_a_job_are_told(here, cluster, tmp_path, capsys) -> None:
+    """After `submit --wait`, and in the job's full view."""
+    start = '{"time": 4e9, "event": "start", "restarts": 1}'
+    job_id = ended(here, cluster, tmp_path, f"echo '{start}' >>job.events")
+    jobs.jobs(JSON, [job_id])
+    assert json.loads(capsys.readouterr().out)["jobs"][0]["restarts"] == []
+    cluster.change(job_id, restarts=1)
+    jobs.jobs(JSON, [job_id])
+    (restart,) = json.loads(capsys.readouterr().out)["jobs"][0]["restarts"]
+    assert (restart["number"], restart["started"]) == (1, 4e9)
+    jobs.jobs(TEXT, [job_id])
+    assert restart["cause"] in capsys.readouterr().out
+    wait(here, [job_id], on_change=ChangeNotes(here, TEXT.note))
+    assert restart["cause"] in capsys.readouterr().err
+
+
 def test_a_job_whose_folder_is_gone(here, cluster, tmp_path, capsys) -> None:
     ended(here, cluster, tmp_path, 'rm -rf -- "$PWD"')
     jobs.jobs(TEXT, ["1"])
@@ -163,7 +179,7 @@ def test_wait_for_array_shows_counts_and_failures(here, capsys, monkeypatch) -> 
 
     monkeypatch.setattr(here.scheduler, "jobs", look)
     monkeypatch.setattr(here.scheduler, "clock", Clock(sleep=lambda _: None))
-    wait(here, ["7"], on_change=ChangeNotes(TEXT.note))
+    wait(here, ["7"], on_change=ChangeNotes(here, TEXT.note))
     assert capsys.readouterr().err.splitlines() == [
         "job 7: 3 PENDING",
         "job 7: 1 COMPLETED, 1 RUNNING, 1 PENDING",
@@ -173,10 +189,10 @@ def test_wait_for_array_shows_counts_and_failures(here, capsys, monkeypatch) -> 
     ]
 
 
-def test_an_array_that_lacks_nodes_says_so_once(capsys) -> None:
+def test_an_array_that_lacks_nodes_says_so_once(here, capsys) -> None:
     reason = "ReqNodeNotAvail, UnavailableNodes:n1"
     known = {"number": 7, "name": "grid", "user": "ada", "reason": reason, "state": JobState.PENDING}
     tasks = [JobInfo(**known, task=task) for task in range(200)]
-    ChangeNotes(TEXT.note)(tasks, tasks)
+    ChangeNotes(here, TEXT.note)(tasks, tasks)
     counts, told = capsys.readouterr().err.splitlines()
     assert (counts, told.startswith("job 7 is waiting for nodes")) == ("job 7: 200 PENDING", True)

@@ -56,9 +56,13 @@ echo 'not json' >telemetry/n2.jsonl
 """
 
 
+RESTARTED = """echo '{"time": 4e9, "event": "start", "restarts": 1}' >>job.events\n"""
+
+
 def test_what_a_run_holds(session, cluster, tmp_path, out):
     script = tmp_path / "job.sh"
-    script.write_text(f"#!/bin/bash\necho hello; echo '{{\"loss\": 0.5}}' >metrics.jsonl\n{TELEMETRY}")
+    metrics = "echo '{\"loss\": 0.5}' >metrics.jsonl"
+    script.write_text(f"#!/bin/bash\necho hello\n{metrics}\n{TELEMETRY}{RESTARTED}")
     job_id = submit(session, JobSpec(name="mine", script=script, args=("--lr", "0.1"))).job_id
     cluster.wait_until_ended(job_id)
     (run,) = collect(session, [job_id], out=out)
@@ -75,6 +79,8 @@ def test_what_a_run_holds(session, cluster, tmp_path, out):
     assert (run.args, run.config, run.metrics["loss"].last) == (("--lr", "0.1"), {"lr": 0.1}, 0.5)
     assert (run.price_per_hour, run.cost_usd) == (None, None)
     assert json.loads((run.directory / "sacct.json").read_text())["jobs"][0]["job_id"] == int(job_id)
+    (restart,) = run.tasks[0].interruptions
+    assert (restart["number"], restart["started"]) == (1, 4e9)
     told = json.loads((run.directory / "environment.json").read_text())
     assert (told["client"]["job"]["name"], told["slurm"]) == ("mine", "22.05.8")
     assert told["hosts"] == {"n1": {"host": "n1", "versions": {"python": "3.11.2"}}}

@@ -82,6 +82,28 @@ def test_a_run(tmp_path: Path) -> None:
     assert dict(spans) == pytest.approx(expected)
 
 
+def test_restarts_of_a_run_are_told(tmp_path: Path) -> None:
+    """The first attempt reached step 30, and the second began with step 20."""
+    row = trained(tmp_path)
+    second = next(line for line in lines() if line.get("step") == 20)["time"]
+    failure = {"reason": "failed", "kind": "SIGKILL", "place": "rank 1 on n2", "progress": [19, 30, 0]}
+    events: list[dict[str, Any]] = [
+        {"time": TIME, "event": "start", "restarts": 0},
+        {"time": second - 9, "event": "end", "status": 137},
+        {"time": second - 9, "event": "requeue", **failure},
+        {"time": second - 0.05, "event": "start", "restarts": 1},
+    ]
+    (row.folder / "job.events").write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    report = report_of([row])
+    told = next(line for line in report.verdict if failure["place"] in line)
+    assert "11 steps lost" in told
+    assert "again after 9s" in told
+    (section,) = [section for section in report.sections if section.title == "Restarts"]
+    assert len(section.lines) == 1
+    (row.folder / "job.events").write_text(json.dumps(events[0]))
+    assert all(section.title != "Restarts" for section in report_of([row]).sections)
+
+
 def test_the_same_facts_in_each_form(tmp_path: Path) -> None:
     report = report_of([trained(tmp_path, note="two | <b>words</b>")])
     as_json, as_markdown, as_html = report.as_dict(), report.as_markdown(), report.as_html()

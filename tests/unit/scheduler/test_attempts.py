@@ -39,6 +39,11 @@ def test_restart_has_its_cause_times_and_lost_steps() -> None:
     assert (restart.ended, restart.started, restart.again_s, restart.steps_lost) == (130.5, 140, 12.0, 12)
     assert restart.as_dict()["nodes"] == ["n1", "n2"]
     assert "12 steps lost" in str(restart)
+    again = events_of(told(start(1, 0), start(2, 0), start(3, 2)))
+    assert [restart.number for restart in restarts_of(again)] == [1, 2]
+    lost = events_of(told(start(100, 0), start(140, 1, kind="loss of n2", progress=[50, 62, 0])))
+    (unseen,) = restarts_of(lost, [(120.0, 61), (129.0, 62), (142.5, 51)])
+    assert (unseen.ended, unseen.again_s, unseen.steps_lost) == (None, 13.5, 12)
     (alone,) = restarts_of(events)
     assert (alone.again_s, alone.steps_lost) == (None, None)
 
