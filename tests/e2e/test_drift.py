@@ -260,6 +260,22 @@ def test_a_job_starts_again_on_the_node_that_was_out_of_reach(one: Cluster) -> N
     one("cancel", job)
 
 
+@pytest.mark.sweep
+def test_job_of_a_node_that_was_briefly_off_is_requeued(one: Cluster) -> None:
+    """Slurm does not notice that the node was off, and shows the job as running, without a process."""
+    third = node(one, 3)
+    job = begin(one, "off", f"#!/bin/bash\n#SBATCH --requeue --nodelist={third} --mem=100M\nsleep 600\n")
+    one.ssh(third, "sudo systemctl poweroff --force --force", rc=None)
+    answer = one.json("up")
+    assert any(third in repair and f"job {job}," in repair for repair in mended(answer))
+    deadline = time.monotonic() + PATIENCE_S
+    while len(one.json("jobs", job)["jobs"][0]["restarts"]) != 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    assert one.ssh(third, "pgrep -x sleep")
+    one("cancel", job)
+
+
 def test_nodes_that_do_not_reach_each_other_are_named(one: Cluster) -> None:
     second, third = node(one, 2), node(one, 3)
     address = one.ssh(second, f"getent hosts {third}").split()[0]
