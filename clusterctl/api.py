@@ -28,6 +28,7 @@ from clusterctl.jobs import files, watch
 from clusterctl.jobs.bundled import ChosenModel, reject_invalid_arguments
 from clusterctl.jobs.log_text import KeptLogs, whole_lines
 from clusterctl.jobs.replay import replay_job
+from clusterctl.jobs.stacks import stacks_of
 from clusterctl.jobs.submission import Preparer, Submission, read_jobs, submit_prepared
 from clusterctl.jobs.submit import Submitter
 from clusterctl.jobs.watch import LogChunk
@@ -392,6 +393,11 @@ class Job:
         logs = [log for log in kept.texts() if stream in {None, log.stream}]
         logs.sort(key=lambda log: (log.task or 0, log.stream == "stderr", log.rank or 0))
         return "".join(log.text for log in logs)
+
+    def stacks(self) -> dict[str, Any]:
+        """Return where the ranks of the running job are, as `clusterctl stacks -o json` prints it."""
+        with self.cluster._session(SOON_S) as session:
+            return stacks_of(session, self.id).as_dict()
 
     def diagnosis(self) -> Diagnosis | None:
         """Return the cause of the job's failure, or the reason that it is pending."""

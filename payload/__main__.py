@@ -11,6 +11,7 @@ from payload.cli.arguments import check, parse
 from payload.cli.config import COMMANDS
 from payload.errors import LaunchError, PayloadError, UsageError, line_of
 from payload.node.host import keep_freed_memory, launcher_rank
+from payload.node.rank import allow_stacks
 
 
 def main(argv: Sequence[str]) -> int:
@@ -22,6 +23,7 @@ def main(argv: Sequence[str]) -> int:
     except UsageError as exc:
         return _refuse(exc)
     keep_freed_memory()
+    allow_stacks()
     # Import late: NumPy and MPI are slow to load, and `--help` must work without them.
     name = next(name for name, kind in COMMANDS.items() if kind is type(config))
     command = importlib.import_module(f"payload.commands.{name}")

@@ -15,6 +15,7 @@ from clusterctl.cli.output import ENDINGS, Screen
 from clusterctl.errors import Notice, SchedulerError, TransportError, UsageError, excluded
 from clusterctl.jobs import watch
 from clusterctl.jobs.log_text import KeptLogs, labelled
+from clusterctl.jobs.stacks import stacks_of
 from clusterctl.jobs.watch import ChangeNotes, OnOutput
 from clusterctl.scheduler.base import JobInfo, worst_job
 from clusterctl.scheduler.session import SOON_S, Session, open_session
@@ -24,6 +25,7 @@ from clusterctl.util.process import start_in_thread
 if TYPE_CHECKING:
     from clusterctl.scheduler.diagnosis import Diagnosis
 
+Id = Annotated[str, argument("Job ID, such as 12 or 12_3 (a task).", metavar="ID", tab=job_ids)]
 Ids = Annotated[list[str], argument("Job IDs, such as 12 or 12_3 (a task).", metavar="ID...", tab=job_ids)]
 
 
@@ -85,6 +87,20 @@ def _last_submitted(screen: Screen, session: Session) -> str:
         code="no-job-yet",
         fix="pass a job ID; `clusterctl jobs` lists the jobs",
     )
+
+
+def stacks(screen: Screen, job_id: Id) -> None:
+    """Show where the ranks of a running job are.
+
+    Ranks at the same place are shown together. -v also shows their stacks, which are written to
+    rank-logs/RANK.stack in the job's folder.
+    """
+    with open_session(screen.chosen(), patience_s=SOON_S) as session, screen.working("observing the ranks"):
+        job_stacks = stacks_of(session, job_id)
+    lines = list(job_stacks.groups) or [f"no rank of job {job_id} is running"]
+    for rank in job_stacks.ranks if screen.verbose else ():
+        lines += ["", f"rank {rank['rank']} on {rank['node']}: {rank['doing']}", *rank["stack"]]
+    screen.result(job_stacks.as_dict(), *lines)
 
 
 def cancel(screen: Screen, ids: Ids) -> None:

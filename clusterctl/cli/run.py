@@ -81,6 +81,7 @@ VERBS: Final = {
     "replay": ("replay:replay", "Submit a collected run again, unchanged."),
     "jobs": ("jobs:jobs", "List your jobs, newest first, or show a single job in full."),
     "logs": ("job:logs", "Print a job's stdout and stderr."),
+    "stacks": ("job:stacks", "Show where the ranks of a running job are."),
     "cancel": ("job:cancel", "Cancel jobs."),
     "collect": ("collect:collect", "Copy runs from the cluster, with the SHA-256 of each file."),
     "runs list": ("runs:list_", "List collected runs, newest first."),

@@ -75,6 +75,12 @@ JOB_FLAGS: Final[Mapping[str, Any]] = {
         "Launcher of the ranks: srun (PMIx, the default), mpirun or torchrun.",
         tab=lambda: ["srun", "mpirun", "torchrun"],
     ),
+    "hang": flag(
+        str,
+        "If all ranks wait without progress: warn, end the program, or off. Default: warn; for train: end.",
+        metavar="MODE[@SECONDS]",
+        tab=lambda: ["warn", "end", "off"],
+    ),
     "include": flag(
         list[str],
         "Also send files matching PATTERN, even if .gitignore excludes them. Repeatable.",

@@ -66,7 +66,8 @@ def select_logs(folder: str, task: str, rank: str) -> list[str]:
     paths: list[str] = []
     folders = [("", RANK_LOGS)] + [(m[1], f"{m[0]}/{RANK_LOGS}") for m in map(TASK.fullmatch, names) if m]
     for task_of_folder, path in folders if rank else ():
-        if task in ("", task_of_folder) and (ranks := ranks_in(folder, path)) is not None:
+        # A job without a launcher has no logs in this folder, but may have stacks.
+        if task in ("", task_of_folder) and (ranks := ranks_in(folder, path)):
             logs = {name: number for name, number in logs.items() if number != task_of_folder}
             paths += [f"{path}/{number}.log" for number in ranks if rank in ("all", number)]
     if rank in ("", "all", "0"):
@@ -74,12 +75,12 @@ def select_logs(folder: str, task: str, rank: str) -> list[str]:
     return paths[:MOST_LOGS]
 
 
-def ranks_in(folder: str, path: str) -> list[str] | None:
-    """Return the sorted numbers of ranks with a log in ``folder``/``path``; None if that does not exist."""
+def ranks_in(folder: str, path: str) -> list[str]:
+    """Return the sorted numbers of ranks with a log in ``folder``/``path``, which may not exist."""
     try:
         fd = open_folder(os.fsencode(folder), os.fsencode(path))
     except OSError:
-        return None
+        return []
     try:
         return sorted((m[1] for m in map(RANK_LOG.fullmatch, os.listdir(fd)) if m), key=int)  # noqa: PTH208
     finally:

@@ -398,6 +398,9 @@ class Jobs(Protocol):
     def cancel(self, ids: Sequence[str]) -> None:
         """Cancel jobs so that they are not requeued. Call ``jobs`` first to check the ids."""
 
+    def run_in_job(self, job: JobInfo, argv: Sequence[str]) -> Result:
+        """Run a command on the first node of a running job, as the job's user. It takes no resources."""
+
     def steps(self, job_id: str) -> tuple[StepInfo, ...]:
         """Return a job's steps from the accounting; () if the cluster has no accounting."""
         return ()

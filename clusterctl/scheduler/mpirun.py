@@ -34,6 +34,7 @@ from clusterctl.util.progress import Clock
 _HARDWARE = ("sh", "-c", "nproc; sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo")
 _KIB_MIB = 1024
 _HEALTH_S = 60.0
+_IN_JOB_S = 120.0
 _REPAIR = "repair the node, then submit again, which repeats the health check; docs/gpus.md lists the checks"
 _VERIFICATION_S = 30
 # A host that did not answer is not contacted again for this time.
@@ -135,6 +136,10 @@ class MpirunClient(Jobs):
                     why=job.reason,
                 )
             self._ask(job.nodes[0], {"do": "cancel", "ids": [job.id]})
+
+    def run_in_job(self, job: JobInfo, argv: Sequence[str]) -> Result:
+        as_user = ["sudo", "-n", "-H", "-u", self.user]
+        return self.to(job.nodes[0]).run([*as_user, *argv], timeout_s=_IN_JOB_S, check=False)
 
     def nodes(self) -> tuple[NodeInfo, ...]:
         active = [job for job in self.own_jobs() if not job.ended]

@@ -16,6 +16,7 @@ from clusterctl.scheduler.script import (
     mpirun_exports,
     partition_of,
     program,
+    watch_options,
 )
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.names import MPI_SSH, Launcher
@@ -64,7 +65,9 @@ def render_mpirun_script(
         nodes=nodes,
         slots=job.tasks_per_node,
         cpus=job.cpus or 1,
-        job_options=f"--telemetry={facts.interval_s:g} --nodes={','.join(nodes)} --ssh='{MPI_SSH}'",
+        job_options=" ".join(
+            (*watch_options(job, facts.interval_s), f"--nodes={','.join(nodes)} --ssh='{MPI_SSH}'")
+        ),
         program=program(job, script, environment, words),
     )
 

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 ENVIRONMENTS: Final = "clusterctl/environments"  # below the home
 PAYLOADS: Final = f"$HOME/{ARCHIVES}"  # by hash
 # Variables that mpirun passes to the ranks.
-_EXPORTED: Final = ("PATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS", "MASTER_ADDR", "MASTER_PORT")
+_EXPORTED: Final = (
+    *("PATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS", "MASTER_ADDR", "MASTER_PORT", "CLUSTERCTL_HEARTBEAT"),
+)
 # PyTorch's variables for a single rank that no launcher starts.
 _ALONE: Final = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "0"}
 MAX_BYTES: Final = 4 << 20  # Slurm's max_script_size
@@ -37,6 +39,8 @@ _HETEROGENEOUS: Final = re.compile(r"#SBATCH\s+(hetjob|packjob)\b")
 # Bundled jobs without GPUs: the probe tests the network between ranks, and export copies files.
 _ON_THE_CPU: Final = ("probe", "export")
 
+# A job without progress for less than this is not examined for a hang.
+_SHORTEST_SILENCE_S: Final = 60
 # Slurm checks time limits once a minute: a signal less than 60 s before the end could come too late. A short
 # job gets the signal later, because it would otherwise get the signal at its start.
 _SIGNAL, _SIGNAL_S, _SIGNAL_PART = "USR1", 60, 3
@@ -342,7 +346,7 @@ def render_script(
     script = UserScript.read(job.script) if job.script is not None else None
     is_array = _is_array(job, script)
     job_options = [
-        f"--telemetry={interval_s:g}",
+        *watch_options(job, interval_s),
         *(["--requeue"] if job.requeue else []),
         *([f"--chain={job.chain}"] if job.chain is not None else []),
         *(["--array"] if is_array else []),
@@ -367,6 +371,13 @@ def render_script(
         job_options=" ".join(job_options),
         program=program(job, script, environment, words),
     )
+
+
+def watch_options(job: JobSpec, interval_s: float) -> list[str]:
+    """Return the options of job.py for telemetry and the watch for hangs."""
+    mode, _, shortest_s = (job.hang or ("end" if job.bundled == "train" else "warn")).partition("@")
+    hang = [] if mode == "off" else [f"--hang={mode}@{shortest_s or _SHORTEST_SILENCE_S}"]
+    return [f"--telemetry={interval_s:g}", *hang]
 
 
 def common_words(

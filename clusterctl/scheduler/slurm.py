@@ -69,6 +69,12 @@ if ! grep -qs ":{SLURMCTLD_PORT:04X} [0-9A-F:]* 0A" /proc/net/tcp /proc/net/tcp6
     exit 1
 fi
 cd -- "$1" && shift && exec sbatch "$@\""""
+# A step beside the job's own steps.
+_STEP = (
+    "srun --quiet --overlap --nodes=1 --ntasks=1 --cpus-per-task=1 --mem=0 --gres=none --cpu-bind=none "
+    "--mpi=none"
+).split()
+_STEP_S = 120.0
 # Pattern in Slurm's message -> the wrong option, and the command that lists its valid values.
 _REFUSALS = (
     ("invalid account", "--account", "sacctmgr show associations format=account,user"),
@@ -226,6 +232,10 @@ class SlurmClient(Jobs):
             self.check_id(job_id)
         self._ask(["scontrol", "update", f"jobid={','.join(ids)}", "requeue=0"], nothing=_ENDED_MEANWHILE)
         self._ask(["scancel", *ids])
+
+    def run_in_job(self, job: JobInfo, argv: Sequence[str]) -> Result:
+        step = [*_STEP, f"--jobid={job.id}", f"--nodelist={job.nodes[0]}"]
+        return self.transport.run([*step, *argv], timeout_s=_STEP_S, check=False)
 
     def steps(self, job_id: str) -> tuple[StepInfo, ...]:
         self.check_id(job_id)

@@ -67,6 +67,7 @@ class JobKeywords(TypedDict, total=False):
     requeue: bool
     chain: int | str
     launcher: str
+    hang: str
     folder: bool
     include: Sequence[str]
     exclude: Sequence[str]
@@ -104,6 +105,7 @@ class JobSpec:
     requeue: bool = False
     chain: int | None = None
     launcher: Launcher = Launcher.SRUN
+    hang: str | None = None
     folder: bool = True
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()

@@ -150,6 +150,7 @@ JobName = Annotated[str, PATTERNS["job_name"]]
 Tag = Annotated[str, PATTERNS["job_name"]]
 Signal = Annotated[str, PATTERNS["signal"], AfterValidator(_timely_signal)]
 Array = Annotated[str, PATTERNS["array"], AfterValidator(_runnable_array)]
+Hang = Annotated[str, PATTERNS["hang"]]
 
 
 class JobOptions(Model):
@@ -187,6 +188,12 @@ class JobOptions(Model):
         None, description="requeue the job at its time limits until it has run this long in total"
     )
     launcher: Launcher = Field(Launcher.SRUN, description="the program that starts the ranks")
+    hang: Hang | None = Field(
+        None,
+        description="if all ranks wait and nothing makes progress: end the program (default of train), warn "
+        "(default of other jobs), or off; and the shortest silence in seconds (default: 60)",
+        examples=["end@300"],
+    )
     folder: Toggle = Field(True, description="send the script's folder with the job")
     include: tuple[FilePattern, ...] = Field(
         (), description="patterns of files to send even if .gitignore excludes them"

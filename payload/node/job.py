@@ -2,6 +2,7 @@
 
     job.py run [OPTION...] PROGRAM...
         --telemetry=SECONDS   run telemetry on all nodes, with a sample every SECONDS
+        --hang=MODE@SECONDS   watch the job's progress (see hang.py)
         --requeue             have Slurm requeue the job unless it succeeds, is cancelled or cannot succeed
         --chain=SECONDS       requeue the job only until its attempts have run this long together
         --array               create links in the array task's folder to the files beside the script
@@ -10,12 +11,12 @@
         --ssh=COMMAND         the command that connects to a node
     job.py torchrun PYTHON [OPTIONS OF TORCHRUN] PROGRAM...
     job.py container --image=FILE --bind=FOLDER,... --env=NAME,... PROGRAM...
-    job.py watch FOLDER SECONDS
+    job.py watch FOLDER SECONDS [MODE@SECONDS [HOST,... SSH]]
 
 The job's script on the first node ends with `run`, which forwards signals to PROGRAM and returns the exit
 status of PROGRAM. `run` records the start, each signal and the end in the file job.events, and then a requeue
 or the reason against it. On a node, `torchrun` starts PyTorch's agent, `container` starts PROGRAM in an
-image, `watch` starts telemetry.
+image, `watch` starts telemetry, and on the first node hang.py.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from payload.node import restarts, task
 OURS = frozenset(
     "job.sbatch job.mpirun spec.yaml source.json sweep-tasks.json outputs.json environment.client.json "
     "stdout.log stderr.log rank-logs metrics.jsonl telemetry telemetry.log hostfile job.events "
-    "run.json sacct.json environment.json SHA256SUMS".split()
+    "hang.json heartbeat run.json sacct.json environment.json SHA256SUMS".split()
 )
 RANK_VARIABLES = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK".split()
 # These ports are above the ranges of the kernel and srun.
@@ -85,12 +86,12 @@ class Events:
 class Telemetry:
     """Processes that sample the load of each node (telemetry). If they fail, the job is not affected."""
 
-    def __init__(self, seconds: str, nodes: Sequence[str], ssh: str) -> None:
+    def __init__(self, seconds: str, hang: str, nodes: Sequence[str], ssh: str) -> None:
         self._pids: list[int] = []
         self._open: list[int] = []
         self._log = task.open_for_writing("telemetry.log", os.O_TRUNC)
         environment = step_environment()
-        for command in self._commands(seconds, nodes, ssh):
+        for command in self._commands(seconds, hang, nodes, ssh):
             # Each process has its own pipe, because ssh makes its input non-blocking for all readers.
             reads, writes = os.pipe()
             self._open.append(writes)
@@ -99,14 +100,14 @@ class Telemetry:
             os.close(reads)
 
     @staticmethod
-    def _commands(seconds: str, nodes: Sequence[str], ssh: str) -> list[list[str]]:
+    def _commands(seconds: str, hang: str, nodes: Sequence[str], ssh: str) -> list[list[str]]:
         """Return the commands that start telemetry: a single srun; without Slurm, a command for each node."""
         watch = [sys.executable, "-IS", os.path.abspath(__file__), "watch", os.getcwd(), seconds]
         if not nodes:
             count = os.environ.get("SLURM_JOB_NUM_NODES", "1")
-            return [[*STEP, f"--nodes={count}", f"--ntasks={count}", *watch]]
-        quoted = " ".join(map(shlex.quote, watch))
-        return [watch if node == task.host_name() else [*ssh.split(), node, quoted] for node in nodes]
+            return [[*STEP, f"--nodes={count}", f"--ntasks={count}", *watch, hang]]
+        quoted, first = " ".join(map(shlex.quote, watch)), [*watch, hang, ",".join(nodes), ssh]
+        return [first if node == task.host_name() else [*ssh.split(), node, quoted] for node in nodes]
 
     def end(self, patience_s: float) -> None:
         """End telemetry within ``patience_s`` seconds, and delete its log if it has no errors."""
@@ -135,12 +136,14 @@ def run(words: Sequence[str]) -> int:
     if "SLURM_CPUS_PER_TASK" in os.environ:
         os.environ["SRUN_CPUS_PER_TASK"] = os.environ["SLURM_CPUS_PER_TASK"]
     set_rendezvous(nodes)
+    # A program that works without output writes to this file to show its progress.
+    os.environ["CLUSTERCTL_HEARTBEAT"] = os.path.abspath("heartbeat")
     events = Events()
     task.hold_signals()
     restart = Restart(events, options, program)
     if not restart.begin(nodes):
         return 1
-    telemetry = Telemetry(options["telemetry"], nodes, options.get("ssh", ""))
+    telemetry = Telemetry(options["telemetry"], options.get("hang", ""), nodes, options.get("ssh", ""))
     pid = task.start_or_exit(program)
 
     def pass_on(number: int) -> None:
@@ -426,14 +429,25 @@ def container(words: Sequence[str]) -> int:
     return task.become([tools[0], "exec", *flags, options["image"], *program])
 
 
-def watch(folder: str, seconds: str) -> int:
-    """Run telemetry on this node, with a sample every ``seconds``, until stdin closes."""
+def watch(folder: str, seconds: str, hang: str = "", *nodes_and_ssh: str) -> int:
+    """Run telemetry on this node, with a sample every ``seconds``, until stdin closes.
+
+    hang: if given, also watch the job's progress, on the first of its nodes.
+    """
     os.chdir(folder)
-    os.environ.update(PYTHONPATH=ROOT, OMP_NUM_THREADS="1")
+    # The mark separates these processes from the job's ranks.
+    os.environ.update(PYTHONPATH=ROOT, OMP_NUM_THREADS="1", CLUSTERCTL_WATCHER="1")
     program = [sys.executable, "-m", "payload", "telemetry", "--interval", seconds, "--out", "telemetry"]
     pid = task.start_or_exit(program, stdin=os.open(os.devnull, os.O_RDONLY))
+    watcher = 0
+    if hang and os.environ.get("SLURM_NODEID", "0") == "0":
+        script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hang.py")
+        with suppress(OSError):
+            watcher = task.start([sys.executable, "-IS", script, "watch", folder, hang, *nodes_and_ssh])
     while os.read(0, task.CHUNK):
         pass
+    if watcher:
+        os.kill(watcher, signal.SIGKILL)
     written = f"telemetry/{task.host_name()}.jsonl"
     deadline = time.monotonic() + TELEMETRY_START_S
     while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:

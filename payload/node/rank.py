@@ -7,12 +7,13 @@ other ranks would wait for each other. Like `python -m mpi4py`, this program cal
 """
 
 import atexit
+import faulthandler
 import os
+import signal
 import sys
 import time
 from contextlib import suppress
 from importlib.machinery import SourceFileLoader
-from signal import SIGINT
 from types import ModuleType, TracebackType
 
 # How long a failed rank waits for the other ranks, which may call sys.exit a little later.
@@ -22,6 +23,27 @@ _LINE = b"-" * 74 + b"\n"
 ABORTED = b"MPI_ABORT was invoked on rank %d in communicator MPI_COMM_WORLD\nwith errorcode %d.\n"
 # EX_TEMPFAIL: other ranks may still be saving their work.
 SAVED = 75
+# On this signal, a Python rank writes its stacks to a file in memory. stacks.py sends it and reads the file.
+STACK_SIGNAL = getattr(signal, "SIGRTMIN", 0) + 10
+STACK_FILE = "clusterctl-stacks"
+_YAMA = "/proc/sys/kernel/yama/ptrace_scope"
+_SET_PTRACER, _ANY_PROCESS = 0x59616D61, -1
+
+
+def allow_stacks() -> None:
+    """Let stacks.py find out where this process is."""
+    # Python 3.6 and other systems than Linux lack this function.
+    if hasattr(os, "memfd_create"):
+        with suppress(OSError):
+            file = os.memfd_create(STACK_FILE)
+            faulthandler.register(STACK_SIGNAL, file=file, chain=False)
+    # On some systems, a process may observe only its children, unless a process allows more.
+    if os.path.exists(_YAMA):
+        # This import is slow, and not every Python has the module.
+        with suppress(ImportError):
+            import ctypes
+
+            ctypes.CDLL(None).prctl(_SET_PTRACER, ctypes.c_long(_ANY_PROCESS), 0, 0, 0)
 
 
 class Rank:
@@ -51,7 +73,7 @@ class Rank:
                 program = compile(file.read(), path, "exec", dont_inherit=True)
             exec(program, main.__dict__)  # noqa: S102
         except (SystemExit, KeyboardInterrupt) as exc:
-            code = getattr(exc, "code", 128 + SIGINT)
+            code = getattr(exc, "code", 128 + signal.SIGINT)
             self.status = code if isinstance(code, int) else int(code is not None)
             raise
         except BaseException as exc:
@@ -107,4 +129,5 @@ def _below(exc: BaseException) -> "TracebackType | None":
 
 if __name__ == "__main__":
     del sys.argv[0]
+    allow_stacks()
     Rank().run(sys.argv[0])

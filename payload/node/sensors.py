@@ -136,6 +136,14 @@ class Gpus:
     def read(self) -> dict[str, Any]:
         return {"gpus": [self._state(index, handle) for index, handle in self._handles]}
 
+    def memory_use(self) -> int | None:
+        """Return the percentage of time in which a GPU's memory was used lately, for the most used memory.
+
+        Return None if there is no GPU, or if a GPU does not report this.
+        """
+        rates = [self._ask("nvmlDeviceGetUtilizationRates", handle) for _, handle in self._handles]
+        return max(rate.memory for rate in rates) if rates and None not in rates else None
+
     def energy_j(self, uuid: str | None) -> float | None:
         """Return the joules that a GPU has used since its driver was loaded; None if it is unknown."""
         for _, handle in self._handles:

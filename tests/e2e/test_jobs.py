@@ -12,6 +12,7 @@ from clusterctl.providers.local.image import DEBIAN, REDHAT
 from clusterctl.spec.distributions import redhat_release
 from tests.support.cluster import Cluster
 from tests.support.messages import codes
+from tests.support.processes import eventually
 
 pytestmark = pytest.mark.platform("real", "debian-13")
 
@@ -163,6 +164,33 @@ def test_wait_runs_out_and_the_job_goes_on_then_is_cancelled(cluster: Cluster) -
     cluster("cancel", job["job_id"])
     assert "started" in cluster("logs", job["job_id"], "--follow", rc=5).stdout
     assert cluster.json("jobs", job["job_id"])["jobs"][0]["state"] == "CANCELLED"
+
+
+HANG = """\
+from mpi4py import MPI
+import time
+world = MPI.COMM_WORLD
+for step in range(4):
+    print(step, flush=True)
+    time.sleep(1)
+def wait_for_no_message():
+    world.recv(source=1, tag=7)
+if world.rank == 0:
+    wait_for_no_message()
+world.Barrier()
+"""
+
+
+def test_a_hang_is_named_with_the_places_of_all_ranks(cluster: Cluster) -> None:
+    path = script(cluster, "hang.py", HANG)
+    job_id = cluster.json("submit", path, "--nodes", "2", "--hang", "warn@3")["job_id"]
+    eventually(lambda: "hang: " in cluster("logs", job_id).stderr, 90)
+    ranks = cluster.json("stacks", job_id)["ranks"]
+    cluster("cancel", job_id)
+    assert [(rank["rank"], rank["doing"], rank["within"], rank["place"]) for rank in ranks] == [
+        (0, "waiting", "MPI", "hang.py:8"),
+        (1, "waiting", "MPI", "hang.py:11"),
+    ]
 
 
 def test_a_job_that_renames_itself_hides_no_other(cluster: Cluster) -> None:

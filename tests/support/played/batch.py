@@ -15,6 +15,7 @@ from tests.support.hostile import HOSTILE_NAMES
 
 APPTAINER = Path(__file__).with_name("apptainer")
 HASH = "0123456789abcdef"
+NODE = ("__init__", "hang", "job", "rank", "restarts", "stacks", "task")
 HOSTILE = ("$HOME", "; false", "|", *(name.decode(errors="ignore") for name in HOSTILE_NAMES))
 
 
@@ -40,14 +41,7 @@ def place_payload(root: Path, host: Path, telemetry: str = "true") -> None:
     """Place what supervises jobs, where ``host`` is clusterctl's folder of the host, and a telemetry."""
     node = root / "payload" / "node"
     node.mkdir(parents=True, exist_ok=True)
-    for name in (
-        "__init__.py",
-        "node/rank.py",
-        "node/__init__.py",
-        "node/job.py",
-        "node/restarts.py",
-        "node/task.py",
-    ):
+    for name in ("__init__.py", *(f"node/{name}.py" for name in NODE)):
         text = (data_folder("payload") / name).read_text()
         (root / "payload" / name).write_text(text.replace("/opt/clusterctl", str(host)))
     main = f"import os\nos.execv('/bin/bash', ['bash', '-c', {telemetry!r}])\n"

@@ -46,6 +46,7 @@ NEED_A_CLUSTER: dict[str, list[str]] = {
     "replay": ["1"],
     "jobs": [],
     "logs": ["1"],
+    "stacks": ["1"],
     "cancel": ["1"],
     "collect": [],
     "put": ["cluster.yaml", "."],

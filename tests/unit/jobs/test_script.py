@@ -161,6 +161,28 @@ def test_a_task_of_an_array_has_a_folder_of_its_own(batch):
     assert (rc, out.splitlines()) == (0, [f"{batch.folder}/task-7", "stdout-of-mine.log", "task-configs"])
 
 
+@pytest.mark.parametrize(
+    ("bundled", "hang", "options"),
+    [
+        ("train", None, ["--hang=end@60"]),
+        ("train", "warn", ["--hang=warn@60"]),
+        ("bench", None, ["--hang=warn@60"]),
+        ("bench", "end@300", ["--hang=end@300"]),
+        ("train", "off", []),
+    ],
+)
+def test_a_hang_ends_only_train_by_default(bundled, hang, options):
+    job = JobSpec(name="j", bundled=bundled, **({"hang": hang} if hang else {}))
+    words = rendered(job).split()
+    assert [word for word in words if word.startswith("--hang")] == options
+
+
+@pytest.mark.parametrize("hang", ["kill", "end@", "end@0", "off@3", "warn@1234567"])
+def test_a_wrong_mode_of_hangs_is_refused(hang):
+    with refused("bad-format", UsageError):
+        JobSpec(name="j", bundled="train", hang=hang)
+
+
 def test_files_of_ours_are_known_on_the_nodes():
     assert SENT_FILES | WRITTEN_FILES | ADDED_FILES == OURS
 

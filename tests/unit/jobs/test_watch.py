@@ -258,6 +258,9 @@ def test_the_logs_of_ranks(session, cluster, tmp_path):
     job_id, folder = held(cluster, session, tmp_path)
     (folder / "stdout.log").write_text("all\n")
     assert log_of(session, job_id, rank="0") == [LogChunk("stdout", None, b"all\n")]
+    (folder / "rank-logs").mkdir()
+    (folder / "rank-logs" / "0.stack").touch()
+    assert log_of(session, job_id, rank="0") == [LogChunk("stdout", None, b"all\n")]
     for number in (0, 2, 10):
         (folder / "rank-logs").mkdir(exist_ok=True)
         (folder / "rank-logs" / f"{number}.log").write_text(f"of {number}\n")

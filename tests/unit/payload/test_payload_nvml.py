@@ -57,3 +57,20 @@ def test_a_card_that_fell_off_the_bus_hides_no_other(monkeypatch: pytest.MonkeyP
 
 def test_a_driver_and_a_library_of_two_versions_show_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpus(monkeypatch, Nvml(fault=LIB_RM_VERSION_MISMATCH)) == []
+
+
+@pytest.mark.parametrize(("rates", "use"), [((0, 7, 3), 7), ((0, 0, 0), 0), ((0, None, 3), None)])
+def test_the_use_of_the_busiest_memory_counts(
+    monkeypatch: pytest.MonkeyPatch, rates: tuple[int | None, ...], use: int | None
+) -> None:
+    nvml = Nvml()
+
+    def rates_of(handle: str) -> SimpleNamespace:
+        rate = rates[int(handle[-1])]
+        if rate is None:
+            raise nvml.NVMLError(GPU_IS_LOST)
+        return SimpleNamespace(gpu=100, memory=rate)
+
+    nvml.nvmlDeviceGetUtilizationRates = rates_of
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    assert Gpus().memory_use() == use

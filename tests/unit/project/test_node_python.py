@@ -17,8 +17,10 @@ PROGRAMS = sorted(
         *ROOT.glob("ansible/module_utils/*.py"),
         *ROOT.glob("clusterctl/**/remote_*.py"),
         *ROOT.glob("clusterctl/**/remote/*.py"),
+        ROOT / "payload" / "node" / "hang.py",
         ROOT / "payload" / "node" / "job.py",
         ROOT / "payload" / "node" / "restarts.py",
+        ROOT / "payload" / "node" / "stacks.py",
         ROOT / "payload" / "node" / "task.py",
     ]
 )

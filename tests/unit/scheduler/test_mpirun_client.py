@@ -253,3 +253,9 @@ def test_a_lock_that_a_job_holds_is_named(
         pass
     assert caught.value.code == 68
     assert "/mpirun/.lock' is still locked after 0.2 s" in capsys.readouterr().err
+
+
+def test_a_command_runs_beside_a_job_as_its_user() -> None:
+    step = Step(("sudo", "-n", "-H", "-u", "ada", "show"), "answer")
+    jobs, _ = client(one=[step])
+    assert jobs.run_in_job(job_info(noted(), "ada"), ["show"]).stdout == "answer"

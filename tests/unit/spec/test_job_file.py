@@ -35,6 +35,7 @@ signal: USR1@120
 requeue: true
 chain: 7d
 launcher: mpirun
+hang: end@300
 folder: false
 include: [data/*.bin]
 exclude: ["*.log"]

@@ -1,0 +1,80 @@
+"""Show where the ranks of a running job are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from clusterctl.errors import SchedulerError, UsageError
+from clusterctl.jobs.watch import folder_of, known_jobs
+from clusterctl.scheduler.base import JobState
+from clusterctl.scheduler.session import Session
+from clusterctl.spec.names import MPI_SSH
+
+# The job's script names the Python and the payload that the job uses.
+_SHOW: Final = """\
+. <(grep -E '^(python|payload)=' "$1/$2") && exec \
+"$python" -IS "$payload"/payload/node/hang.py show "${@:3}\""""
+
+
+@dataclass(frozen=True, slots=True)
+class JobStacks:
+    """Where the ranks of a job are: in words, for each group of ranks at the same place, and for each rank.
+
+    ranks: the fields of ``Rank`` in payload/node/stacks.py.
+    """
+
+    job_id: str
+    groups: tuple[str, ...]
+    ranks: tuple[Mapping[str, Any], ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the stacks as `-o json` shows them."""
+        return {"job_id": self.job_id, "groups": list(self.groups), "ranks": list(self.ranks)}
+
+
+def stacks_of(session: Session, job_id: str) -> JobStacks:
+    """Observe the ranks of a running job for a few seconds. Write rank-logs/RANK.stack in the job's folder.
+
+    Raises:
+        UsageError: the job is not running, or is an array.
+        SchedulerError: the job is unknown, or a node did not answer.
+    """
+    jobs = known_jobs(session, [job_id])
+    running = [job for job in jobs if job.state is JobState.RUNNING]
+    if len(running) != 1:
+        raise UsageError(
+            f"{len(running)} tasks of job {job_id} are running"
+            if running
+            else f"job {job_id} is not running",
+            code="several-tasks" if running else "job-not-running",
+            why="" if running else f"its state is {jobs[0].state.value}",
+            fix=f"choose a task, such as {running[0].id}" if running else "`clusterctl jobs` lists the jobs",
+        )
+    (job,) = running
+    folder, has_slurm = folder_of(session, job_id), session.facts.has_slurm
+    task_folder = folder if job.task is None else f"{folder}/task-{job.task}"
+    words = [
+        folder,
+        session.scheduler.script_name,
+        task_folder,
+        ",".join(job.nodes),
+        "" if has_slurm else MPI_SSH,
+    ]
+    # The variable separates these processes from the job's ranks.
+    argv = ["env", "CLUSTERCTL_WATCHER=1", "bash", "-c", _SHOW, "stacks", *words]
+    result = session.scheduler.run_in_job(job, argv)
+    try:
+        answer = json.loads(result.stdout)
+        ranks = tuple(rank for rank in answer["ranks"] if "rank" in rank)
+        return JobStacks(job.id, tuple(map(str, answer["groups"])), ranks)
+    except (ValueError, LookupError, TypeError) as exc:
+        raise SchedulerError(
+            f"the nodes of job {job_id} did not tell where its ranks are",
+            code="stacks-failed",
+            where=job.nodes[0],
+            why=(result.stderr.strip().splitlines() or ["no answer"])[-1],
+            fix="`clusterctl status` shows the state of the nodes",
+        ) from exc

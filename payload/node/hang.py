@@ -1,0 +1,264 @@
+"""Watches the progress of a job, and names a hang. Uses only the standard library of Python 3.8 or newer.
+
+    python -IS hang.py watch FOLDER MODE@SECONDS [HOST,... SSH]
+    python -IS hang.py show FOLDER HOST,... SSH
+
+`watch` runs beside telemetry on the job's first node. Progress is a change of the job's output, of
+metrics.jsonl or of the file $CLUSTERCTL_HEARTBEAT. After a long time without progress (see ``Patience``),
+this program runs stacks.py on all nodes. If all ranks wait, it records a hang in the job's log and in the
+file job.events. If MODE is `end`, it also writes hang.json, and job.py then ends the program.
+
+`show` prints a JSON object: where the ranks are, grouped in words, and the answers of stacks.py. HOST: the
+job's nodes. SSH: the command that connects to them; empty with Slurm.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+from payload.node import task
+from payload.node.job import STEP, Events
+from payload.node.restarts import HANG_FILE
+from payload.node.stacks import BLOCKED, BUSY, ENDED, LIBRARIES, STOPPED, TRACED, WAITING, WATCHER
+
+POLL_S = 1.0
+# No progress for this many times the longest interval may be a hang. Until ``SETTLED`` changes, and between
+# two looks at the same silence, wait up to ``PATIENT`` times the shortest time.
+FACTOR, PATIENT, SETTLED = 5, 10, 3
+# A hang is still the same after this share of the shortest time.
+CONFIRM = 1 / 6
+# A node that transfers more bytes per second may be receiving data for a waiting rank, or writing data for a
+# blocked rank.
+QUIET_BYTES = 1 << 20
+ANSWER_S = 60.0
+MOST_GROUPS, MOST_WORKERS = 8, 3
+
+if TYPE_CHECKING:
+    # An answer of stacks.py.
+    Answer = Mapping[str, Any]
+
+
+class Patience:
+    """Decides, from the times of progress so far, when a job has been silent for too long.
+
+    Time is counted while this object is told of it, so that a suspended job does not count as silent.
+    """
+
+    def __init__(self, shortest_s: float) -> None:
+        self._shortest_s, self._longest_s, self._changes = shortest_s, 0.0, 0
+        self.silent_s, self._due_s = 0.0, PATIENT * shortest_s
+
+    def tick(self, elapsed_s: float, *, has_progress: bool) -> bool:
+        """Return whether the job is now due for a look. elapsed_s: seconds since the last call."""
+        self.silent_s += elapsed_s
+        if has_progress:
+            # The first interval includes the start of the program.
+            self._longest_s = max(self._longest_s, self.silent_s) if self._changes else 0.0
+            self._changes += 1
+            self.silent_s = 0.0
+            usual_s = FACTOR * self._longest_s if self._changes >= SETTLED else PATIENT * self._shortest_s
+            self._due_s = max(self._shortest_s, usual_s)
+        if self.silent_s < self._due_s:
+            return False
+        self._due_s = min(2 * self.silent_s, self.silent_s + PATIENT * self._shortest_s)
+        return True
+
+
+def is_hang(answers: Sequence[Answer]) -> bool:
+    """Return whether all ranks wait, and no node transfers data for them. answers: of all nodes."""
+    ranks = [answer for answer in answers if "rank" in answer]
+    blocked = {rank["node"] for rank in ranks if rank["doing"] == BLOCKED}
+    for answer in answers:
+        disk = answer.get("disk", 0) if answer["node"] in blocked else 0
+        if answer.get("doing") in BUSY or max(answer.get("network", 0), disk) > QUIET_BYTES:
+            return False
+    return bool(ranks)
+
+
+def groups(answers: Sequence[Answer]) -> list[list[Answer]]:
+    """Return the ranks in groups that do the same at the same place, the likely causes of a hang first."""
+    by_place: dict[tuple[str, ...], list[Answer]] = {}
+    for answer in sorted((answer for answer in answers if "rank" in answer), key=lambda each: each["rank"]):
+        key = tuple(str(answer[name]) for name in ("doing", "within", "place", "source"))
+        by_place.setdefault(key, []).append(answer)
+    order = (STOPPED, ENDED, BLOCKED, *BUSY, WAITING)
+    return sorted(
+        by_place.values(),
+        key=lambda group: (order.index(group[0]["doing"]), group[0]["within"] in LIBRARIES, len(group)),
+    )
+
+
+def words(group: Sequence[Answer]) -> str:
+    """Describe a group: ``rank 7 on n2 is waiting in MPI at train.py:88: comm.recv(source=0)``."""
+    first = group[0]
+    subject, verb = f"rank {first['rank']} on {first['node']}", "is"
+    if group[1:]:
+        subject, verb = f"{len(group)} ranks ({ranges([answer['rank'] for answer in group])})", "are"
+    by = {STOPPED: " by a signal", TRACED: " by a debugger"}.get(first["doing"], "")
+    within = f" in {first['within']}" if first["within"] else ""
+    place = f" at {first['place']}" if first["place"] else ""
+    source = f": {first['source']}" if first["source"] else ""
+    # A rank that waits for another rank does not wait for its own processes.
+    workers = "" if first["within"] in LIBRARIES else ", ".join(first["workers"][:MOST_WORKERS])
+    more = f" (its other processes: {workers})" if workers else ""
+    return f"{subject} {verb} {first['doing']}{by}{within}{place}{source}{more}"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Return ascending numbers as text, such as 0-6,8."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and parts[-1][-1] == number - 1:
+            parts[-1][1:] = [number]
+        else:
+            parts.append([number])
+    return ",".join("-".join(map(str, part)) for part in parts)
+
+
+def summary(answers: Sequence[Answer]) -> str:
+    """Describe where all ranks are."""
+    by_place = groups(answers)
+    more = len(by_place) - MOST_GROUPS
+    texts = [words(group) for group in by_place[:MOST_GROUPS]] + ([f"{more} more groups"] if more > 0 else [])
+    return "; ".join(texts) or "no rank is running"
+
+
+def suspects(answers: Sequence[Answer]) -> list[str]:
+    """Return the nodes of ranks that differ from the other ranks in a way that a node can cause."""
+    bad = {answer["node"] for answer in answers if answer.get("doing") in (STOPPED, BLOCKED, ENDED)}
+    good = {answer["node"] for answer in answers if answer.get("doing") == WAITING}
+    return sorted(bad - good)
+
+
+def ask_nodes(folder: str, nodes: Sequence[str], ssh: str) -> list[Answer]:
+    """Run stacks.py on the job's nodes, by srun or by ``ssh``. Return all answers, or [] if a node fails."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    commands = [program := [sys.executable, "-IS", f"{here}/stacks.py", folder]]
+    count = len(nodes) or int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
+    environment = {**os.environ, WATCHER: "1"}
+    if ssh:
+        quoted = " ".join(map(shlex.quote, program))
+        commands = [program if node == task.host_name() else [*ssh.split(), node, quoted] for node in nodes]
+    elif count > 1:
+        job = f"--jobid={os.environ['SLURM_JOB_ID']}"
+        commands = [[*STEP, job, f"--nodes={count}", f"--ntasks={count}", *program]]
+        # The variables of this process's own step would limit the new step to the same nodes.
+        own = [name for name in environment if name.startswith(("SLURM_", "SRUN_")) and name != "SLURM_CONF"]
+        for name in own:
+            del environment[name]
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    running = [
+        subprocess.Popen(command, env=environment, stdin=null, stdout=pipe, text=True) for command in commands
+    ]
+    lines: list[str] = []
+    for process in running:
+        try:
+            lines += process.communicate(timeout=ANSWER_S)[0].splitlines()
+        except subprocess.TimeoutExpired:
+            process.kill()
+    answers = [json.loads(line) for line in lines if line.startswith("{")]
+    return answers if sum("network" in answer for answer in answers) == count else []
+
+
+class Watch:
+    """The watch over a job. mode: warn or end. where: arguments of ``ask_nodes``."""
+
+    def __init__(self, mode: str, shortest_s: float, where: tuple[str, Sequence[str], str]) -> None:
+        self._mode, self._shortest_s, self._where = mode, shortest_s, where
+        self._patience, self._before = Patience(shortest_s), time.monotonic()
+        self._number = os.environ.get("SLURM_ARRAY_TASK_ID", "")
+        self._logs = [
+            f"../{name}-{self._number}.log" if self._number else f"{name}.log"
+            for name in ("stderr", "stdout")
+        ]
+        self._seen = self.state()
+
+    def run(self) -> None:
+        """Watch the job until this process is ended, or until the job is to be ended."""
+        is_reported = False
+        while True:
+            time.sleep(POLL_S)
+            now, state = time.monotonic(), self.state()
+            elapsed_s, self._before = min(now - self._before, 5 * POLL_S), now
+            has_progress, self._seen = state != self._seen, state
+            is_reported = is_reported and not has_progress
+            is_due = self._patience.tick(elapsed_s, has_progress=has_progress)
+            if is_due and not is_reported and self.look():
+                is_reported = True
+                if self._mode == "end":
+                    return
+
+    def state(self) -> list[tuple[int, int]]:
+        """Return size and time of the files that change when the job makes progress."""
+        states = []
+        for path in (*self._logs, "metrics.jsonl", os.environ.get("CLUSTERCTL_HEARTBEAT", "heartbeat")):
+            try:
+                status = os.stat(path)
+                states.append((status.st_size, status.st_mtime_ns))
+            except OSError:
+                states.append((0, 0))
+        return states
+
+    def look(self) -> bool:
+        """Ask where the ranks are. Report a hang, and return whether there is a hang."""
+        answers = ask_nodes(*self._where)
+        if not is_hang(answers):
+            return False
+        time.sleep(self._shortest_s * CONFIRM)
+        again = ask_nodes(*self._where)
+        if not is_hang(again) or summary(again) != summary(answers) or self.state() != self._seen:
+            return False
+        self._report(again)
+        return True
+
+    def _report(self, answers: Sequence[Answer]) -> None:
+        silent_s = round(self._patience.silent_s + time.monotonic() - self._before)
+        text = summary(answers)
+        Events().add("hang", seconds=silent_s, summary=text, action=self._mode)
+        advice = (
+            "the program is ended (--hang end)"
+            if self._mode == "end"
+            else "a program that works in silence should write to $CLUSTERCTL_HEARTBEAT, or use --hang off"
+        )
+        line = f"\nclusterctl: hang: no progress for {silent_s} s: {text}; {advice}\n"
+        task.write_all(task.open_for_writing(self._logs[0], os.O_APPEND), line.encode(errors="replace"))
+        self._seen = self.state()
+        if self._mode == "end":
+            ranks = [
+                {key: answer[key] for key in answer if key != "stack"}
+                for answer in answers
+                if "rank" in answer
+            ]
+            record = {"seconds": silent_s, "summary": text, "ranks": ranks, "nodes": suspects(answers)}
+            with open(f"{HANG_FILE}.new", "w") as file:
+                file.write(json.dumps(record) + "\n")
+            os.replace(f"{HANG_FILE}.new", HANG_FILE)
+
+
+def main(verb: str, folder: str, *more: str) -> None:
+    """Run the program, with the arguments that the module describes."""
+    os.chdir(folder)
+    if verb == "watch":
+        mode, _, shortest_s = more[0].partition("@")
+        more = more[1:]
+    nodes, ssh = more or ("", "")
+    where = (folder, [node for node in nodes.split(",") if node], ssh)
+    if verb == "watch":
+        Watch(mode, float(shortest_s), where).run()
+    else:
+        answers = sorted(ask_nodes(*where), key=lambda answer: answer.get("rank", -1))
+        answer = {"groups": [words(group) for group in groups(answers)], "ranks": answers}
+        sys.stdout.write(json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

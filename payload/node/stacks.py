@@ -1,0 +1,473 @@
+"""Finds out where the ranks of a job are on this node. Uses only the standard library of Python 3.8 or newer.
+
+    python -IS stacks.py FOLDER
+
+This program observes the processes of the job for ``WINDOW_S`` seconds, and writes the stacks of each rank to
+FOLDER/rank-logs/RANK.stack. It prints a JSON object per rank, with the keys of ``Rank``, and another for the
+node: ``{"node": NAME, "network": BYTES_PER_S, "disk": BYTES_PER_S}``.
+
+Ranks that wait in MPI use as much processor time as ranks that compute. So the program samples the machine
+instruction of running threads, which is in MPI's library while a rank waits. A GPU that waits for another GPU
+is busy, too, but does not use its memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+from payload.node import task
+from payload.node.rank import STACK_FILE, STACK_SIGNAL
+from payload.node.sensors import Gpus
+
+WINDOW_S, ROUNDS = 2.0, 20
+# A rank runs code if this many rounds find a thread in it, or if it uses this share of a core.
+FEW_ROUNDS, FEW_TICKS = 2, 0.1
+# Ranks that transfer more than this in ``WINDOW_S`` are not waiting. Polling also transfers a few bytes.
+FEW_BYTES = 1 << 16
+MOST_PROCESSES_OF_RANK, MOST_SOURCE_CHARACTERS = 16, 80
+SECTOR_BYTES = 512
+TRACE_S, DUMP_S, SPY_S = 0.05, 1.0, 10.0
+# The environment of telemetry and of this program. Their processes are no part of a rank.
+WATCHER = "CLUSTERCTL_WATCHER"
+# Programs that start a rank, and wait for it.
+_STARTERS = re.compile(
+    r"(?:srun|orted|prted|prterun|mpirun|mpiexec|slurmstepd|payload/node/(?:job|task)\.py)$"
+)
+_WRAPPERS = re.compile(r"(?:bash|sh|dash|env|time|apptainer|singularity|starter.*|python\S* \S*torchrun)$")
+# Libraries in which a rank waits for other ranks or for a GPU.
+_WAITS = (
+    ("NCCL", re.compile(r"libnccl")),
+    ("CUDA", re.compile(r"libcuda|libnvidia|libhsa|libamdhip")),
+    ("MPI", re.compile(r"libmpi|libopen-|libpmix|libuc[mpst]|libu?ct_|libpsm|libfabric|mca_|libevent")),
+)
+LIBRARIES = tuple(name for name, _ in _WAITS)
+# A wait calls these, too.
+_NEUTRAL = re.compile(r"libc[.-]|libpthread|ld-linux|libm\.so|\[")
+# Function of the kernel in which a process waits -> its meaning.
+_KERNEL = (
+    (re.compile(r"nanosleep"), "sleep"),
+    (re.compile(r"pipe"), "pipe read"),
+    (re.compile(r"futex"), "lock"),
+    (re.compile(r"poll|select"), "poll"),
+    (re.compile(r"nfs|rpc"), "NFS"),
+    (re.compile(r"recv|sk_|tcp|unix|inet|skb"), "socket read"),
+    (re.compile(r"folio|page|bit_wait|io_schedule|jbd2|xfs|ext4|writeback"), "disk"),
+    (re.compile(r"do_wait|wait4|waitid"), "wait for a process"),
+)
+_LIBRARY = re.compile(r"/lib(?:64)?/python\d|^<|payload/node/rank\.py$")
+_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+
+# States of a rank that may be a hang, and states that are not.
+STOPPED, TRACED, BLOCKED, WAITING, ENDED = "stopped", "traced", "blocked", "waiting", "ended"
+COMPUTING, TRANSFERRING, RUNNING = "computing", "transferring", "running"
+BUSY = (COMPUTING, TRANSFERRING, RUNNING, TRACED)
+
+
+class Frame(NamedTuple):
+    """A call in a Python stack."""
+
+    function: str
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f'  File "{self.file}", line {self.line}, in {self.function}'
+
+
+class Process(NamedTuple):
+    """A process of the job. ``words``: its command line."""
+
+    pid: int
+    parent: int
+    words: tuple[str, ...]
+
+
+class Rank(NamedTuple):
+    """Where a rank is.
+
+    doing: a constant of this module. within: the library, or the service of the kernel, in which it waits.
+    place: the innermost line of the program, such as train.py:88. source: the text of this line.
+    workers: the places, with their source, of the rank's other processes.
+    """
+
+    rank: int
+    node: str
+    pid: int
+    doing: str
+    within: str
+    place: str
+    source: str
+    workers: tuple[str, ...]
+    stack: tuple[str, ...]
+
+
+def ranks_here(environment: Mapping[str, str] = os.environ) -> dict[int, list[Process]]:
+    """Return rank -> its processes on this node, for the job of ``environment``.
+
+    A launcher's variables name the rank. If no process has such a variable, the job's program is rank 0.
+    """
+    named: dict[int, list[Process]] = {}
+    of_step: dict[int, list[Process]] = {}
+    of_script: dict[int, list[Process]] = {}
+    for process, variables in _processes():
+        get = variables.get
+        if get("SLURM_JOB_ID") != environment.get("SLURM_JOB_ID") or WATCHER in variables:
+            continue
+        if any(map(_STARTERS.search, process.words[:3])):
+            continue
+        number = get("RANK") or get("OMPI_COMM_WORLD_RANK") or ""
+        if number.isdigit():
+            named.setdefault(int(number), []).append(process)
+        elif "SLURM_STEP_ID" in variables and "SLURM_PROCID" in variables:
+            of_step.setdefault(int(variables["SLURM_PROCID"]), []).append(process)
+        elif "SLURM_JOB_ID" in variables:
+            of_script.setdefault(0, []).append(process)
+    return named or of_step or of_script
+
+
+def _processes() -> Iterator[tuple[Process, dict[str, str]]]:
+    """Yield this user's processes with the environment with which they were started."""
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        # The process may end meanwhile, or belong to another user.
+        with suppress(OSError, ValueError, IndexError):
+            with open(f"/proc/{name}/environ", errors="replace") as file:
+                pairs = (text.partition("=")[::2] for text in file.read().split("\0"))
+                variables = dict(pairs)
+            words = tuple(task.text_of(f"/proc/{name}/cmdline").split("\0")[:-1])
+            if words:
+                yield Process(int(name), int(_stat(f"/proc/{name}")[1]), words), variables
+
+
+def _stat(folder: str) -> list[str]:
+    """Return the fields of a stat file in /proc, from the state on."""
+    return task.text_of(f"{folder}/stat").rpartition(")")[2].split()
+
+
+def main_process(processes: Sequence[Process]) -> Process:
+    """Return the process that runs a rank's program: it neither started the program nor was started by it."""
+    pids = {process.pid for process in processes}
+    main = min((p for p in processes if p.parent not in pids), key=lambda p: p.pid, default=processes[0])
+    while _WRAPPERS.search(main.words[0].rpartition("/")[2]):
+        children = [process for process in processes if process.parent == main.pid]
+        if not children:
+            break
+        main = min(children, key=lambda process: process.pid)
+    return main
+
+
+class Tracer:
+    """Reads the machine instruction of running threads. ``is_refused``: the system does not allow that.
+
+    A thread that waits in a system call is never stopped, because some calls would return an error.
+    """
+
+    SEIZE, INTERRUPT, GETREGSET, DETACH, REGISTERS, ALL_CHILDREN = 0x4206, 0x4207, 0x4204, 17, 1, 0x40000000
+
+    def __init__(self) -> None:
+        self._ptrace = ctypes.CDLL(None).ptrace
+        self._ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+        self._ptrace.restype = ctypes.c_long
+        # The index of the instruction's address among the registers.
+        self._index = {"x86_64": 16, "aarch64": 32}.get(platform.machine())
+        # Threads that were told to stop, and have not stopped yet.
+        self._seized: set[int] = set()
+        self._maps: dict[int, list[tuple[int, int, str]]] = {}
+        self.is_refused = self._index is None
+
+    def library_of(self, pid: int, thread: int) -> str:
+        """Return the name of the file that a thread executes, or "" if that is unknown."""
+        if thread in self._seized:
+            return self._release(pid, thread, TRACE_S)
+        if self._index is None or self._ptrace(self.SEIZE, thread, None, None):
+            self.is_refused = self.is_refused or os.path.exists(f"/proc/{thread}")
+            return ""
+        self._ptrace(self.INTERRUPT, thread, None, None)
+        self._seized.add(thread)
+        return self._release(pid, thread, TRACE_S)
+
+    def release(self) -> None:
+        """Let all threads run again. The end of this program would do so, too."""
+        for thread in list(self._seized):
+            self._release(0, thread, WINDOW_S)
+
+    def _release(self, pid: int, thread: int, patience_s: float) -> str:
+        """Wait until a thread has stopped, let it run again, and return the name of the file."""
+        registers = (ctypes.c_uint64 * 64)()
+        vector = (ctypes.c_uint64 * 2)(ctypes.addressof(registers), ctypes.sizeof(registers))
+        deadline = time.monotonic() + patience_s
+        try:
+            while os.waitpid(thread, os.WNOHANG | self.ALL_CHILDREN) == (0, 0):
+                # On a busy node, a thread stops only when it is its turn to run.
+                if time.monotonic() > deadline:
+                    return ""
+                time.sleep(0.0002)
+        except ChildProcessError:
+            self._seized.discard(thread)
+            return ""
+        self._ptrace(self.GETREGSET, thread, self.REGISTERS, ctypes.addressof(vector))
+        self._ptrace(self.DETACH, thread, None, None)
+        self._seized.discard(thread)
+        return self._file_at(pid, registers[self._index or 0])
+
+    def _file_at(self, pid: int, address: int) -> str:
+        for _ in range(2):
+            for start, end, name in self._maps.get(pid, ()):
+                if start <= address < end:
+                    return name
+            # The program may have loaded a library since the last call.
+            self._maps[pid] = [*_executable_maps(pid)]
+        return "?"
+
+
+def _executable_maps(pid: int) -> Iterator[tuple[int, int, str]]:
+    for line in task.text_of(f"/proc/{pid}/maps").splitlines():
+        fields = line.split(maxsplit=5)
+        if "x" in fields[1]:
+            start, _, end = fields[0].partition("-")
+            yield int(start, 16), int(end, 16), fields[5].rpartition("/")[2] if fields[5:] else "?"
+
+
+class Activity:
+    """The activity of a rank's processes while they were observed."""
+
+    def __init__(self, processes: Sequence[Process]) -> None:
+        self.processes, self.main = processes, main_process(processes)
+        self._before = self._counters()
+        self._rounds: dict[str, int] = {}
+        self._blocked = 0
+
+    def sample(self, tracer: Tracer) -> None:
+        """Look at the threads that run now."""
+        kinds = set()
+        for process in self.processes:
+            for thread, state, _ in _threads(process.pid):
+                self._blocked += state == "D" and thread == self.main.pid
+                if state in "Rt":
+                    kinds.add(_kind(tracer.library_of(process.pid, thread)))
+        for kind in kinds:
+            self._rounds[kind] = self._rounds.get(kind, 0) + 1
+
+    def judge(self, *, can_trace: bool) -> tuple[str, str]:
+        """Return the ``doing`` and ``within`` of ``Rank``. can_trace: whether samples were possible."""
+        folder = f"/proc/{self.main.pid}"
+        state = (_stat(folder) or "Z")[0]
+        if state in "TtZX":
+            return {"T": STOPPED, "t": TRACED}.get(state, ENDED), ""
+        ticks_and_bytes = self._counters()
+        ticks, transferred = (ticks_and_bytes[index] - self._before[index] for index in (0, 1))
+        if transferred > FEW_BYTES:
+            return TRANSFERRING, ""
+        waits = max(LIBRARIES, key=lambda name: self._rounds.get(name, 0))
+        has_waited = self._rounds.get(waits, 0) >= FEW_ROUNDS
+        is_running = ticks > FEW_TICKS * WINDOW_S * os.sysconf("SC_CLK_TCK")
+        if self._rounds.get("own", 0) >= FEW_ROUNDS or (is_running and not has_waited):
+            return (COMPUTING if can_trace else RUNNING), ""
+        state = BLOCKED if self._blocked > ROUNDS // 2 else WAITING
+        return state, waits if has_waited else meaning(task.text_of(f"{folder}/wchan").strip("0"))
+
+    def _counters(self) -> tuple[int, int]:
+        """Return the clock ticks of processor time that the rank has used, and the bytes transferred."""
+        ticks = transferred = 0
+        for process in self.processes:
+            ticks += sum(used for _, _, used in _threads(process.pid))
+            lines = task.text_of(f"/proc/{process.pid}/io").splitlines()
+            transferred += sum(int(line.split()[1]) for line in lines if line.startswith(("rchar", "wchar")))
+        return ticks, transferred
+
+
+def meaning(function: str) -> str:
+    """Return the meaning of a function of the kernel, or its name if the meaning is unknown."""
+    return next((words for pattern, words in _KERNEL if pattern.search(function)), function)
+
+
+def _threads(pid: int) -> Iterator[tuple[int, str, int]]:
+    """Yield (id, state, clock ticks of processor time) of each thread of a process."""
+    with suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/task"):
+            fields = _stat(f"/proc/{pid}/task/{name}")
+            if fields:
+                yield int(name), fields[0], int(fields[11]) + int(fields[12])
+
+
+def _kind(library: str) -> str:
+    if not library or _NEUTRAL.match(library):
+        return ""
+    return next((name for name, pattern in _WAITS if pattern.match(library)), "own")
+
+
+def python_stacks(process: Process) -> dict[str, list[Frame]]:
+    """Return thread -> stack from the innermost call on, the main thread first. Empty: it is not Python.
+
+    A rank that rank.py started prints its stacks itself. py-spy reads those of other programs and of stopped
+    processes.
+    """
+    state = (_stat(f"/proc/{process.pid}") or "Z")[0]
+    return (_own_stacks(process.pid) if state in "RS" else {}) or _spied_stacks(process)
+
+
+def _own_stacks(pid: int) -> dict[str, list[Frame]]:
+    """Have a process print its stacks, and return them."""
+    status = dict(line.split(":\t", 1) for line in task.text_of(f"/proc/{pid}/status").splitlines())
+    handled = int(status.get("SigCgt", "0"), 16) >> (STACK_SIGNAL - 1) & 1
+    path = next(_links_to(pid, f"/memfd:{STACK_FILE} (deleted)"), "")
+    if not handled or not path:
+        return {}
+    try:
+        before = os.stat(path).st_size
+        os.kill(pid, STACK_SIGNAL)
+        deadline, after = time.monotonic() + DUMP_S, -1
+        while time.monotonic() < deadline and (after <= before or after != os.stat(path).st_size):
+            after = os.stat(path).st_size
+            time.sleep(0.02)
+        with open(path, errors="replace") as file:
+            file.seek(before)
+            return _parse(file.read())
+    except OSError:
+        return {}
+
+
+def _links_to(pid: int, target: str) -> Iterator[str]:
+    with suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            path = f"/proc/{pid}/fd/{name}"
+            if os.readlink(path) == target:
+                yield path
+
+
+def _parse(text: str) -> dict[str, list[Frame]]:
+    """Parse the output of faulthandler, which prints the main thread last."""
+    stacks: dict[str, list[Frame]] = {}
+    for line in text.splitlines():
+        match = _FRAME.match(line)
+        if match and stacks:
+            [*stacks.values()][-1].append(Frame(match[3], match[1], int(match[2])))
+        elif "hread" in line:
+            stacks[line.partition(" (")[0].replace("Current thread", "Thread")] = []
+    return {name: stacks[name] for name in reversed([*stacks])}
+
+
+def _spied_stacks(process: Process) -> dict[str, list[Frame]]:
+    spy = os.path.join(os.path.dirname(sys.executable), "py-spy")
+    try:
+        command = [spy, "dump", "--nonblocking", "--json", "--pid", str(process.pid)]
+        done = subprocess.run(command, capture_output=True, timeout=SPY_S, check=True)
+        threads = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return {}
+    threads.sort(key=lambda thread: thread["os_thread_id"] != process.pid)
+    return {
+        f"Thread {thread['os_thread_id']}": [
+            Frame(frame["name"].rpartition(".")[2], frame["filename"], frame["line"])
+            for frame in thread["frames"]
+        ]
+        for thread in threads
+    }
+
+
+def place_of(pid: int, stack: Sequence[Frame]) -> tuple[str, str]:
+    """Return the innermost place of a stack that is not in a library, such as train.py:88, and its source.
+
+    The place is relative to the current folder of the process, if the file is in it.
+    """
+    frame = next((frame for frame in stack if not _LIBRARY.search(frame.file)), stack[0] if stack else None)
+    if frame is None:
+        return "", ""
+    is_absolute, folder = frame.file.startswith("/"), ""
+    with suppress(OSError):
+        folder = os.path.realpath(f"/proc/{pid}/cwd")
+    name = frame.file[len(folder) + 1 :] if frame.file.startswith(f"{folder}/") else frame.file
+    # The path as the process sees it, which may be in a container.
+    path = f"/proc/{pid}/root{frame.file}" if is_absolute else f"/proc/{pid}/cwd/{frame.file}"
+    lines = task.text_of(path).splitlines()
+    source = lines[frame.line - 1].strip() if 0 < frame.line <= len(lines) else ""
+    return f"{'/'.join(name.split('/')[-2:])}:{frame.line}", source[:MOST_SOURCE_CHARACTERS]
+
+
+def network_bytes() -> int:
+    """Return the bytes through this node's network interfaces since boot."""
+    total = 0
+    for line in task.text_of("/proc/net/dev").splitlines()[2:]:
+        name, _, numbers = line.partition(":")
+        columns = numbers.split()
+        total += 0 if name.strip() == "lo" else int(columns[0]) + int(columns[8])
+    return total
+
+
+def disk_bytes() -> int:
+    """Return the bytes read from and written to disks since boot."""
+    lines = [line.split() for line in task.text_of("/proc/diskstats").splitlines()]
+    return sum(int(fields[5]) + int(fields[9]) for fields in lines) * SECTOR_BYTES
+
+
+def observe(node: str) -> Iterator[Rank]:
+    """Observe the ranks on this node, then yield where they are."""
+    activities = {
+        rank: Activity(processes[:MOST_PROCESSES_OF_RANK]) for rank, processes in sorted(ranks_here().items())
+    }
+    tracer = Tracer()
+    for _ in range(ROUNDS if activities else 0):
+        for activity in activities.values():
+            activity.sample(tracer)
+        time.sleep(WINDOW_S / ROUNDS)
+    tracer.release()
+    gpu_use = Gpus().memory_use()
+    for rank, activity in activities.items():
+        main = activity.main
+        doing, within = activity.judge(can_trace=not tracer.is_refused)
+        if doing == WAITING and within in ("CUDA", "NCCL") and gpu_use != 0:
+            # A rank that waits for its GPU waits for a computation, unless that waits for another rank.
+            doing = RUNNING if gpu_use is None else COMPUTING
+        texts: list[str] = []
+        places: dict[int, tuple[str, str]] = {}
+        for process in activity.processes:
+            stacks = python_stacks(process)
+            texts += [f"process {process.pid}: {' '.join(process.words)}", *_texts(stacks)]
+            if stacks:
+                places[process.pid] = place_of(process.pid, next(iter(stacks.values())))
+        place, source = places.pop(main.pid, (os.path.basename(main.words[0]), ""))
+        workers = tuple(sorted({": ".join(filter(None, each)) for each in places.values()}))
+        yield Rank(rank, node, main.pid, doing, within, place, source, workers, tuple(texts))
+
+
+def _texts(stacks: Mapping[str, Sequence[Frame]]) -> Iterator[str]:
+    for name, frames in stacks.items():
+        yield f"{name} (innermost call first):"
+        yield from map(str, frames)
+
+
+def main(folder: str) -> None:
+    """Write the stacks of the ranks on this node to files in ``folder``, and print where the ranks are."""
+    node, begin, before = task.host_name(), time.monotonic(), (network_bytes(), disk_bytes())
+    with suppress(OSError):
+        os.makedirs(f"{folder}/rank-logs", exist_ok=True)
+    for rank in observe(node):
+        file = task.open_for_writing(f"{folder}/rank-logs/{rank.rank}.stack", os.O_TRUNC)
+        head = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} rank {rank.rank} on {node}"
+        text = "\n".join((f"{head}: {rank.doing} {rank.within}".rstrip(), *rank.stack, ""))
+        task.write_all(file, text.encode(errors="surrogateescape"))
+        os.close(file)
+        emit(rank._asdict())
+    after, elapsed_s = (network_bytes(), disk_bytes()), time.monotonic() - begin
+    network, disk = (round((after[index] - before[index]) / elapsed_s) for index in (0, 1))
+    emit({"node": node, "network": network, "disk": disk})
+
+
+def emit(answer: Mapping[str, object]) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

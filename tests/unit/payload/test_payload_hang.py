@@ -1,0 +1,360 @@
+"""The watch for hangs: when a job is examined, which ranks wait, and what is recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from payload.node import hang, stacks
+from tests.support.played.batch import play
+from tests.support.processes import eventually
+
+NODE = Path(__file__).parents[3] / "payload" / "node"
+FLOOR = 60.0
+
+
+def looks(ticks: Sequence[tuple[float, bool]]) -> list[float]:
+    """Return the times at which a job with this progress, (seconds, has progress), is examined."""
+    patience, now, times = hang.Patience(FLOOR), 0.0, []
+    for elapsed, has_progress in ticks:
+        now += elapsed
+        if patience.tick(elapsed, has_progress=has_progress):
+            times.append(now)
+    return times
+
+
+def steps(every: float, count: int) -> list[tuple[float, bool]]:
+    return [(every, True)] * count
+
+
+def silence(seconds: int) -> list[tuple[float, bool]]:
+    return [(1.0, False)] * seconds
+
+
+@pytest.mark.parametrize(
+    ("ticks", "times"),
+    [
+        pytest.param(silence(599), [], id="before-the-first-progress"),
+        pytest.param(silence(601), [600], id="no-progress-ever"),
+        pytest.param(steps(300, 1) + silence(599), [], id="a-first-line-says-nothing-of-the-pace"),
+        pytest.param(steps(1, 10) + silence(59), [], id="below-the-floor"),
+        pytest.param(steps(1, 10) + silence(61), [70], id="at-the-floor"),
+        pytest.param(steps(30, 10) + silence(149), [], id="below-five-intervals"),
+        pytest.param(steps(30, 10) + silence(150), [450], id="at-five-intervals"),
+        pytest.param(
+            [*steps(1, 5), (100, True), *steps(1, 5), *silence(499)], [], id="an-evaluation-is-learned"
+        ),
+        pytest.param([*steps(1, 5), (100, True), *silence(500)], [605], id="and-has-its-own-limit"),
+        pytest.param([(500, True), *steps(1, 9), *silence(60)], [569], id="the-start-is-not-an-interval"),
+        pytest.param(
+            steps(1, 10) + silence(500), [70, 130, 250, 490], id="silent-work-is-examined-ever-less"
+        ),
+        pytest.param(
+            steps(1, 10) + silence(65) + steps(1, 1) + silence(400), [70, 406], id="a-pause-is-learned"
+        ),
+    ],
+)
+def test_a_silent_job_is_examined(ticks: Sequence[tuple[float, bool]], times: list[float]) -> None:
+    assert looks(ticks) == times
+
+
+def rank(
+    number: int, doing: str = stacks.WAITING, place: str = "a.py:1", node: str = "n1", **more: str
+) -> dict[str, Any]:
+    fields = {"within": "", "source": "", "pid": 10 + number, "workers": [], "stack": []}
+    return {"rank": number, "doing": doing, "place": place, "node": node, **fields, **more}
+
+
+NODES = [{"node": "n1", "network": 10, "disk": 10}]
+BUSY_DISK = {"node": "n2", "network": 10, "disk": 5 << 20}
+
+
+@pytest.mark.parametrize(
+    ("answers", "hangs"),
+    [
+        ([rank(0), rank(1)], True),
+        ([rank(0), rank(1, stacks.STOPPED)], True),
+        ([rank(0), rank(1, stacks.BLOCKED)], True),
+        ([rank(0), rank(1, stacks.ENDED)], True),
+        ([rank(0), rank(1), BUSY_DISK], True),
+        ([rank(0), rank(1, stacks.BLOCKED, node="n2"), BUSY_DISK], False),
+        ([rank(0), rank(1, stacks.TRACED)], False),
+        ([rank(0), rank(1, stacks.COMPUTING)], False),
+        ([rank(0), rank(1, stacks.TRANSFERRING)], False),
+        ([rank(0), rank(1, stacks.RUNNING)], False),
+        ([rank(0), {"node": "n2", "network": 5 << 20, "disk": 0}], False),
+        ([], False),
+    ],
+)
+def test_a_job_hangs_only_if_all_ranks_wait(answers: list[dict[str, Any]], hangs: bool) -> None:
+    assert hang.is_hang([*answers, *NODES]) is hangs
+
+
+def test_the_likely_cause_is_named_first() -> None:
+    answers = [rank(number, within="MPI", source="sum()") for number in (0, 1, 2, 4, 6)]
+    answers += [rank(3, stacks.STOPPED, "b.py:2", "n2"), rank(5, place="c.py:3")]
+    groups = hang.groups([*answers, *NODES])
+    assert [[answer["rank"] for answer in group] for group in groups] == [[3], [5], [0, 1, 2, 4, 6]]
+    assert all(text in hang.words(groups[2]) for text in ("(0-2,4,6)", "MPI", "a.py:1", "sum()"))
+    assert hang.suspects([*answers, *NODES]) == ["n2"]
+    assert hang.suspects([rank(0, stacks.STOPPED), rank(1)]) == []
+
+
+HANGING = [rank(0, within="MPI"), rank(1, stacks.STOPPED, node="n2"), *NODES]
+
+
+@pytest.fixture
+def reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Examine a silent job in an empty folder, where the nodes give these answers in turn."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SLURM_ARRAY_TASK_ID", raising=False)
+
+    def look(mode: str, *answers: list[dict[str, Any]]) -> tuple[str, str, dict[str, Any]]:
+        replies = iter(answers)
+        monkeypatch.setattr(hang, "ask_nodes", lambda *_: next(replies))
+        watch = hang.Watch(mode, 0.0, (str(tmp_path), [], ""))
+        assert watch.look() == Path("job.events").exists()
+        texts = [
+            Path(name).read_text() if Path(name).exists() else "" for name in ("job.events", "stderr.log")
+        ]
+        return (
+            texts[0],
+            texts[1],
+            json.loads(Path("hang.json").read_text()) if Path("hang.json").exists() else {},
+        )
+
+    return look
+
+
+@pytest.mark.parametrize("name", ["stdout.log", "stderr.log", "metrics.jsonl", "heartbeat", "other"])
+def test_a_change_of_these_files_is_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SLURM_ARRAY_TASK_ID", raising=False)
+    monkeypatch.setenv("CLUSTERCTL_HEARTBEAT", str(tmp_path / "heartbeat"))
+    watch = hang.Watch("warn", 60.0, (str(tmp_path), [], ""))
+    before = watch.state()
+    (tmp_path / name).touch()
+    assert (watch.state() != before) is (name != "other")
+
+
+def test_a_hang_that_ends_the_job_is_recorded(reported: Any) -> None:
+    events, log, record = reported("end", HANGING, HANGING)
+    event = json.loads(events)
+    assert (event["event"], event["action"], event["summary"]) == ("hang", "end", hang.summary(HANGING))
+    assert event["summary"] in log
+    assert (record["nodes"], [rank["rank"] for rank in record["ranks"]]) == (["n2"], [0, 1])
+
+
+def test_a_warning_ends_nothing(reported: Any) -> None:
+    events, log, record = reported("warn", HANGING, HANGING)
+    event = json.loads(events)
+    assert (event["action"], record) == ("warn", {})
+    assert event["summary"] in log
+
+
+@pytest.mark.parametrize(
+    "second", [[], [rank(0, stacks.COMPUTING), *NODES], [rank(0, within="MPI", place="b.py:2"), *HANGING[1:]]]
+)
+def test_a_hang_must_be_the_same_twice(reported: Any, second: list[dict[str, Any]]) -> None:
+    assert reported("end", HANGING, second) == ("", "", {})
+
+
+READY = "open(__file__ + '.ready', 'w').close()\n"
+WAITER = f"import time\ndef wait():\n    time.sleep(1000)\n{READY}wait()\n"
+WORKER = f"def work():\n    while True:\n        sum(range(100000))\n{READY}work()\n"
+
+
+@pytest.fixture
+def rank_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Start Python programs as ranks of a job of their own."""
+    job = f"test-{os.getpid()}"
+    monkeypatch.setenv("SLURM_JOB_ID", job)
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(number: int, text: str) -> subprocess.Popen[bytes]:
+        program = tmp_path / f"rank{number}.py"
+        program.write_text(text)
+        command = [sys.executable, NODE / "rank.py", program]
+        process = subprocess.Popen(command, env={**os.environ, "SLURM_JOB_ID": job, "RANK": str(number)})
+        started.append(process)
+        eventually(Path(f"{program}.ready").exists, 30)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def observed() -> dict[int, stacks.Rank]:
+    return {rank.rank: rank for rank in stacks.observe("n1")}
+
+
+def test_ranks_are_found_with_their_places(rank_program: Any) -> None:
+    waiting, working, stopped = (rank_program(*words) for words in ((0, WAITER), (1, WORKER), (12, WAITER)))
+    stopped.send_signal(signal.SIGSTOP)
+    places = observed()
+    assert [rank.pid for rank in places.values()] == [waiting.pid, working.pid, stopped.pid]
+    assert {number: rank.doing for number, rank in places.items()} == {
+        0: stacks.WAITING,
+        1: stacks.COMPUTING,
+        12: stacks.STOPPED,
+    }
+    assert places[0].place.endswith("/rank0.py:3")
+    assert places[0].source == "time.sleep(1000)"
+    assert any("in wait" in line for line in places[0].stack)
+
+
+@pytest.mark.parametrize(
+    ("use", "doing"), [(None, stacks.RUNNING), (12, stacks.COMPUTING), (0, stacks.WAITING)]
+)
+def test_a_rank_that_waits_for_a_gpu_at_work_does_not_wait(
+    monkeypatch: pytest.MonkeyPatch, use: int | None, doing: str
+) -> None:
+    """A GPU that waits for another GPU uses no memory."""
+    process = stacks.Process(os.getpid(), os.getppid(), ("train",))
+    monkeypatch.setattr(stacks, "WINDOW_S", 0.0)
+    monkeypatch.setattr(stacks, "ranks_here", lambda: {0: [process]})
+    monkeypatch.setattr(stacks, "python_stacks", lambda _: {})
+    monkeypatch.setattr(stacks.Activity, "judge", lambda *_, **__: (stacks.WAITING, "CUDA"))
+    monkeypatch.setattr(stacks.Activity, "sample", lambda *_: None)
+    monkeypatch.setattr(stacks.Gpus, "memory_use", lambda _: use)
+    assert observed()[0].doing == doing
+
+
+def test_stacks_of_a_program_that_prints_none_are_read_by_py_spy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames = [{"name": "Loader.next", "filename": "/a/loader.py", "line": 7}]
+    threads = [{"os_thread_id": 5, "frames": []}, {"os_thread_id": os.getpid(), "frames": frames}]
+    spy = tmp_path / "py-spy"
+    spy.write_text(f"#!/bin/sh\necho '{json.dumps(threads)}'\n")
+    spy.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    found = stacks.python_stacks(stacks.Process(os.getpid(), 1, ("python",)))
+    assert next(iter(found.items())) == (f"Thread {os.getpid()}", [stacks.Frame("next", "/a/loader.py", 7)])
+    spy.write_text("#!/bin/sh\nexit 1\n")
+    assert stacks.python_stacks(stacks.Process(os.getpid(), 1, ("sleep",))) == {}
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ("hrtimer_nanosleep", "sleep"),
+        ("anon_pipe_read", "pipe read"),
+        ("futex_wait_queue", "lock"),
+        ("do_epoll_wait", "poll"),
+        ("rpc_wait_bit_killable", "NFS"),
+        ("unix_stream_read_generic", "socket read"),
+        ("folio_wait_bit", "disk"),
+        ("do_signal_stop", "do_signal_stop"),
+        ("", ""),
+    ],
+)
+def test_a_wait_in_the_kernel_has_words(function: str, words: str) -> None:
+    assert stacks.meaning(function) == words
+
+
+@pytest.mark.parametrize(
+    ("library", "kind"),
+    [
+        ("libmpi.so.40", "MPI"),
+        ("libopen-pal.so.80", "MPI"),
+        ("mca_btl_tcp.so", "MPI"),
+        ("libucp.so.0", "MPI"),
+        ("libnccl.so.2", "NCCL"),
+        ("libcuda.so.1", "CUDA"),
+        ("libc.so.6", ""),
+        ("[vdso]", ""),
+        ("", ""),
+        ("python3.13", "own"),
+        ("libopenblas.so.0", "own"),
+        ("?", "own"),
+    ],
+)
+def test_code_is_told_from_waits_by_its_library(library: str, kind: str) -> None:
+    assert stacks._kind(library) == kind
+
+
+def test_a_running_thread_shows_its_library_and_keeps_running(rank_program: Any) -> None:
+    pid = rank_program(0, WORKER).pid
+    tracer = stacks.Tracer()
+    libraries = set()
+
+    def has_shown_a_library() -> bool:
+        libraries.add(tracer.library_of(pid, pid))
+        return any("python" in library for library in libraries)
+
+    eventually(has_shown_a_library, 30)
+    tracer.release()
+    assert not tracer.is_refused
+    eventually(lambda: stacks._stat(f"/proc/{pid}")[0] == "R", 30)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "expected"),
+    [
+        ({"own": 2, "MPI": 18}, (stacks.COMPUTING, "")),
+        ({"own": 1, "MPI": 18}, (stacks.WAITING, "MPI")),
+        ({"": 20, "MPI": 3}, (stacks.WAITING, "MPI")),
+        ({"": 20}, (stacks.COMPUTING, "")),
+    ],
+)
+def test_a_busy_rank_is_judged_by_the_code_it_runs(
+    rank_program: Any, rounds: dict[str, int], expected: tuple[str, str]
+) -> None:
+    process = rank_program(0, WORKER)
+    activity = stacks.Activity([stacks.Process(process.pid, os.getpid(), ("python",))])
+    eventually(lambda: activity._counters()[0] - activity._before[0] > 50, 30)
+    activity._rounds = rounds
+    assert activity.judge(can_trace=True) == expected
+
+
+@pytest.fixture
+def launchers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Programs in place of srun and ssh, which run the command on this machine."""
+    bodies = {
+        "srun": 'env | grep -E "^SLURM_" >"$0.env"; while [[ $1 == -* ]]; do shift; done; exec "$@"',
+        "ssh": 'shift 2; [[ $1 != lost ]] && exec bash -c "$2"',
+    }
+    for name, body in bodies.items():
+        play(tmp_path / name, body)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ssh", "count"),
+    [
+        ([], "", 1),
+        (["n1"], "", 1),
+        ([stacks.task.host_name(), "n 2"], "ssh -F x", 2),
+        ([stacks.task.host_name(), "lost"], "ssh -F x", 0),
+    ],
+)
+def test_all_nodes_are_asked_or_no_answer_counts(
+    launchers: Path, monkeypatch: pytest.MonkeyPatch, nodes: list[str], ssh: str, count: int
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", f"none-{os.getpid()}")
+    answers = hang.ask_nodes(str(launchers / "a folder"), nodes, ssh)
+    assert [answer.keys() for answer in answers] == [{"node", "network", "disk"}] * count
+
+
+def test_a_new_step_gets_no_variables_of_the_own_step(
+    launchers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With these variables, srun would start the step on fewer nodes."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    hang.ask_nodes(str(launchers), [], "")
+    assert (launchers / "srun.env").read_text() == ""
