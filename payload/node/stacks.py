@@ -31,9 +31,12 @@ from payload.node import task
 from payload.node.rank import STACK_FILE, STACK_SIGNAL
 from payload.node.sensors import Gpus
 
-WINDOW_S, ROUNDS = 2.0, 20
-# A rank runs code if this many rounds find a thread in it, or if it uses this share of a core.
-FEW_ROUNDS, FEW_TICKS = 2, 0.1
+WINDOW_S, ROUNDS, SLOWEST_S = 2.0, 50, 10.0
+# A rank runs its own code if this many rounds find a thread in it. A rank that waits in a library spends most
+# of its time in system calls, so few rounds find a thread in the library.
+OWN_ROUNDS, WAIT_ROUNDS = 5, 1
+# A rank runs if it uses this share of a core.
+FEW_TICKS = 0.1
 # Ranks that transfer more than this in ``WINDOW_S`` are not waiting. Polling also transfers a few bytes.
 FEW_BYTES = 1 << 16
 MOST_PROCESSES_OF_RANK, MOST_SOURCE_CHARACTERS = 16, 80
@@ -270,9 +273,9 @@ class Activity:
         if transferred > FEW_BYTES:
             return TRANSFERRING, ""
         waits = max(LIBRARIES, key=lambda name: self._rounds.get(name, 0))
-        has_waited = self._rounds.get(waits, 0) >= FEW_ROUNDS
+        has_waited = self._rounds.get(waits, 0) >= WAIT_ROUNDS
         is_running = ticks > FEW_TICKS * WINDOW_S * os.sysconf("SC_CLK_TCK")
-        if self._rounds.get("own", 0) >= FEW_ROUNDS or (is_running and not has_waited):
+        if self._rounds.get("own", 0) >= OWN_ROUNDS or (is_running and not has_waited):
             return (COMPUTING if can_trace else RUNNING), ""
         state = BLOCKED if self._blocked > ROUNDS // 2 else WAITING
         return state, waits if has_waited else meaning(task.text_of(f"{folder}/wchan").strip("0"))
@@ -416,8 +419,10 @@ def observe(node: str) -> Iterator[Rank]:
     activities = {
         rank: Activity(processes[:MOST_PROCESSES_OF_RANK]) for rank, processes in sorted(ranks_here().items())
     }
-    tracer = Tracer()
+    tracer, deadline = Tracer(), time.monotonic() + SLOWEST_S
     for _ in range(ROUNDS if activities else 0):
+        if time.monotonic() > deadline:
+            break
         for activity in activities.values():
             activity.sample(tracer)
         time.sleep(WINDOW_S / ROUNDS)

@@ -304,10 +304,10 @@ def test_a_running_thread_shows_its_library_and_keeps_running(rank_program: Any)
 @pytest.mark.parametrize(
     ("rounds", "expected"),
     [
-        ({"own": 2, "MPI": 18}, (stacks.COMPUTING, "")),
-        ({"own": 1, "MPI": 18}, (stacks.WAITING, "MPI")),
-        ({"": 20, "MPI": 3}, (stacks.WAITING, "MPI")),
-        ({"": 20}, (stacks.COMPUTING, "")),
+        ({"own": 5, "MPI": 45}, (stacks.COMPUTING, "")),
+        ({"own": 4, "MPI": 45}, (stacks.WAITING, "MPI")),
+        ({"": 50, "MPI": 1}, (stacks.WAITING, "MPI")),
+        ({"": 50}, (stacks.COMPUTING, "")),
     ],
 )
 def test_a_busy_rank_is_judged_by_the_code_it_runs(
