@@ -147,9 +147,8 @@ def run(words: Sequence[str]) -> int:
     pid = task.start_or_exit(program)
 
     def pass_on(number: int) -> None:
-        if number == signal.SIGKILL and "SLURM_JOB_ID" in os.environ:
-            # If only srun were killed, its ranks would live until the end of the job.
-            wait_for(["scancel", "--signal=KILL", os.environ["SLURM_JOB_ID"]])
+        if number == signal.SIGKILL:
+            kill_ranks()
         os.kill(pid, number)
         events.add("signal", signal=signal.Signals(number).name)
 
@@ -160,6 +159,20 @@ def run(words: Sequence[str]) -> int:
     if status and "requeue" in options:
         restart.requeue_or_stop(status)
     return status
+
+
+def kill_ranks() -> None:
+    """Kill the job's steps but telemetry. If only srun were killed, its ranks would live until the job ends.
+
+    A signal to the whole job would cancel the job.
+    """
+    job = os.environ.get("SLURM_JOB_ID")
+    if job:
+        lines = task.output_of(["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i %j"])
+        steps = [line.split() for line in lines.splitlines()]
+        ranks = [step for step, *name in steps if name not in (["telemetry"], ["batch"], ["extern"])]
+        if ranks:
+            wait_for(["scancel", "--signal=KILL", *ranks])
 
 
 def link_given_files() -> None:

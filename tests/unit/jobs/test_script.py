@@ -391,13 +391,23 @@ def test_a_node_with_two_failures_is_excluded(batch, states, excluded):
     assert (events(batch)[-1]["event"] == "excluded") is excluded
 
 
-def test_a_hang_ends_the_steps_and_the_program(batch):
+STEPS = """\
+if [[ $* == *--steps* ]]; then
+    printf '12.%s\n' '0 telemetry' '1 my python' 'batch batch' 'extern extern'
+else
+    echo RUNNING None
+fi"""
+
+
+def test_a_hang_ends_the_ranks_and_the_program(batch):
+    """A signal to the whole job would cancel the job, and telemetry ends by itself."""
+    play(batch.folder.parent / "bin" / "squeue", STEPS)
     play(batch.folder.parent / "bin" / "scancel", 'echo "$@" >scancel-call')
     play(batch.folder.parent / "bin" / "scontrol", "true")
     batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node-1"}
     job = shell_job(batch, "echo '{}' >hang.json; exec sleep 60", requeue=True)
     assert batch.run(rendered(job))[0] == 137
-    assert (batch.folder / "scancel-call").read_text() == "--signal=KILL 12\n"
+    assert (batch.folder / "scancel-call").read_text() == "--signal=KILL 12.1\n"
     assert (events(batch)[-1]["event"], events(batch)[-1]["reason"]) == ("requeue", "hang")
 
 
