@@ -92,10 +92,10 @@ class Cluster:
 
 
 @contextmanager
-def raised(nodes: int, more: str = "") -> Iterator[Cluster]:
-    """A cluster that is up. It is as small as said, and gone afterwards."""
+def raised(nodes: int, more: str = "", name: str = "") -> Iterator[Cluster]:
+    """Create a cluster, and remove it afterwards. name: its name. Empty: a random name."""
     with tempfile.TemporaryDirectory(prefix="clusterctl-bench-") as folder:
-        cluster = Cluster.new(folder, nodes, more=more)
+        cluster = Cluster.new(folder, nodes, more=more, name=name)
         try:
             cluster.up()
             yield cluster

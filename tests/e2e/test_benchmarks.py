@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import as_root
+
 pytestmark = [pytest.mark.sweep, pytest.mark.timeout(3000)]
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -48,3 +50,20 @@ def test_a_round_of_each_prints_medians_and_ratios(
     assert done.returncode == 0, done.stderr
     for words in shown:
         assert words in done.stdout
+
+
+def test_trainings_survive_a_campaign_of_faults() -> None:
+    """Three faults in a training: a node that dies, a rank that is killed, a damaged checkpoint."""
+    faults = ("node of rank 0 dies, silent", "SIGKILL rank 1", "checkpoint truncated")
+    words = ["campaign", "--seed", "14", "--trainings", "1", "--faults", "3"]
+    argv = [
+        *as_root(),
+        sys.executable,
+        BENCHMARKS / "faults.py",
+        *words,
+        *(f"--only={name}" for name in faults),
+    ]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in faults:
+        assert f"{name}: again after " in done.stdout

@@ -1,0 +1,89 @@
+"""The figures of benchmarks/faults.py, computed from observations of a training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.support.watched import Figures, Seen, end_of, figures
+
+IDLE = {"n1": "allocated", "n2": "allocated", "n3": "idle"}
+END = {"event": "end", "time": 60.0, "status": 0}
+
+
+def start(time: float) -> dict[str, Any]:
+    return {"event": "start", "time": time}
+
+
+def seen(*steps: tuple[float, int], states: list[tuple[float, dict[str, str], str]] | None = None) -> Seen:
+    return Seen([(float(time), step) for time, step in steps], states or [])
+
+
+def compute(
+    observed: Seen, *events: dict[str, Any], at: float = 10, until: float = 100, done: int = 0
+) -> Figures:
+    runs = [{"time": 1.0, "done": 0}, {"time": 30.5, "done": done}]
+    return figures(at, until, observed, events, runs)
+
+
+def test_a_harmless_fault_has_no_sign_and_no_stall() -> None:
+    observed = seen((9, 90), (10.5, 100), (11, 110), states=[(11, IDLE, "RUNNING"), (61, IDLE, "COMPLETED")])
+    assert compute(observed, start(1), END) == Figures(None, "", 0, 1, 0, doubled=False)
+
+
+def test_a_stall_ends_with_the_next_iteration() -> None:
+    assert compute(seen((9, 90), (10.2, 100), (31, 101), (32, 102)), start(1), END).again == 21
+
+
+@pytest.mark.parametrize("last", [9, 10.2])
+@pytest.mark.parametrize("events", [[], [{**END, "status": 137}]])
+def test_a_training_that_fails_or_hangs_is_never_again(last: float, events: list[dict[str, Any]]) -> None:
+    """The iteration in which the fault happens may still be recorded."""
+    assert compute(seen((last, 90)), start(1), *events).again is None
+
+
+def test_a_restart_counts_from_its_first_iteration() -> None:
+    """The iteration of the old start after the fault is not the restart; 90 to 101 are repeated."""
+    observed = seen((9, 90), (10.1, 101), (31, 91), (32, 92))
+    events = (start(1), {"event": "requeue", "time": 12.0}, start(30))
+    assert compute(observed, *events, END, done=90) == Figures(2, "requeue", 21, 2, 11, doubled=False)
+
+
+@pytest.mark.parametrize(
+    ("states", "sign"),
+    [
+        ([(12, {**IDLE, "n2": "allocated*"}, "RUNNING")], "n2 allocated*"),
+        ([(12, {**IDLE, "n2": "completing"}, "PENDING")], "job PENDING"),
+        ([(9, {**IDLE, "n3": "down"}, "RUNNING"), (12, {}, "")], ""),
+    ],
+)
+def test_signs_are_states_after_the_fault(states: list[tuple[float, dict[str, str], str]], sign: str) -> None:
+    found = compute(seen((9, 90), states=states), start(1))
+    assert (found.noticed, found.sign) == (2 if sign else None, sign)
+
+
+def test_two_writers_are_doubled() -> None:
+    """After the restart at 91, the old start writes iteration 102."""
+    observed = seen((9, 101), (31, 91), (31.1, 102), (31.2, 92))
+    assert compute(observed, start(1), start(30)).doubled
+    assert not compute(seen((9, 101), (31, 91), (31.2, 92)), start(1), start(30)).doubled
+
+
+def test_the_next_fault_does_not_count() -> None:
+    observed = seen((9, 90), (10.5, 100), (41, 91), states=[(40, {**IDLE, "n1": "down"}, "PENDING")])
+    assert compute(observed, start(1), start(40), until=30) == Figures(None, "", 0, 1, 0, doubled=False)
+
+
+@pytest.mark.parametrize(
+    ("states", "end"),
+    [
+        (["RUNNING", "FAILED", "FAILED", "FAILED", "FAILED"], "FAILED"),
+        (["RUNNING", "RUNNING", "RUNNING", "FAILED"], ""),
+        (["NODE_FAIL", "PENDING", "RUNNING"], ""),
+        (["COMPLETED", "COMPLETED", "", "COMPLETED", "COMPLETED"], "COMPLETED"),
+        ([], ""),
+    ],
+)
+def test_a_job_has_ended_when_its_state_stays(states: list[str], end: str) -> None:
+    assert end_of(Seen(states=[(float(time), {}, state) for time, state in enumerate(states)])) == end
