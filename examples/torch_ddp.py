@@ -5,13 +5,17 @@
 The network learns to classify the points of two spirals. The rank and the address of rank 0 come from the
 environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), which clusterctl sets as torchrun does.
 The backend is NCCL on GPUs and Gloo on CPUs.
+
+With --requeue it survives time limits, failures and dead nodes: see survive.py and the lines with `run`.
 """
 
 import argparse
 import os
 import socket
 import sys
+from itertools import islice
 
+import survive
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -29,20 +33,22 @@ def spirals(points: int) -> TensorDataset:
     return TensorDataset(place + 0.02 * torch.randn(points, 2, generator=random), label)
 
 
-def train(model: nn.Module, data: TensorDataset, device: torch.device, *, epochs: int) -> None:
+def train(model: nn.Module, data: TensorDataset, device: torch.device, args: argparse.Namespace) -> None:
     """Print the mean loss of each epoch, over all ranks."""
     sampler = DistributedSampler(data)
     batches = DataLoader(data, batch_size=64, sampler=sampler)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    for epoch in range(epochs):
+    run = survive.Training(seconds=args.checkpoint_seconds, model=model, optimizer=optimizer)
+    for epoch in range(run.step // len(batches), args.epochs):
         sampler.set_epoch(epoch)  # without this, every epoch has the same order
         total = torch.zeros(2, device=device)
-        for place, label in batches:
+        for place, label in islice(batches, run.step % len(batches), None):
             loss = nn.functional.cross_entropy(model(place.to(device)), label.to(device))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             total += torch.tensor([loss.item(), 1.0], device=device)
+            run.end_step()
         dist.all_reduce(total)
         if dist.get_rank() == 0:
             print(f"epoch {epoch}: loss {total[0] / total[1]:.4f}", flush=True)
@@ -60,6 +66,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--points", type=int, default=4096)
+    parser.add_argument("--checkpoint-seconds", type=float, default=600)
     args = parser.parse_args()
 
     cuda = torch.cuda.is_available()
@@ -73,7 +80,7 @@ def main() -> None:
     layers = nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))
     model = DistributedDataParallel(layers.to(device))
     data = spirals(args.points)
-    train(model, data, device, epochs=args.epochs)
+    train(model, data, device, args)
     check_that_ranks_agree(model)
     if rank == 0:
         place, label = (part.to(device) for part in data.tensors)
