@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, records
+from tests.support.processes import eventually
 from tests.support.verbs import SCRIPT
 from tests.support.wheels import a_wheel
 
@@ -146,6 +147,34 @@ def test_other_libraries_train_on_two_nodes(own: Cluster, program: str, name: st
         assert (found["loss"]["count"], found["loss"]["nonfinite"]) == (5, 0)
     else:
         assert found == {}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("program", "name"), [("torch_ddp", "torch"), ("lightning_mlp", "lightning")])
+def test_signalled_example_is_requeued_and_resumes(own: Cluster, program: str, name: str) -> None:
+    """SIGUSR1, as Slurm sends it before the time limit, to a training of two ranks by srun."""
+    flags = ("--requirements", EXAMPLES / f"requirements-{name}.txt", "--nodes", "2", "--requeue")
+    job = own.json("submit", EXAMPLES / f"{program}.py", *flags, "--", "--epochs", "150")["job_id"]
+    eventually(lambda: "epoch 5:" in own("logs", job).stdout)
+    own.ssh(f"{own.name}-ctl", f"sudo scancel --batch --signal=USR1 {job}")
+    own.job_in("PENDING", job)
+    own("logs", job, "--follow", timeout_s=300)
+    run = own.run_of(job)
+    events = [event["event"] for event in records(run / "job.events")]
+    assert [event for event in events if event in ("start", "requeue")] == ["start", "requeue", "start"]
+    epochs = [int(line.split()[1][:-1]) for line in lines_of(run) if line.startswith("epoch ")]
+    assert sorted({*epochs}) == list(range(150))
+    # Only the epoch that was interrupted may be reported twice.
+    assert len(epochs) <= 151
+    assert next(run.glob("checkpoints/step-*.pt"))
+    if name == "torch":
+        whole = own.json("submit", EXAMPLES / f"{program}.py", *flags, "--wait", "--", "--epochs", "150")
+        expected = own.run_of(whole["job_id"]) / "model.pt"
+        assert (run / "model.pt").read_bytes() == expected.read_bytes()
+
+
+def lines_of(run: Path) -> list[str]:
+    return (run / "stdout.log").read_text().splitlines()
 
 
 def test_mpi4py_across_nodes(own: Cluster) -> None:
