@@ -400,6 +400,8 @@ def torchrun(python: str, *words: str) -> int:
         # Ranks that use MPI must not connect to the launcher's MPI.
         if name.startswith(("OMPI_", "PMIX_")):
             del os.environ[name]
+    # By default, SIGUSR1 ends the agent, and Slurm then ends ranks that are saving their work.
+    os.environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2")
     task.take_host_variables()
     rendezvous = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     agent = [python, "-m", "torch.distributed.run", *(f"--{name}={value}" for name, value in options.items())]

@@ -122,7 +122,7 @@ def test_a_shell_script_is_no_rank_and_its_ranks_can_meet(batch):
 def test_torchrun_is_started_once_a_node(batch):
     batch.environment |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "4"}
     python = batch.folder.parent / "bin" / "agent"
-    play(python, 'printf "%s\\n" "$@"')
+    play(python, 'printf "%s\\n" "$@" "$PET_SIGNALS_TO_HANDLE"')
     script = user_script(batch.folder, "show.py", SHOW)
     job = JobSpec(name="j", script=script, nodes=2, tasks_per_node=2, launcher="torchrun", args=("a b",))
     text = rendered(job).replace('torchrun "$python"', f"torchrun {python}")
@@ -131,7 +131,8 @@ def test_torchrun_is_started_once_a_node(batch):
     said = out.splitlines()
     assert said[:4] == ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2"]
     assert {"--rdzv-id=7-0", "--rdzv-backend=c10d", "--local-addr=node-1", "--no-python"} <= set(said)
-    assert said[-2:] == [str(script), "a b"]
+    assert said[-3:-1] == [str(script), "a b"]
+    assert "SIGUSR1" in said[-1]
     assert "--nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=2" in batch.calls.read_text()
 
 
