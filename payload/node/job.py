@@ -61,9 +61,9 @@ STEPS, DIFFERENT_RESTARTS = 2, 8
 EMPTY_STEPS_S = 10.0
 # If the state of a job has changed, the job was cancelled, or Slurm itself requeues it.
 STILL_OURS = ("", "RUNNING", "COMPLETING TimeLimit", "TIMEOUT")
-# States of nodes, without the suffix for a node that does not answer.
-LOST = ("down", "fail", "unk")
-UNUSABLE = (*LOST, "drain", "drng", "maint")
+# States of nodes, which Slurm combines, as in down+drain.
+LOST = frozenset(("down", "fail", "unknown", "not_responding"))
+UNUSABLE = LOST | {"drain", "maint", "maintenance"}
 
 
 class Events:
@@ -316,7 +316,7 @@ class Restart:
         if not nodes:
             return
         states = node_states(f"--partition={os.environ['SLURM_JOB_PARTITION']}")
-        usable = {node for node, state in states.items() if not state.startswith(UNUSABLE)}
+        usable = {node for node, of_node in states.items() if not of_node & UNUSABLE}
         if len(usable.difference(nodes, earlier)) >= int(os.environ["SLURM_JOB_NUM_NODES"]):
             every = ",".join(filter(None, (excluded, *nodes)))
             if wait_for(["scontrol", "update", f"jobid={self._job}", f"excnodelist={every}"]) == 0:
@@ -336,23 +336,19 @@ def own_log() -> str:
     return "/proc/self/fd/2" if stat.S_ISREG(os.fstat(2).st_mode) else ""
 
 
-def node_states(which: str) -> dict[str, str]:
-    """Return node -> state, such as idle. which: the option of sinfo that selects nodes."""
-    states = {}
-    for line in task.output_of(["sinfo", "--noheader", "--Node", which, "--format=%N %t"]).splitlines():
-        node, _, state = line.strip().partition(" ")
-        # An asterisk marks a node that does not answer.
-        states[node] = "down" if state.endswith("*") else state
-    return states
+def node_states(which: str) -> dict[str, set[str]]:
+    """Return node -> its states, such as mixed. which: the option of sinfo that selects nodes."""
+    columns = "--Format=NodeList:250,StateComplete:250"
+    lines = task.output_of(["sinfo", "--noheader", "--Node", which, columns]).splitlines()
+    rows = [line.split() for line in lines]
+    return {row[0]: set(row[1].split("+")) for row in rows if len(row) == len(("node", "states"))}
 
 
 def lost_nodes(nodes: Sequence[str]) -> list[str]:
     """Return those of the nodes that Slurm considers down, or that do not answer."""
     if "SLURM_JOB_ID" not in os.environ or not nodes:
         return []
-    return [
-        node for node, state in node_states(f"--nodes={','.join(nodes)}").items() if state.startswith(LOST)
-    ]
+    return [node for node, states in node_states(f"--nodes={','.join(nodes)}").items() if states & LOST]
 
 
 def start_empty_steps(restart: int) -> None:

@@ -38,9 +38,9 @@ _ABORTED = re.compile(r"MPI_ABORT was invoked on rank (\d+)")
 _LABEL = re.compile(r"^\[(?:rank|default)\d+\]: ?", re.MULTILINE)
 _FRAME = re.compile(r'  File "(.*)", line (\d+)')
 _OWN_MESSAGE = re.compile(r"^payload: error: (.*)", re.MULTILINE)
-# Exceptions that a lost rank, node or connection may have caused.
+# Exceptions that a lost rank, node or connection, or a signal to torchrun may have caused.
 _PEER_LOST = re.compile(
-    r"\bpeer|connection|timed? ?out|nccl|gloo|\bmpi|broken ?pipe|stale file", re.IGNORECASE
+    r"\bpeer|connection|timed? ?out|nccl|gloo|\bmpi|broken ?pipe|stale file|SignalException", re.IGNORECASE
 )
 _CHECKPOINT_FOLDER = re.compile(r"(?:checkpoint|ckpt|step|iter|iteration|epoch|global_?step)[-_=]?(\d+)")
 _CHECKPOINT_FILE = re.compile(r"(.+)\.(?:pt|pth|ckpt|safetensors|npz)")

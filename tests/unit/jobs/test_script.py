@@ -347,7 +347,7 @@ def test_a_chain_ends_after_its_time(batch):
 
 def test_an_attempt_without_an_end_has_lost_its_nodes(batch):
     """The lost node is recorded at the next start, whose steps have other numbers than before."""
-    play(batch.folder.parent / "bin" / "sinfo", "printf '%s\\n' 'node-1 mix' 'node-2 down*'")
+    play(batch.folder.parent / "bin" / "sinfo", "printf '%s\\n' 'node-1 mixed' 'node-2 down+drain'")
     begun = {"time": 5, "event": "start", "restarts": 0, "until": 0, "nodes": ["node-1", "node-2"]}
     (batch.folder / "job.events").write_text(json.dumps(begun) + "\n")
     (batch.folder / "rank-logs").mkdir()
@@ -372,12 +372,13 @@ def test_a_job_that_lost_a_node_three_times_does_not_start(batch):
 
 
 @pytest.mark.parametrize(
-    ("states", "excluded"), [("node-3 idle", True), ("node-3 drain", False), ("node-3 idle*", False)]
+    ("states", "excluded"),
+    [("node-3 idle", True), ("node-3 idle+drain", False), ("node-3 idle+not_responding", False)],
 )
 def test_a_node_with_two_failures_is_excluded(batch, states, excluded):
     """Unless too few nodes would remain."""
     play(batch.folder.parent / "bin" / "squeue", "echo 'RUNNING None|(null)|node-9'")
-    play(batch.folder.parent / "bin" / "sinfo", f"printf '%s\\n' 'node-1 mix' 'node-2 mix' '{states}'")
+    play(batch.folder.parent / "bin" / "sinfo", f"printf '%s\\n' 'node-1 mixed' 'node-2 mixed' '{states}'")
     play(batch.folder.parent / "bin" / "scontrol", 'echo "$@" >>scontrol-calls')
     begun = {"time": 5, "event": "start", "restarts": 0, "until": 0, "nodes": ["node-1"]}
     again = {"time": 6, "event": "requeue", "kind": "SIGBUS", "suspects": ["node-2"], "progress": [1, 0, 0]}

@@ -133,6 +133,7 @@ Traceback (most recent call last):
         ("payload: error: rank 3 ran out of 12 MB\n", "rank N ran out of N MB"),
         (TRACEBACK.format("x") + "mpi4py.MPI.Exception: MPI_ERR_PROC_FAILED\n", ""),
         (TRACEBACK.format("x") + "RuntimeError: Connection closed by peer\n", ""),
+        (TRACEBACK.format("x") + "torch.distributed.elastic.SignalException: Process 9 got signal: 10\n", ""),
         (TRACEBACK.format("x"), ""),
     ],
 )
