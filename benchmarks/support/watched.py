@@ -47,6 +47,11 @@ class Seen:
     states: list[tuple[float, dict[str, str], str]] = field(default_factory=list)
     begun: float = field(default_factory=time.time)
 
+    def add(self, moment: float, step: int) -> None:
+        """Add the newest iteration in metrics.jsonl. A restart first removes iterations that it repeats."""
+        if not self.steps or moment > self.steps[-1][0]:
+            self.steps.append((moment, step))
+
     def trains(self, step: int, since: float) -> bool:
         """Return whether the training has reached a step, and has made progress since a time."""
         return bool(self.steps) and self.steps[-1][1] >= step and self.steps[-1][0] > since
@@ -223,8 +228,8 @@ class Training:
         def follow_metrics() -> None:
             while not ended.wait(_METRICS_S):
                 newest = self.newest_iteration()
-                if newest and newest not in seen.steps[-1:]:
-                    seen.steps.append(newest)
+                if newest:
+                    seen.add(*newest)
 
         def follow_states() -> None:
             ask = f"squeue -h --states=all -j {self.job} -o 'job %T'"

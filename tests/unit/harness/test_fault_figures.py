@@ -17,7 +17,10 @@ def start(time: float) -> dict[str, Any]:
 
 
 def seen(*steps: tuple[float, int], states: list[tuple[float, dict[str, str], str]] | None = None) -> Seen:
-    return Seen([(float(time), step) for time, step in steps], states or [])
+    observed = Seen([], states or [])
+    for time, step in steps:
+        observed.add(float(time), step)
+    return observed
 
 
 def compute(
@@ -68,6 +71,12 @@ def test_two_writers_are_doubled() -> None:
     observed = seen((9, 101), (31, 91), (31.1, 102), (31.2, 92))
     assert compute(observed, start(1), start(30)).doubled
     assert not compute(seen((9, 101), (31, 91), (31.2, 92)), start(1), start(30)).doubled
+
+
+def test_iterations_that_a_restart_removes_are_not_doubled() -> None:
+    """The restart at 40 removes iterations after 91, which was recorded before the fault at 30."""
+    observed = seen((9, 101), (12, 91), (29, 120), (29, 120), (12, 91), (41, 92))
+    assert not compute(observed, start(1), start(11), start(40), until=30).doubled
 
 
 def test_the_next_fault_does_not_count() -> None:
