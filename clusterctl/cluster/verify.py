@@ -162,18 +162,24 @@ def _nodes_with_lost_jobs(busy: Sequence[str], slurm: Nodes, to: Connect) -> dic
 
     Slurm shows these jobs as running if the node was back before slurmctld had noticed its absence.
     """
+    # The time is read first, so that a slow host makes no job look older than its node's boot.
+    now = int(slurm.transport.run(["date", "+%s"]).stdout)
     ages = parallel_map(busy, lambda host: _seconds_since_boot(to(host)))
     booted = dict(zip(busy, ages, strict=True))
-    now = int(slurm.transport.run(["date", "+%s"]).stdout)
     lost: dict[str, list[str]] = defaultdict(list)
+    # A node that runs newer jobs as well must not be set down.
+    alive: set[str] = set()
     for job in slurm.all_jobs():
         if job.state is JobState.RUNNING and job.start_time is not None:
             for node in job.nodes:
                 if now - job.start_time > booted.get(node, math.inf) + 1:
                     lost[node].append(job.id)
+                else:
+                    alive.add(node)
     return {
         node: f"in use by job {', '.join(ids)}, which ended when the node went off"
         for node, ids in lost.items()
+        if node not in alive
     }
 
 
@@ -187,11 +193,14 @@ def _seconds_since_boot(host: Transport) -> float:
 def _restart_slurmd(hosts: Collection[str], to: Connect) -> None:
     """Restart slurmd on hosts that Slurm has given up, so that they register without being asked again.
 
-    Running jobs are not affected.
+    Slurm has ended the jobs of these hosts already.
     """
-    for host in hosts:
+
+    def restart(host: str) -> None:
         with suppress(TransportError):
             to(host).run(["sudo", "-n", "systemctl", "restart", "slurmd"], check=False)
+
+    parallel_map([*hosts], restart)
 
 
 def wait_until_ready(

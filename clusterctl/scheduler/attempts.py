@@ -206,4 +206,4 @@ def _list(event: Event, key: str) -> Sequence[Any]:
 def _number(event: Event, key: str) -> float | None:
     value: Any = event.get(key)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number and abs(value) < _LATEST else None
+    return value if is_number and 0 <= value < _LATEST else None

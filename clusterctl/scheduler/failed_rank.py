@@ -104,7 +104,7 @@ def failed_by_itself(failed: Failed, log: str, ends: Mapping[int, str]) -> Faile
     """Return how the rank ended; None if srun ended it, or if it only lost another rank or slurmstepd."""
     end = None
     if failed.rank is not None and (record := ends.get(failed.rank)):
-        with suppress(ValueError):  # invalid record
+        with suppress(ValueError, IndexError):  # invalid record
             end = _ended(int(record.split()[1]), rank=failed.rank)
     elif failed.rank is not None and (killed := _SRUN_ENDS.search(log)):
         end = next((end for end in _ends_by_srun(log[: killed.start()]) if end.rank == failed.rank), None)

@@ -28,6 +28,7 @@ from clusterctl.scheduler.base import (
     JobInfo,
     JobRequest,
     Jobs,
+    JobState,
     NodeInfo,
     StepInfo,
     comment_of,
@@ -242,7 +243,9 @@ class SlurmClient(Jobs):
         return self._query(slurm_parse.STEPS, f"--jobs={job_id}")
 
     def lost_nodes(self, job: JobInfo) -> Mapping[str, str]:
-        if job.start_time is None or not job.nodes:
+        # A job that has lost its only node ends as NODE_FAIL.
+        is_own_end = len(job.nodes) == 1 and job.state is JobState.FAILED
+        if job.start_time is None or not job.nodes or is_own_end:
             return {}
         end = job.end_time or job.start_time
         argv = ["sacctmgr", "--noheader", "--parsable2", "show", "event", f"nodes={fold_nodes(job.nodes)}"]

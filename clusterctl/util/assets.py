@@ -109,7 +109,7 @@ def install_inputs() -> tuple[bytes, ...]:
         _, role, inner, *_ = path.relative_to(ansible).parts
         is_install_task = role not in configuring and inner == "tasks"
         counts = is_install_task or inner in {"vars", "defaults", "files"} or path.name.startswith("install")
-        if path.is_file() and role in installing and counts:
+        if path.is_file() and role in installing and counts and path.suffix != ".pyc":
             files.append(path)
     return tuple(part for path in files for part in (path.name.encode(), path.read_bytes()))
 

@@ -153,6 +153,9 @@ def run(words: Sequence[str]) -> int:
         events.add("signal", signal=signal.Signals(number).name)
 
     status = task.supervise(pid, pass_on, restarts.HANG_FILE)
+    # mpirun ends with 0 if it has lost a node.
+    if status == 0 and restarts.has_lost_daemon(restarts.end_of_file(own_log())):
+        status = restarts.LOST_PEER
     events.add("end", status=status)
     is_failure = "requeue" in options and status not in (0, restarts.SAVED)
     telemetry.end(TELEMETRY_FAILED_S if is_failure else TELEMETRY_END_S)

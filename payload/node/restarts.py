@@ -24,7 +24,8 @@ USAGE = (2, 126, 127)
 # A shell returns this number plus the signal that ended a program.
 FROM_SHELL = 128
 # A rank ends with 14 if it has lost another rank (PMIx), and with 143 if the launcher ends it.
-ENDED_BY_ANOTHER = (14, SAVED, FROM_SHELL + signal.SIGTERM)
+LOST_PEER = 14
+ENDED_BY_ANOTHER = (LOST_PEER, SAVED, FROM_SHELL + signal.SIGTERM)
 # A job ends when it has failed this often in the same way, or with the same error of the program, without
 # progress in between.
 SAME_FAILURES, SAME_ERRORS = 3, 2
@@ -34,6 +35,7 @@ LOG_END = 1 << 16
 MOST_ENTRIES, DEEPEST = 2000, 3
 
 _RESTARTED = re.compile(r"^clusterctl: restart \d+ of this job$", re.MULTILINE)
+_LOST_DAEMON = re.compile("RTE has lost communication with a remote daemon")
 _ABORTED = re.compile(r"MPI_ABORT was invoked on rank (\d+)")
 _LABEL = re.compile(r"^\[(?:rank|default)\d+\]: ?", re.MULTILINE)
 _FRAME = re.compile(r'  File "(.*)", line (\d+)')
@@ -191,6 +193,11 @@ def failure_now(status: int, log: str) -> Failure:
     place = " on ".join(filter(None, (rank and f"rank {rank}", host)))
     suspects = (host,) if by_signal and host else ()
     return Failure(kind_of(ended or status), error, place, suspects)
+
+
+def has_lost_daemon(log: str) -> bool:
+    """Return whether mpirun reports in this attempt that its program on a node is gone."""
+    return bool(_LOST_DAEMON.search(this_attempt(log)))
 
 
 def forget_ends() -> None:

@@ -148,3 +148,8 @@ def test_commands_without_lock_wait_are_retried() -> None:
 def test_a_role_that_only_installs_counts_whole() -> None:
     tasks = (ROLES / "packages/tasks/RedHat.yml").read_bytes()
     assert tasks in install_inputs()
+
+
+def test_compiled_programs_are_no_install_inputs() -> None:
+    """Tests import programs of roles, and must not change the key of the node image."""
+    assert not any(part.endswith(b".pyc") for part in install_inputs()[::2])

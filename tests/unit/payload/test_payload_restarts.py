@@ -223,3 +223,10 @@ def test_progress_of_steps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_trainings_other_folders_are_read_too() -> None:
     program = ["srun", "python -m payload train", "--out=/a", "--save-interval", "5", "--checkpoints", "/b"]
     assert restarts.folders_of(program) == ["/a", "/b"]
+
+
+def test_mpirun_that_lost_a_node_is_known_by_its_words() -> None:
+    """It ends with 0 then."""
+    words = "PRTE has lost communication with a remote daemon.\n"
+    assert restarts.has_lost_daemon(words)
+    assert not restarts.has_lost_daemon(f"{words}\nclusterctl: restart 1 of this job\n")
