@@ -59,6 +59,8 @@ TELEMETRY_START_S = 2.0
 # Each attempt has a step of telemetry and a step of ranks. After this many restarts, their numbers repeat.
 STEPS, DIFFERENT_RESTARTS = 2, 8
 EMPTY_STEPS_S = 10.0
+# How long to try to requeue the job while slurmctld does not answer.
+CONTROLLER_S, CONTROLLER_PAUSE_S = 600.0, 5.0
 # If the state of a job has changed, the job was cancelled, or Slurm itself requeues it.
 STILL_OURS = ("", "RUNNING", "COMPLETING TimeLimit", "TIMEOUT")
 # States of nodes, which Slurm combines, as in down+drain.
@@ -77,10 +79,17 @@ class Events:
         """Return the events of all attempts of the job, or of this attempt if the file cannot be read."""
         return restarts.events_of_job(task.text_of("job.events")) or restarts.events_of_job(self._added)
 
-    def add(self, event: str, **fields: object) -> None:
+    def add(self, event: str, **fields: object) -> bool:
+        """Record an event on disk. Return whether that worked: the disk may be full."""
         line = json.dumps({"time": round(time.time(), 3), "event": event, **fields}) + "\n"
         self._added += line
-        task.write_all(self._file, line.encode())
+        with suppress(OSError):
+            is_whole = os.write(self._file, line.encode()) == len(line.encode())
+            # The node may be lost before the file system writes the line by itself. /dev/null rejects this.
+            with suppress(OSError):
+                os.fsync(self._file)
+            return is_whole
+        return False
 
 
 class Telemetry:
@@ -251,7 +260,9 @@ class Restart:
         attempt = restarts.interrupted(past)
         lost = lost_nodes(attempt[0]["nodes"]) if attempt else []
         failure = restarts.loss_of(lost)
-        if attempt and not failure and not any(event["event"] == "end" for event in attempt):
+        # After SIGTERM, Slurm or a person has ended the attempt.
+        is_explained = any(event["event"] == "end" or event.get("signal") == "SIGTERM" for event in attempt)
+        if attempt and not failure and not is_explained:
             failure = restarts.Failure(f"loss of {','.join(attempt[0]['nodes'])}")
         if failure:
             facts.update(failure._replace(progress=self._progress(past))._asdict())
@@ -271,24 +282,52 @@ class Restart:
         """
         answer = task.output_of(["squeue", "--noheader", f"--jobs={self._job}", "--format=%T %r|%f|%x"])
         state, features, excluded = (*answer.strip().split("|"), "", "")[:3]
-        if state.replace(" None", "") not in STILL_OURS:
+        if state.replace(" None", "") not in STILL_OURS or not self._is_current():
             return
         past = self._events.read()
         failure = restarts.failure_now(status, restarts.end_of_file(own_log()))
         start = next(event for event in reversed(past) if event["event"] == "start")
         if not failure.place and failure.kind not in ("saved", "hang"):
             failure = restarts.loss_of(lost_nodes(start["nodes"])) or failure
+        # A signal that was passed on, such as SIGUSR1 before the time limit, is no fault of a node.
+        if failure.kind in [event.get("signal") for event in past if event["time"] >= start["time"]]:
+            failure = failure._replace(suspects=())
         failure = failure._replace(progress=self._progress(past))
         if self._stops(past, failure):
             return
         reason = failure.kind if failure.kind in ("saved", "hang") else "failed"
         # Slurm may end this process before scontrol has returned.
-        self._events.add("requeue", reason=reason, status=status, **failure._asdict())
+        if not self._events.add("requeue", reason=reason, status=status, **failure._asdict()):
+            task.complain("this job is not requeued: job.events cannot be written")
+            return
         task.complain(f"{failure} after {past[-1]['time'] - start['time']:.0f} s; this job is requeued")
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        wait_for(["scontrol", "requeue", self._job])
-        if features in ("", "(null)"):
+        if self._requeue() and features in ("", "(null)"):
             self._exclude(past, failure, excluded.replace("(null)", ""))
+
+    def _requeue(self) -> bool:
+        """Have Slurm requeue this job, and return whether it does. Try again while Slurm does not answer.
+
+        If this node was cut off from the network, Slurm may have restarted the job elsewhere.
+        """
+        deadline = time.monotonic() + CONTROLLER_S
+        while self._is_current():
+            if wait_for(["scontrol", "requeue", self._job]) == 0:
+                return True
+            if self._attempt() or time.monotonic() > deadline:
+                break
+            time.sleep(CONTROLLER_PAUSE_S)
+        return False
+
+    def _attempt(self) -> str:
+        """Return how often Slurm has restarted this job, or "" if Slurm does not answer."""
+        ask = ["squeue", "--noheader", f"--jobs={self._job}", "--Format=RestartCnt:20"]
+        return task.output_of(ask).strip()
+
+    def _is_current(self) -> bool:
+        """Return whether this is the last attempt of the job, also if Slurm does not answer."""
+        count = self._attempt()
+        return not count.isdigit() or count == os.environ.get("SLURM_RESTART_COUNT", "0")
 
     def _progress(self, past: Sequence[restarts.Event]) -> tuple[int, ...]:
         return restarts.progress(self._folders, past[0]["time"])

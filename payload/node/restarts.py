@@ -10,6 +10,7 @@ import json
 import os
 import re
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -29,10 +30,14 @@ ENDED_BY_ANOTHER = (LOST_PEER, SAVED, FROM_SHELL + signal.SIGTERM)
 # A job ends when it has failed this often in the same way, or with the same error of the program, without
 # progress in between.
 SAME_FAILURES, SAME_ERRORS = 3, 2
+# The same error also ends the job after this number of attempts if only the time of a checkpoint is newer.
+MOST_ERRORS = 5
 # A node is not used again after this number of failures on it.
 FAILURES_OF_NODE = 2
 LOG_END = 1 << 16
 MOST_ENTRIES, DEEPEST = 2000, 3
+# Longest search for checkpoints, which may be on a slow file system beside a large data set.
+SEARCH_S = 5.0
 
 _RESTARTED = re.compile(r"^clusterctl: restart \d+ of this job$", re.MULTILINE)
 _LOST_DAEMON = re.compile("RTE has lost communication with a remote daemon")
@@ -40,9 +45,11 @@ _ABORTED = re.compile(r"MPI_ABORT was invoked on rank (\d+)")
 _LABEL = re.compile(r"^\[(?:rank|default)\d+\]: ?", re.MULTILINE)
 _FRAME = re.compile(r'  File "(.*)", line (\d+)')
 _OWN_MESSAGE = re.compile(r"^payload: error: (.*)", re.MULTILINE)
-# Exceptions that a lost rank, node or connection, or a signal to torchrun may have caused.
+# Exceptions that a lost rank, node or connection, broken hardware, or a signal to torchrun may have caused.
 _PEER_LOST = re.compile(
-    r"\bpeer|connection|timed? ?out|nccl|gloo|\bmpi|broken ?pipe|stale file|SignalException", re.IGNORECASE
+    r"\bpeer|connection|timed? ?out|nccl|gloo|\bmpi|broken ?pipe|stale file|SignalException|ChildFailedError"
+    r"|CUDA error|\bECC\b|input/output error|fallen off",
+    re.IGNORECASE,
 )
 _CHECKPOINT_FOLDER = re.compile(r"(?:checkpoint|ckpt|step|iter|iteration|epoch|global_?step)[-_=]?(\d+)")
 _CHECKPOINT_FILE = re.compile(r"(.+)\.(?:pt|pth|ckpt|safetensors|npz)")
@@ -142,6 +149,10 @@ def stop_reason(past: Sequence[Failure], used_s: float = 0.0, chain_s: float = 0
     recent = past[best.index(best[-1]) :]
     if last.error and [failure.error for failure in recent].count(last.error) >= SAME_ERRORS:
         return "same-error"
+    # A program may write a file like a checkpoint whenever it starts.
+    alike = [failure.error for failure in past if failure.progress[:2] == last.progress[:2]]
+    if last.error and alike.count(last.error) >= MOST_ERRORS:
+        return "same-error"
     # A program that saves its work in a place unknown to us seems to make no progress.
     is_known = last.kind != kind_of(SAVED) or any(last.progress)
     if is_known and [failure.kind for failure in recent].count(last.kind) >= SAME_FAILURES:
@@ -184,8 +195,11 @@ def failure_now(status: int, log: str) -> Failure:
         return Failure(kind_of(status))
     log = this_attempt(log)
     aborted, (ended, rank, host) = _ABORTED.search(log), first_failed()
+    if ended == SAVED and not aborted:
+        return Failure(kind_of(SAVED))
     # MPI_Abort may have killed the rank before its end was recorded.
     if aborted:
+        host = host if rank == aborted[1] else ""
         ended, rank = status, aborted[1]
     text = this_attempt(end_of_file(f"rank-logs/{rank}.log")) if rank else log
     by_signal = kind_of(ended).startswith("SIG") and not aborted
@@ -215,7 +229,10 @@ def folders_of(program: Sequence[str]) -> list[str]:
 
 
 def first_failed() -> tuple[int, str, str]:
-    """Return exit status, rank and node of the first rank that failed by itself, or (0, "", "")."""
+    """Return exit status, rank and node of the first rank that failed by itself.
+
+    Rank and node are "" if there is no such rank. The status is then 75 if ranks have saved their work, or 0.
+    """
     ends = [(True, 0.0, 0, "", "")]
     for entry in islice(_entries("rank-logs"), MOST_ENTRIES):
         rank, _, suffix = entry.name.partition(".")
@@ -224,7 +241,10 @@ def first_failed() -> tuple[int, str, str]:
                 when, status, node = end_of_file(entry.path).split()
                 ends.append((int(status) in ENDED_BY_ANOTHER, float(when), int(status), rank, node))
     is_consequence, _, status_of_first, rank, host = min(ends)
-    return (0, "", "") if is_consequence else (status_of_first, rank, host)
+    if is_consequence:
+        # torchrun ends with 1 although its ranks have saved their work.
+        return (SAVED if SAVED in [status for _, _, status, _, _ in ends] else 0), "", ""
+    return status_of_first, rank, host
 
 
 def own_error(log: str) -> str:
@@ -258,18 +278,21 @@ def progress(folders: Iterable[str], since: float) -> tuple[int, int, int]:
     heartbeat = end_of_file(os.environ.get("CLUSTERCTL_HEARTBEAT", "")).split()
     number, written = 0, 0
     step = int(heartbeat[0]) if heartbeat and heartbeat[0].isdigit() else 0
+    deadline = time.monotonic() + SEARCH_S
     for folder in folders:
         step = max(step, _last_step(f"{folder}/metrics.jsonl"))
-        for sequence, changed in _checkpoints(folder):
+        for sequence, changed in _checkpoints(folder, deadline):
             if changed >= since:
                 number = max(number, sequence or 0)
                 written = max(written, int(changed))
     return number, step, 0 if number or step else written
 
 
-def _checkpoints(folder: str, depth: int = 0) -> Iterator[tuple[int | None, float]]:
+def _checkpoints(folder: str, deadline: float, depth: int = 0) -> Iterator[tuple[int | None, float]]:
     """Yield number (None: it has no number) and time of each file and folder that looks like a checkpoint."""
     for entry in islice(_entries(folder), MOST_ENTRIES):
+        if time.monotonic() > deadline:
+            return
         # The folder may change at the same time.
         with suppress(OSError):
             if entry.is_symlink() or entry.name in _NO_CHECKPOINTS or entry.name.endswith(_UNFINISHED):
@@ -280,7 +303,7 @@ def _checkpoints(folder: str, depth: int = 0) -> Iterator[tuple[int | None, floa
                 number = _NUMBER.search(match[1])
                 yield int(number[1]) if number else None, entry.stat().st_mtime
             elif is_folder and depth < DEEPEST:
-                yield from _checkpoints(entry.path, depth + 1)
+                yield from _checkpoints(entry.path, deadline, depth + 1)
 
 
 def _entries(folder: str) -> Iterator[os.DirEntry[str]]:

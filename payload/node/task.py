@@ -218,7 +218,7 @@ def rank(words: Sequence[str]) -> int:
     status = supervise(pid, lambda number: None if has_reached_it else os.kill(pid, number))
     if status:
         # Record when this rank failed: other ranks, which lose their connection to it, may end first.
-        end = f"{time.time():.6f} {status} {os.uname().nodename}\n"
+        end = f"{time.time():.6f} {status} {host_name()}\n"
         write_all(open_for_writing(f"rank-logs/{os.environ['RANK']}.end", os.O_TRUNC), end.encode())
     # Wait for the output, because slurmstepd kills remaining processes of the task when this process ends.
     deadline = time.monotonic() + (DRAIN_FAILED_S if status else DRAIN_S)

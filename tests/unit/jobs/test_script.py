@@ -412,11 +412,38 @@ def test_a_hang_ends_the_ranks_and_the_program(batch):
     assert (events(batch)[-1]["event"], events(batch)[-1]["reason"]) == ("requeue", "hang")
 
 
+SQUEUE = """
+case "$*" in *RestartCnt*) echo {restarts} ;; *) echo 'RUNNING None|(null)|' ;; esac
+"""
+
+
 def test_a_requeue_that_fails_leaves_the_programs_exit_status(batch):
     play(batch.folder.parent / "bin" / "scontrol", "echo refused >&2; exit 1")
+    play(batch.folder.parent / "bin" / "squeue", SQUEUE.format(restarts=0))
     batch.environment["SLURM_JOB_ID"] = "12"
     rc, _, err = run(batch, "exit 75", requeue=True)
     assert (rc, err.splitlines()[-1]) == (75, "refused")
+
+
+def test_attempt_that_slurm_has_replaced_requeues_nothing(batch):
+    """Its node was cut off, and Slurm has started the job elsewhere."""
+    play(batch.folder.parent / "bin" / "scontrol", 'test "$1" != requeue || touch requeued')
+    play(batch.folder.parent / "bin" / "squeue", SQUEUE.format(restarts=1))
+    batch.environment["SLURM_JOB_ID"] = "12"
+    assert run(batch, "exit 1", requeue=True)[0] == 1
+    assert not (batch.folder / "requeued").exists()
+    assert events(batch)[-1]["event"] == "end"
+
+
+def test_attempt_that_ended_after_sigterm_has_lost_no_node(batch):
+    """Slurm, or a person, has ended it: for a job of higher priority, for example."""
+    play(batch.folder.parent / "bin" / "sinfo", "echo node-1 idle")
+    begun = {"time": 5, "event": "start", "restarts": 0, "until": 0, "nodes": ["node-1"]}
+    told = {"time": 6, "event": "signal", "signal": "SIGTERM"}
+    (batch.folder / "job.events").write_text("".join(json.dumps(row) + "\n" for row in (begun, told)))
+    batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "1"}
+    assert run(batch, "true", requeue=True)[0] == 0
+    assert "kind" not in next(event for event in events(batch) if event.get("restarts") == 1)
 
 
 TELEMETRY = (

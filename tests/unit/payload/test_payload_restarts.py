@@ -47,6 +47,9 @@ def failed(kind: str = "SIGKILL", error: str = "", progress: tuple[int, ...] = H
         # A program that saves in a place unknown to us may be requeued without end.
         ([failed("saved")] * 3, "no-progress"),
         ([failed("saved", progress=(0, 0, 0))] * 9, ""),
+        # Only the time of a file like a checkpoint is newer each time.
+        ([failed("exit code 1", AT, (0, 0, 1000 + n)) for n in range(4)], ""),
+        ([failed("exit code 1", AT, (0, 0, 1000 + n)) for n in range(5)], "same-error"),
     ],
 )
 def test_stop_reason(past: list[Failure], reason: str) -> None:
@@ -134,6 +137,9 @@ Traceback (most recent call last):
         (TRACEBACK.format("x") + "mpi4py.MPI.Exception: MPI_ERR_PROC_FAILED\n", ""),
         (TRACEBACK.format("x") + "RuntimeError: Connection closed by peer\n", ""),
         (TRACEBACK.format("x") + "torch.distributed.elastic.SignalException: Process 9 got signal: 10\n", ""),
+        (TRACEBACK.format("x") + "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n", ""),
+        (TRACEBACK.format("x") + "RuntimeError: CUDA error: uncorrectable ECC error encountered\n", ""),
+        (TRACEBACK.format("x") + "OSError: [Errno 5] Input/output error: 'data'\n", ""),
         (TRACEBACK.format("x"), ""),
     ],
 )
@@ -159,6 +165,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         # A rank that lost its peer may be the first to end.
         ({"0": "20 14 n1", "1": "21 139 n2"}, 14, Failure("SIGSEGV", "", "rank 1 on n2", ("n2",))),
         ({"0": "20 14 n1", "1": "20 143 n2"}, 14, Failure("exit code 14")),
+        # torchrun ends with 1.
+        ({"0": "20 75 n1", "1": "20.1 75 n2"}, 1, Failure("saved")),
         ({"1": "20 1 n2", "0": ""}, 143, Failure("exit code 1", AT, "rank 1 on n2")),
         ({"1": "20 2 n2"}, 143, Failure("exit code 2", AT, "rank 1 on n2")),
     ],
@@ -178,6 +186,10 @@ def test_a_rank_that_called_mpi_abort_has_an_exception(folder: Path) -> None:
     (folder / "rank-logs" / "3.log").write_text(TRACEBACK.format("x") + "ValueError: no\n")
     found = restarts.failure_now(137, "MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD\n")
     assert (found.error, found.suspects) == ("ValueError at /jobs/train.py:12", ())
+    # Another rank, which was killed after that, is no evidence of the first rank's node.
+    (folder / "rank-logs" / "0.end").write_text("9 137 n1")
+    found = restarts.failure_now(137, "MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD\n")
+    assert found.place == "rank 3"
 
 
 def test_a_hang_is_told_by_its_file(folder: Path) -> None:
