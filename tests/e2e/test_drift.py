@@ -186,7 +186,7 @@ def test_a_node_that_lost_a_package_is_named_and_made_anew(one: Cluster) -> None
     one.ssh(second, "sudo dpkg --remove --force-depends munge")
     (found,) = one("-o", "json", "up", rc=1).json["failures"]
     assert (found["host"], found["code"]) == (second, "package-missing"), found
-    assert "packages were uninstalled: munge" in found["cause"]
+    assert found["cause"].endswith(": munge")
     assert f" node replace {second}`" in found["fix"]
     assert failure(one("-o", "json", "node", "replace", f"{one.name}-train-9", rc=2).json)
     answer = one.json("node", "replace", second, "--yes")

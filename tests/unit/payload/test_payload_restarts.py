@@ -237,8 +237,8 @@ def test_the_trainings_other_folders_are_read_too() -> None:
     assert restarts.folders_of(program) == ["/a", "/b"]
 
 
-def test_mpirun_that_lost_a_node_is_known_by_its_words() -> None:
+@pytest.mark.parametrize(("after", "lost"), [("", True), ("\nclusterctl: restart 1 of this job\n", False)])
+def test_mpirun_that_lost_a_node_is_known_by_its_words(after: str, lost: bool) -> None:
     """It ends with 0 then."""
-    words = "PRTE has lost communication with a remote daemon.\n"
-    assert restarts.has_lost_daemon(words)
-    assert not restarts.has_lost_daemon(f"{words}\nclusterctl: restart 1 of this job\n")
+    log = "PRTE has lost communication with a remote daemon.\n" + after
+    assert restarts.has_lost_daemon(log) is lost
