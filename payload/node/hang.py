@@ -8,8 +8,8 @@ metrics.jsonl or of the file $CLUSTERCTL_HEARTBEAT. After a long time without pr
 this program runs stacks.py on all nodes. If all ranks wait, it records a hang in the job's log and in the
 file job.events. If MODE is `end`, it also writes hang.json, and job.py then ends the program.
 
-`show` prints a JSON object: where the ranks are, grouped in words, and the answers of stacks.py. HOST: the
-job's nodes. SSH: the command that connects to them; empty with Slurm.
+`show` prints a JSON object: where the ranks are, grouped in words, and the answers of stacks.py with the
+stacks that it wrote. HOST: the job's nodes. SSH: the command that connects to them; empty with Slurm.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
@@ -40,7 +41,7 @@ CONFIRM = 1 / 6
 # blocked rank.
 QUIET_BYTES = 1 << 20
 ANSWER_S = 60.0
-MOST_GROUPS, MOST_WORKERS = 8, 3
+MOST_GROUPS = 8
 
 if TYPE_CHECKING:
     # An answer of stacks.py.
@@ -108,7 +109,7 @@ def words(group: Sequence[Answer]) -> str:
     place = f" at {first['place']}" if first["place"] else ""
     source = f": {first['source']}" if first["source"] else ""
     # A rank that waits for another rank does not wait for its own processes.
-    workers = "" if first["within"] in LIBRARIES else ", ".join(first["workers"][:MOST_WORKERS])
+    workers = "" if first["within"] in LIBRARIES else ", ".join(first["workers"])
     more = f" (its other processes: {workers})" if workers else ""
     return f"{subject} {verb} {first['doing']}{by}{within}{place}{source}{more}"
 
@@ -140,7 +141,7 @@ def suspects(answers: Sequence[Answer]) -> list[str]:
 
 
 def ask_nodes(folder: str, nodes: Sequence[str], ssh: str) -> list[Answer]:
-    """Run stacks.py on the job's nodes, by srun or by ``ssh``. Return all answers, or [] if a node fails."""
+    """Run stacks.py on the job's nodes, by srun or ``ssh``. Return all answers, or [] if any is missing."""
     here = os.path.dirname(os.path.abspath(__file__))
     commands = [program := [sys.executable, "-IS", f"{here}/stacks.py", folder]]
     count = len(nodes) or int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
@@ -157,7 +158,8 @@ def ask_nodes(folder: str, nodes: Sequence[str], ssh: str) -> list[Answer]:
             del environment[name]
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
     running = [
-        subprocess.Popen(command, env=environment, stdin=null, stdout=pipe, text=True) for command in commands
+        subprocess.Popen(command, env=environment, stdin=null, stdout=pipe, text=True, errors="replace")
+        for command in commands
     ]
     lines: list[str] = []
     for process in running:
@@ -165,8 +167,29 @@ def ask_nodes(folder: str, nodes: Sequence[str], ssh: str) -> list[Answer]:
             lines += process.communicate(timeout=ANSWER_S)[0].splitlines()
         except subprocess.TimeoutExpired:
             process.kill()
-    answers = [json.loads(line) for line in lines if line.startswith("{")]
-    return answers if sum("network" in answer for answer in answers) == count else []
+    answers = parse(lines)
+    expected = sum(answer["ranks"] for answer in answers if "ranks" in answer)
+    counts = [sum(key in answer for answer in answers) for key in ("ranks", "rank")]
+    return answers if counts == [count, expected] else []
+
+
+def parse(lines: Iterable[str]) -> list[Answer]:
+    """Return the answers of stacks.py among lines of output, such as warnings of a launcher."""
+    answers: list[Answer] = []
+    for line in lines:
+        with suppress(ValueError):
+            answer = json.loads(line)
+            answers += [answer] if isinstance(answer, dict) and "node" in answer else []
+    return answers
+
+
+def stack_of(rank: int) -> list[str]:
+    """Return the stacks of a rank that stacks.py wrote into the current folder."""
+    try:
+        with open(f"rank-logs/{rank}.stack", errors="replace") as file:
+            return file.read().splitlines()[1:]
+    except OSError:
+        return []
 
 
 class Watch:
@@ -209,7 +232,17 @@ class Watch:
         return states
 
     def look(self) -> bool:
-        """Ask where the ranks are. Report a hang, and return whether there is a hang."""
+        """Ask where the ranks are. Report a hang, and return whether there is a hang.
+
+        A look that fails tells nothing. It must not end the watch, because the next look may succeed.
+        """
+        try:
+            return self._look()
+        except Exception as exc:
+            task.complain(f"could not find out whether the job hangs: {exc!r}")
+            return False
+
+    def _look(self) -> bool:
         answers = ask_nodes(*self._where)
         if not is_hang(answers):
             return False
@@ -233,11 +266,7 @@ class Watch:
         task.write_all(task.open_for_writing(self._logs[0], os.O_APPEND), line.encode(errors="replace"))
         self._seen = self.state()
         if self._mode == "end":
-            ranks = [
-                {key: answer[key] for key in answer if key != "stack"}
-                for answer in answers
-                if "rank" in answer
-            ]
+            ranks = [answer for answer in answers if "rank" in answer]
             record = {"seconds": silent_s, "summary": text, "ranks": ranks, "nodes": suspects(answers)}
             with open(f"{HANG_FILE}.new", "w") as file:
                 file.write(json.dumps(record) + "\n")
@@ -255,8 +284,9 @@ def main(verb: str, folder: str, *more: str) -> None:
     if verb == "watch":
         Watch(mode, float(shortest_s), where).run()
     else:
-        answers = sorted(ask_nodes(*where), key=lambda answer: answer.get("rank", -1))
-        answer = {"groups": [words(group) for group in groups(answers)], "ranks": answers}
+        ranks = [{**each, "stack": stack_of(each["rank"])} for each in ask_nodes(*where) if "rank" in each]
+        ranks.sort(key=lambda rank: rank["rank"])
+        answer = {"groups": [words(group) for group in groups(ranks)], "ranks": ranks}
         sys.stdout.write(json.dumps(answer) + "\n")
 
 

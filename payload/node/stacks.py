@@ -3,8 +3,8 @@
     python -IS stacks.py FOLDER
 
 This program observes the processes of the job for ``WINDOW_S`` seconds, and writes the stacks of each rank to
-FOLDER/rank-logs/RANK.stack. It prints a JSON object per rank, with the keys of ``Rank``, and another for the
-node: ``{"node": NAME, "network": BYTES_PER_S, "disk": BYTES_PER_S}``.
+FOLDER/rank-logs/RANK.stack. It prints a JSON object per rank, with the keys of ``Rank`` but ``stack``, and
+another for the node: ``{"node": NAME, "ranks": COUNT, "network": BYTES_PER_S, "disk": BYTES_PER_S}``.
 
 Ranks that wait in MPI use as much processor time as ranks that compute. So the program samples the machine
 instruction of running threads, which is in MPI's library while a rank waits. A GPU that waits for another GPU
@@ -40,6 +40,9 @@ FEW_TICKS = 0.1
 # Ranks that transfer more than this in ``WINDOW_S`` are not waiting. Polling also transfers a few bytes.
 FEW_BYTES = 1 << 16
 MOST_PROCESSES_OF_RANK, MOST_SOURCE_CHARACTERS = 16, 80
+# Limits of a printed rank: its workers, and the bytes of each text. slurmstepd sends output in messages of at
+# most 1024 bytes, and srun mixes the messages of several nodes, so a longer line could be torn apart.
+MOST_WORKERS, MOST_BYTES = 3, 100
 SECTOR_BYTES = 512
 TRACE_S, DUMP_S, SPY_S = 0.05, 1.0, 10.0
 # The environment of telemetry and of this program. Their processes are no part of a rank.
@@ -452,21 +455,39 @@ def _texts(stacks: Mapping[str, Sequence[Frame]]) -> Iterator[str]:
         yield from map(str, frames)
 
 
+def short(rank: Rank) -> dict[str, object]:
+    """Return the fields of a rank without its stack, cut so that they fit on a line of 900 bytes."""
+    fields = {name: value for name, value in rank._asdict().items() if name != "stack"}
+    texts = {name: _cut(fields[name]) for name in ("within", "place", "source")}
+    return {**fields, **texts, "workers": [_cut(text) for text in rank.workers[:MOST_WORKERS]]}
+
+
+def _cut(text: str) -> str:
+    """Cut out the middle of a text that has more than ``MOST_BYTES`` bytes in JSON."""
+    kept, cut = len(text) // 2, text
+    while len(json.dumps(cut)) > MOST_BYTES:
+        kept -= 1
+        cut = f"{text[:kept]}...{text[-kept:]}"
+    return cut
+
+
 def main(folder: str) -> None:
     """Write the stacks of the ranks on this node to files in ``folder``, and print where the ranks are."""
     node, begin, before = task.host_name(), time.monotonic(), (network_bytes(), disk_bytes())
     with suppress(OSError):
         os.makedirs(f"{folder}/rank-logs", exist_ok=True)
+    count = 0
     for rank in observe(node):
+        count += 1
         file = task.open_for_writing(f"{folder}/rank-logs/{rank.rank}.stack", os.O_TRUNC)
         head = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} rank {rank.rank} on {node}"
         text = "\n".join((f"{head}: {rank.doing} {rank.within}".rstrip(), *rank.stack, ""))
         task.write_all(file, text.encode(errors="surrogateescape"))
         os.close(file)
-        emit(rank._asdict())
+        emit(short(rank))
     after, elapsed_s = (network_bytes(), disk_bytes()), time.monotonic() - begin
     network, disk = (round((after[index] - before[index]) / elapsed_s) for index in (0, 1))
-    emit({"node": node, "network": network, "disk": disk})
+    emit({"node": node, "ranks": count, "network": network, "disk": disk})
 
 
 def emit(answer: Mapping[str, object]) -> None:

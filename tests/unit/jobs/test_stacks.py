@@ -30,6 +30,7 @@ def test_a_job_without_ranks_is_a_single_rank(
         (0, "waiting", "sleep")
     ]
     assert [group.startswith("rank 0 on ") for group in job_stacks.groups] == [True]
+    assert "sleep 1000" in "".join(job_stacks.ranks[0]["stack"])
     assert "sleep 1000" in (folder / "rank-logs" / "0.stack").read_text()
 
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -69,7 +70,7 @@ def test_a_silent_job_is_examined(ticks: Sequence[tuple[float, bool]], times: li
 def rank(
     number: int, doing: str = stacks.WAITING, place: str = "a.py:1", node: str = "n1", **more: str
 ) -> dict[str, Any]:
-    fields = {"within": "", "source": "", "pid": 10 + number, "workers": [], "stack": []}
+    fields = {"within": "", "source": "", "pid": 10 + number, "workers": []}
     return {"rank": number, "doing": doing, "place": place, "node": node, **fields, **more}
 
 
@@ -117,9 +118,8 @@ def reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SLURM_ARRAY_TASK_ID", raising=False)
 
-    def look(mode: str, *answers: list[dict[str, Any]]) -> tuple[str, str, dict[str, Any]]:
-        replies = iter(answers)
-        monkeypatch.setattr(hang, "ask_nodes", lambda *_: next(replies))
+    def look(mode: str, *answers: Any) -> tuple[str, str, dict[str, Any]]:
+        monkeypatch.setattr(hang, "ask_nodes", Mock(side_effect=answers))
         watch = hang.Watch(mode, 0.0, (str(tmp_path), [], ""))
         assert watch.look() == Path("job.events").exists()
         texts = [
@@ -167,6 +167,12 @@ def test_a_warning_ends_nothing(reported: Any) -> None:
 )
 def test_a_hang_must_be_the_same_twice(reported: Any, second: list[dict[str, Any]]) -> None:
     assert reported("end", HANGING, second) == ("", "", {})
+
+
+@pytest.mark.parametrize("trouble", [OSError("no srun"), [{"node": "n1", "rank": 0}]])
+def test_a_look_that_fails_is_no_hang(reported: Any, capfd: pytest.CaptureFixture[str], trouble: Any) -> None:
+    assert reported("end", trouble) == ("", "", {})
+    assert capfd.readouterr().err
 
 
 READY = "open(__file__ + '.ready', 'w').close()\n"
@@ -347,7 +353,50 @@ def test_all_nodes_are_asked_or_no_answer_counts(
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", f"none-{os.getpid()}")
     answers = hang.ask_nodes(str(launchers / "a folder"), nodes, ssh)
-    assert [answer.keys() for answer in answers] == [{"node", "network", "disk"}] * count
+    assert [answer.keys() for answer in answers] == [{"node", "ranks", "network", "disk"}] * count
+
+
+def lines(*answers: dict[str, Any]) -> list[str]:
+    return [json.dumps(answer) for answer in answers]
+
+
+ONE_EACH = lines(rank(0), {**NODES[0], "ranks": 1}, rank(1, node="n2"), {**BUSY_DISK, "ranks": 1})
+BROKEN = ['{"rank": 1, "no{"node": "n2"', "[]", '{"level": "warning"}', "7", "srun: warning", ""]
+
+
+@pytest.mark.parametrize(
+    ("output", "count"),
+    [
+        pytest.param(ONE_EACH, 4, id="all"),
+        pytest.param([*BROKEN, *ONE_EACH, *BROKEN], 4, id="other-lines-are-ignored"),
+        pytest.param([*ONE_EACH[:2], BROKEN[0], ONE_EACH[3]], 0, id="a-lost-rank-may-be-working"),
+        pytest.param(ONE_EACH[:3], 0, id="a-lost-node"),
+    ],
+)
+def test_answers_are_found_among_the_output_of_srun(
+    launchers: Path, monkeypatch: pytest.MonkeyPatch, output: list[str], count: int
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    (launchers / "output").write_text("\n".join([*output, ""]))
+    play(launchers / "srun", f"cat {launchers}/output")
+    assert len(hang.ask_nodes(str(launchers), ["n1", "n2"], "")) == count
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "\N{BUG}"])
+def test_a_rank_is_printed_on_a_short_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], letter: str
+) -> None:
+    """slurmstepd sends messages of 1024 bytes, and srun mixes those of several nodes."""
+    long = letter * 500
+    texts = ("waiting", long, f"{long}:88", long, (long,) * 9, (f"process 5: {long}",) * 99)
+    found = stacks.Rank(4_194_304, "n" * 64, 4_194_304, *texts)
+    monkeypatch.setattr(stacks, "observe", lambda _: iter([found]))
+    stacks.main(str(tmp_path))
+    printed = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 900 for line in printed)
+    (answer, node) = map(json.loads, printed)
+    assert (node["ranks"], answer["place"][-3:], answer.keys()) == (1, ":88", rank(0).keys())
+    assert (tmp_path / "rank-logs" / "4194304.stack").read_text().count(f"process 5: {long}") == 99
 
 
 def test_a_new_step_gets_no_variables_of_the_own_step(
