@@ -143,7 +143,7 @@ def suspects(answers: Sequence[Answer]) -> list[str]:
 def ask_nodes(folder: str, nodes: Sequence[str], ssh: str) -> list[Answer]:
     """Run stacks.py on the job's nodes, by srun or ``ssh``. Return all answers, or [] if any is missing."""
     here = os.path.dirname(os.path.abspath(__file__))
-    commands = [program := [sys.executable, "-IS", f"{here}/stacks.py", folder]]
+    commands = [program := [sys.executable, "-I", f"{here}/stacks.py", folder]]
     count = len(nodes) or int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
     environment = {**os.environ, WATCHER: "1"}
     if ssh:

@@ -1,10 +1,11 @@
 """Finds out where the ranks of a job are on this node. Uses only the standard library of Python 3.8 or newer.
 
-    python -IS stacks.py FOLDER
+    python -I stacks.py FOLDER
 
 This program observes the processes of the job for ``WINDOW_S`` seconds, and writes the stacks of each rank to
 FOLDER/rank-logs/RANK.stack. It prints a JSON object per rank, with the keys of ``Rank`` but ``stack``, and
-another for the node: ``{"node": NAME, "ranks": COUNT, "network": BYTES_PER_S, "disk": BYTES_PER_S}``.
+another for the node: ``{"node": NAME, "ranks": COUNT, "network": BYTES_PER_S, "disk": BYTES_PER_S}``. With
+-S, Python would not find pynvml, which reads the use of GPUs.
 
 Ranks that wait in MPI use as much processor time as ranks that compute. So the program samples the machine
 instruction of running threads, which is in MPI's library while a rank waits. A GPU that waits for another GPU

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import venv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -354,6 +355,19 @@ def test_all_nodes_are_asked_or_no_answer_counts(
     monkeypatch.setenv("SLURM_JOB_ID", f"none-{os.getpid()}")
     answers = hang.ask_nodes(str(launchers / "a folder"), nodes, ssh)
     assert [answer.keys() for answer in answers] == [{"node", "ranks", "network", "disk"}] * count
+
+
+def test_stacks_of_ranks_are_found_with_site_packages(tmp_path: Path) -> None:
+    """NVIDIA's library is in site-packages, and tells whether a rank waits for a GPU at work."""
+    venv.EnvBuilder(symlinks=True).create(tmp_path)
+    (packages,) = tmp_path.glob("lib/python*/site-packages")
+    (packages / "pynvml.py").write_text("open(__file__ + '.imported', 'w').close()\nraise ImportError\n")
+    command = [tmp_path / "bin" / "python", "-IS", NODE / "hang.py", "show", tmp_path, "", ""]
+    environment = {**os.environ, "SLURM_JOB_ID": f"none-{os.getpid()}", stacks.WATCHER: "1"}
+    environment.pop("SLURM_JOB_NUM_NODES", None)
+    done = subprocess.run(command, env=environment, check=True, capture_output=True)
+    assert json.loads(done.stdout) == {"groups": [], "ranks": []}
+    assert (packages / "pynvml.py.imported").exists()
 
 
 def lines(*answers: dict[str, Any]) -> list[str]:
