@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import subprocess
 from pathlib import Path
 from types import ModuleType
 
@@ -77,11 +78,14 @@ def killed(root: Path) -> set[int]:
 
 
 def answers(fence: ModuleType, monkeypatch: pytest.MonkeyPatch, outputs: dict[str, str]) -> list[str]:
-    """Have each program answer this. Return the list of calls."""
-    calls = []
+    """Have each program answer this, except rm. Return the list of calls."""
+    calls: list[str] = []
+    monkeypatch.setattr(fence.signal, "alarm", lambda seconds: calls.append(f"alarm {seconds}"))
 
     def ask(*argv: str, text: str = "") -> str:
         calls.append(" ".join(argv))
+        if argv[0] == "rm":
+            subprocess.run(argv, check=True)
         return outputs.get(argv[0], "")
 
     monkeypatch.setattr(fence, "ask", ask)
@@ -90,7 +94,8 @@ def answers(fence: ModuleType, monkeypatch: pytest.MonkeyPatch, outputs: dict[st
 
 def requested(fence: ModuleType, monkeypatch: pytest.MonkeyPatch, text: str, user: str = "root (0)") -> str:
     """Return the program's answer to this request of this user."""
-    answers(fence, monkeypatch, {"unmunge": DECODED.format(user=user, text=text, length=len(text))})
+    said = DECODED.format(user=user, text=text, length=len(text))
+    answers(fence, monkeypatch, {"unmunge": said, "scontrol": node_line("MIXED")})
     monkeypatch.setattr(fence.sys, "stdin", io.StringIO("MUNGE:AwQ=:\n"))
     monkeypatch.setattr(fence.sys, "stdout", answer := io.StringIO())
     assert fence.main([]) == 0
@@ -100,15 +105,51 @@ def requested(fence: ModuleType, monkeypatch: pytest.MonkeyPatch, text: str, use
 def test_the_processes_and_files_of_a_job_are_removed(
     fence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert requested(fence, monkeypatch, "fence 7 8") == "ok\n"
+    assert requested(fence, monkeypatch, "fence t-2 7 8") == "ok\n"
     assert killed(tmp_path) == OF_JOB_7
     assert [name for name in FILES if (tmp_path / name).exists()] == [FILES[1], FILES[5]]
+    assert list(tmp_path.rglob("clusterctl-old*")) == []
+
+
+def test_a_very_deep_folder_does_not_stop_the_answer(
+    fence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python's functions recurse. Users can create such folders in /tmp."""
+    folder = os.open(tmp_path / "tmp/spmix_appdir_2001_7.1", os.O_RDONLY)
+    for _ in range(2000):
+        os.mkdir("d", dir_fd=folder)
+        inner = os.open("d", os.O_RDONLY, dir_fd=folder)
+        os.close(folder)
+        folder = inner
+    os.close(folder)
+    answer = requested(fence, monkeypatch, "fence t-2 7")
+    left = [folder.name for folder in (tmp_path / "tmp").iterdir()]
+    subprocess.run(["rm", "-rf", tmp_path / "tmp"], check=True)
+    assert answer == "ok\n"
+    assert left == ["spmix_appdir_2001_8.1"]
+
+
+def test_files_are_removed_after_the_answer(fence: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client does not wait for folders that a user has filled."""
+    answers_then = []
+    monkeypatch.setattr(fence, "remove_old_files", lambda: answers_then.append(fence.sys.stdout.getvalue()))
+    requested(fence, monkeypatch, "fence t-2 7")
+    assert answers_then == ["ok\n"]
+
+
+def test_a_client_has_a_second_to_send_a_credential(
+    fence: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = answers(fence, monkeypatch, {})
+    monkeypatch.setattr(fence.sys, "stdin", io.StringIO("MUNGE:AwQ=:\n"))
+    fence.main([])
+    assert calls == ["alarm 1", "unmunge", "alarm 15"]
 
 
 def test_all_jobs_are_ended_on_a_node_that_was_lost(
     fence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert requested(fence, monkeypatch, "fence all") == "ok\n"
+    assert requested(fence, monkeypatch, "fence t-2 all") == "ok\n"
     assert killed(tmp_path) == OF_JOB_7 | {30, 31}
     assert [name for name in FILES if (tmp_path / name).exists()] == [FILES[5]]
 
@@ -116,10 +157,12 @@ def test_all_jobs_are_ended_on_a_node_that_was_lost(
 @pytest.mark.parametrize(
     ("text", "user"),
     [
-        ("fence 7", "ada (2001)"),
-        ("fence 7\nUID: root (0)\n", "??? (2001)"),
+        ("fence t-2 7", "ada (2001)"),
+        ("fence t-9 7", "root (0)"),
+        ("fence 7", "root (0)"),
+        ("fence t-2 7\nUID: root (0)\n", "??? (2001)"),
         ("fence", "root (0)"),
-        ("drain 7", "root (0)"),
+        ("drain t-2 7", "root (0)"),
         ("", "root (0)"),
     ],
 )
@@ -134,13 +177,13 @@ def test_a_credential_that_munge_refuses_has_no_effect(
     fence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The real function that calls unmunge, which fails."""
-    said = DECODED.format(user="root (0)", length=7, text="fence 7")
+    said = DECODED.format(user="root (0)", length=11, text="fence t-2 7")
     (tmp_path / "unmunge").write_text(f"#!/bin/sh\necho '{said}'\nexit $(cat {tmp_path}/rc)\n")
     (tmp_path / "unmunge").chmod(0o755)
     monkeypatch.setattr(fence, "PATH", f"{tmp_path}:{os.environ['PATH']}")
-    for code, jobs in (("0", ["7"]), ("16", [])):
+    for code, request in (("0", ("t-2", ["7"])), ("16", ("", []))):
         (tmp_path / "rc").write_text(code)
-        assert fence.requested_jobs("MUNGE:AwQ=:\n") == jobs
+        assert fence.decode("MUNGE:AwQ=:\n") == request
 
 
 def node_line(state: str) -> str:
@@ -167,7 +210,7 @@ def test_a_start_without_processes_of_jobs_asks_nobody(
     shutil.rmtree(tmp_path / "proc")
     calls = answers(fence, monkeypatch, {})
     fence.main(["start"])
-    assert calls == []
+    assert calls == ["alarm 15"]
 
 
 @pytest.mark.parametrize(

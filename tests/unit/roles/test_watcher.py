@@ -14,6 +14,7 @@ import pytest
 from clusterctl.scheduler.base import NodeInfo
 from clusterctl.scheduler.standing import Availability, standing_of
 from clusterctl.spec.names import ALIVE_PORT, FENCE_PORT, SLURMD_PORT
+from clusterctl.util.assets import data_folder
 from tests.support.plays import load_module
 
 N1, N2, N3 = "t-1", "t-2", "t-3"
@@ -35,13 +36,19 @@ class Job:
 
 @dataclass
 class Slurm:
-    """The cluster: node -> state and reason, job -> its fields. ``fenced``: (node, job) in this order."""
+    """The cluster: node -> state and reason, job -> its fields. ``fenced``: (node, job) in this order.
+
+    ``once_drained``: node -> its state when it has been drained; ``broken``: part of the commands that fail.
+    """
 
     nodes: dict[str, list[str]] = field(default_factory=lambda: {name: ["IDLE", ""] for name in (N1, N2, N3)})
     jobs: dict[str, Job] = field(default_factory=dict)
     silent: set[str] = field(default_factory=set)
     without_slurmd: set[str] = field(default_factory=set)
     unkillable: set[str] = field(default_factory=set)
+    own: set[str] = field(default_factory=set)
+    once_drained: dict[str, str] = field(default_factory=dict)
+    broken: str = ""
     keeps_jobs: bool = False
     now: float = 1795714480.4
     calls: list[str] = field(default_factory=list)
@@ -50,9 +57,11 @@ class Slurm:
     def ask(self, *argv: str, text: str = "") -> str:  # noqa: PLR0911
         assert not text
         self.calls.append(" ".join(argv))
+        if self.broken and self.broken in self.calls[-1]:
+            return ""
         match argv:
             case ("squeue", *_):
-                return "".join(
+                return "JOBID|JOBID|STATE|REASON|NODELIST\n" + "".join(
                     f"{i}|{i}|{job.state}|{job.reason}|{job.nodes}\n" for i, job in self.jobs.items()
                 )
             case ("scontrol", "--oneliner", "show", "node", *names):
@@ -72,8 +81,6 @@ class Slurm:
             case ("scontrol", "requeue", number):
                 self.jobs[number].state = "COMPLETING"
                 return ""
-            case ("munge", *_, "--string", request):
-                return request
         raise AssertionError(argv)
 
     def line_of(self, name: str) -> str:
@@ -89,16 +96,17 @@ class Slurm:
         if "starttime" in words:
             self.jobs[name].reason = "None"
         else:
-            states = {"down": "DOWN", "drain": f"{self.nodes[name][0]}+DRAIN", "resume": "IDLE"}
+            states = {"down": "DOWN", "drain": self.drained(name), "resume": "IDLE"}
             self.nodes[name] = [states[words["state"]], words.get("reason", "")]
             if words["state"] == "down" and not self.keeps_jobs:
                 for job in self.jobs.values():
                     job.state = "COMPLETING"
 
-    def fence(self, credential: str, node: Any) -> bool:
-        verb, *jobs = credential.split()
-        assert verb == "fence"
-        self.fenced += [(node.name, job) for job in jobs]
+    def drained(self, name: str) -> str:
+        return self.once_drained.get(name, f"{self.nodes[name][0]}+DRAIN")
+
+    def fence(self, jobs: str, node: Any) -> bool:
+        self.fenced += [(node.name, job) for job in jobs.split()]
         return node.name not in self.unkillable
 
 
@@ -112,6 +120,7 @@ def slurm(program: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Slurm:
     cluster = Slurm()
     monkeypatch.setattr(program, "ask", cluster.ask)
     monkeypatch.setattr(program, "request_fence", cluster.fence)
+    monkeypatch.setattr(program, "is_own", lambda node: node.name in cluster.own)
     monkeypatch.setattr(program, "runs_slurmd", lambda node: node.name not in cluster.without_slurmd)
     monkeypatch.setattr(
         program, "silent_nodes", lambda nodes, _: {node.name for node in nodes} & cluster.silent
@@ -181,7 +190,10 @@ def test_an_answer_between_two_misses_counts(watcher: Any, slurm: Slurm) -> None
     "fault",
     [
         pytest.param({"silent": {N1, N2, N3}}, id="all nodes are silent"),
+        pytest.param({"silent": {N2, N3}, "own": {N1}}, id="only the controller answers"),
+        pytest.param({"nodes": {N2: ["IDLE", ""]}}, id="it is the only node"),
         pytest.param({"jobs": {}}, id="no job"),
+        pytest.param({"jobs": {"7": Job("t-[1-2]", "COMPLETING")}}, id="its job ends"),
         pytest.param({"jobs": {"7": Job(N1)}}, id="a job elsewhere"),
         pytest.param({"jobs": {"7": Job("t-[1-2]", script="#!/bin/bash\n")}}, id="no requeue"),
         pytest.param({"jobs": {"7": Job(N2), "8": Job(N2, script="#!/bin/bash\n")}}, id="a job without"),
@@ -197,6 +209,77 @@ def test_a_silent_node_is_left_alone_if(watcher: Any, slurm: Slurm, fault: dict[
     look(watcher, 2 * LIMIT)
     assert slurm.nodes == before
     assert slurm.fenced == []
+
+
+def test_the_only_other_node_may_be_lost(watcher: Any, slurm: Slurm) -> None:
+    del slurm.nodes[N3]
+    slurm.jobs, slurm.silent, slurm.own = {"7": Job("t-[1-2]")}, {N2}, {N1}
+    look(watcher, LIMIT)
+    assert slurm.nodes[N2][0] == "DOWN+DRAIN"
+
+
+def test_an_address_of_this_host_is_the_controllers(program: ModuleType) -> None:
+    nodes = [program.Node("", address, "IDLE") for address in ("127.0.0.1", "192.0.2.1")]
+    assert [program.is_own(node) for node in nodes] == [True, False]
+
+
+def test_jobs_that_end_have_their_grace_when_a_node_is_lost(watcher: Any, slurm: Slurm) -> None:
+    slurm.jobs = {"7": Job("t-[1-2]"), "8": Job("t-[1-2]", "COMPLETING")}
+    slurm.silent = {N2}
+    look(watcher, LIMIT)
+    assert slurm.fenced == [(N1, "7")]
+
+
+def test_jobs_run_on_if_slurm_does_not_set_their_node_down(watcher: Any, slurm: Slurm) -> None:
+    slurm.jobs, slurm.silent, slurm.broken = {"7": Job("t-[1-2]")}, {N2}, "state=down"
+    look(watcher, LIMIT)
+    assert any(slurm.broken in call for call in slurm.calls)
+    assert slurm.fenced == []
+    assert slurm.nodes[N2] == ["IDLE", ""]
+
+
+def test_a_node_is_not_set_down_for_jobs_that_may_have_ended(watcher: Any, slurm: Slurm) -> None:
+    slurm.jobs = {"7": Job("t-[1-2]")}
+    look(watcher)
+    slurm.silent, slurm.broken = {N2}, "squeue"
+    look(watcher, LIMIT)
+    assert slurm.nodes[N2] == ["IDLE", ""]
+    slurm.broken = ""
+    look(watcher)
+    assert slurm.nodes[N2][0] == "DOWN+DRAIN"
+
+
+@pytest.mark.parametrize("command", ["squeue", "show node"])
+def test_jobs_and_nodes_stay_known_if_a_command_fails(watcher: Any, slurm: Slurm, command: str) -> None:
+    slurm.jobs = {"7": Job("t-[1-2]")}
+    look(watcher)
+    slurm.broken = command
+    look(watcher)
+    assert list(watcher.nodes) == [N1, N2, N3]
+    assert [job.id for job in watcher.jobs] == ["7"]
+    assert watcher.ran_on == {"7": "t-[1-2]"}
+
+
+def test_load_does_not_change_when_a_node_is_tried_again(
+    watcher: Any, program: ModuleType, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm.jobs, slurm.silent = {"7": Job(N2, script="#!/bin/bash\n")}, {N2}
+    look(watcher, LIMIT - 1)
+    for more in range(program.AGAIN + 1):
+        load = float(more * program.LOAD_PER_MISS * (program.os.cpu_count() or 1))
+        monkeypatch.setattr(program.os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        look(watcher)
+    assert sum("batch_script" in call for call in slurm.calls) == 2
+
+
+def test_a_node_that_is_lost_again_is_tried_at_once(watcher: Any, slurm: Slurm) -> None:
+    slurm.jobs, slurm.silent = {"7": Job(N2, script="#!/bin/bash\n")}, {N2}
+    look(watcher, LIMIT)
+    slurm.silent = set()
+    look(watcher)
+    slurm.jobs, slurm.silent = {"8": Job(N2)}, {N2}
+    look(watcher, LIMIT)
+    assert slurm.nodes[N2][0] == "DOWN+DRAIN"
 
 
 def test_nodes_that_never_answered_are_left_alone(program: ModuleType, slurm: Slurm) -> None:
@@ -236,7 +319,7 @@ def test_a_drained_node_keeps_its_reason(watcher: Any, slurm: Slurm) -> None:
     [("DOWN+DRAIN+NOT_RESPONDING", "clusterctl watcher: no answer for 3 s"), ("DOWN", "Not responding")],
 )
 def test_a_node_that_answers_again_is_fenced_then_resumed(
-    watcher: Any, slurm: Slurm, state: str, reason: str
+    watcher: Any, program: ModuleType, slurm: Slurm, state: str, reason: str
 ) -> None:
     slurm.nodes[N2] = [state, reason]
     slurm.without_slurmd = {N2}
@@ -246,9 +329,55 @@ def test_a_node_that_answers_again_is_fenced_then_resumed(
     look(watcher)
     assert "DRAIN" in slurm.nodes[N2][0]
     slurm.unkillable = set()
+    look(watcher, program.AGAIN - 1)
+    assert slurm.fenced == [(N2, "all")]
     look(watcher)
     assert slurm.nodes[N2] == ["IDLE", ""]
     assert slurm.fenced == [(N2, "all")] * 2
+
+
+@pytest.mark.parametrize(
+    ("state", "fenced"),
+    [("MIXED+DRAIN", []), ("ALLOCATED+DRAIN", []), ("IDLE+COMPLETING+DRAIN", [(N2, "all")])],
+)
+def test_jobs_that_started_on_a_returned_node_are_not_killed(
+    watcher: Any, slurm: Slurm, state: str, fenced: list[tuple[str, str]]
+) -> None:
+    slurm.nodes[N2] = ["DOWN", "Not responding"]
+    slurm.once_drained = {N2: state}
+    look(watcher)
+    assert slurm.nodes[N2] == ["IDLE", ""]
+    assert slurm.fenced == fenced
+
+
+def test_nodes_that_return_are_fenced_together(
+    watcher: Any, program: ModuleType, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm.nodes |= {N1: ["DOWN", "Not responding"], N2: ["DOWN", "Not responding"]}
+    calls = []
+
+    def fence(nodes: Any, *jobs: str) -> list[bool]:
+        calls.append(({node.name for node in nodes}, jobs))
+        return [node.name == N1 for node in nodes]
+
+    monkeypatch.setattr(program, "fence", fence)
+    look(watcher)
+    assert calls == [({N1, N2}, ("all",))]
+    assert [slurm.nodes[name][0] for name in (N1, N2)] == ["IDLE", "DOWN+DRAIN+DRAIN"]
+
+
+def test_each_node_gets_a_request_of_its_own(program: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program on a node could pass a request for all nodes on."""
+    with ExitStack() as stack:
+        pairs = {f"10.0.0.{i}": socket.socketpair() for i in (1, 2)}
+        for _, far in pairs.values():
+            stack.enter_context(far).sendall(b"ok\n")
+        monkeypatch.setattr(program, "ask", lambda *argv: argv[-1])
+        monkeypatch.setattr(program.socket, "create_connection", lambda to, _: pairs[to[0]][0])
+        nodes = [program.Node(N1, "10.0.0.1", "IDLE"), program.Node(N2, "10.0.0.2", "IDLE")]
+        assert program.fence(nodes, "7", "8") == [True, True]
+        requests = [far.recv(100) for _, far in pairs.values()]
+    assert requests == [b"fence t-1 7 8", b"fence t-2 7 8"]
 
 
 @pytest.mark.parametrize("reason", [FAN, "clusterctl: the machine shuts down"])
@@ -269,7 +398,23 @@ def test_processes_elsewhere_are_killed_after_a_while(
     look(watcher)
     assert slurm.fenced == []
     monkeypatch.setattr(program, "GRACE_S", 0.0)
+    begun = watcher.completing["7"]
     look(watcher)
+    assert slurm.fenced == [(N1, "7")]
+    # Otherwise, jobs would be read more often for as long as the job does not end.
+    assert watcher.completing["7"] == begun
+
+
+def test_the_next_kill_of_a_job_waits_as_long_as_the_first(
+    watcher: Any, program: ModuleType, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm.jobs = {"7": Job("t-[1-2]")}
+    look(watcher)
+    slurm.nodes[N2] = ["DOWN", "clusterctl: the machine shuts down"]
+    slurm.jobs = {"7": Job(N1, "COMPLETING")}
+    look(watcher)
+    watcher.completing["7"] -= program.GRACE_S
+    look(watcher, 2)
     assert slurm.fenced == [(N1, "7")]
 
 
@@ -322,6 +467,39 @@ def test_a_job_does_not_start_in_the_second_in_which_it_ended(watcher: Any, slur
     ended = int(slurm.now)
     watcher.look_at_jobs()
     assert int(slurm.now) > ended
+
+
+def test_all_requeued_jobs_wait_once(watcher: Any, slurm: Slurm) -> None:
+    slurm.jobs = {str(i): Job("", "PENDING", "BeginTime", restarts=1) for i in range(3)}
+    begun = slurm.now
+    watcher.look_at_jobs()
+    assert {job.reason for job in slurm.jobs.values()} == {"None"}
+    assert int(slurm.now) == int(begun) + 1
+
+
+def test_tasks_of_arrays_that_never_started_wait(watcher: Any, slurm: Slurm) -> None:
+    """scontrol would show all tasks of the array for such an id."""
+    slurm.jobs = {"7_[2-4]": Job("", "PENDING", "BeginTime", restarts=1)}
+    look(watcher)
+    assert not any("show job" in call for call in slurm.calls)
+
+
+def test_names_are_read_again_if_slurm_could_not_expand_them(program: ModuleType, slurm: Slurm) -> None:
+    slurm.broken = "hostnames"
+    assert program.expand("t-[1-2]") == ()
+    slurm.broken = ""
+    assert program.expand("t-[1-2]") == (N1, N2)
+    assert program.expand("t-1,t-3") == (N1, N3)
+
+
+def test_text_of_users_may_be_no_utf8(program: ModuleType) -> None:
+    assert program.ask("printf", r"a\377") == "a\ufffd"
+
+
+def test_systemd_restarts_the_watcher_always() -> None:
+    tasks = (data_folder("ansible") / "roles/slurmctld/tasks/configure.yml").read_text()
+    unit = tasks.partition("[Unit]")[2].partition("[Service]")[0]
+    assert "StartLimitIntervalSec=0" in unit.split()
 
 
 def test_nothing_happens_while_slurm_does_not_answer(watcher: Any, slurm: Slurm) -> None:

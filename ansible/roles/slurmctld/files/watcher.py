@@ -15,8 +15,8 @@ processes on the job's other nodes (KillWait), then until credentials expire. Th
 - has a node that answers again kill the processes of its old jobs, and then resumes it.
 - starts requeued jobs at once.
 
-If no node answers, the fault is the controller's own network, so no node is set down. Runs with the
-platform's Python, from 3.9 on.
+If no other host answers, the fault is the controller's own network, so no node is set down, except if the
+controller has a single other node. Runs with the platform's Python, from 3.9 on.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ EVERY_S, ASK_S, FENCE_S = 1.0, 10.0, 5.0
 LOST_S, QUICK_S, QUICKLY_S = 0.2, 0.2, 10.0
 # Time until the next whole second of Slurm's clock has begun for certain.
 SECOND_S = 1.02
-# The list of nodes is read so often. A lost node with other jobs is looked at again after so many checks.
+# The list of nodes is read so often. A lost node that stays as it is, because of its jobs or processes, is
+# looked at again after so many checks.
 NODES_S, AGAIN = 10.0, 10
 # squeue may use this part of the time, so that it is called less often if there are very many jobs.
 SHARE = 0.25
@@ -58,6 +59,7 @@ NODES_PER_MISS, LOAD_PER_MISS = 64, 4
 ANSWERS = (0, errno.ECONNREFUSED, errno.ECONNRESET)
 # A node in these states is not lost, or Slurm knows it already.
 KNOWN = re.compile("DOWN|POWER|REBOOT|FUTURE|UNKNOWN")
+RUNS_JOBS = re.compile("ALLOC|MIXED")
 ALL = "all"
 NODE = re.compile(r"^NodeName=(\S+) .*?\bNodeAddr=(\S+) .*?\bState=(\S+)", re.MULTILINE)
 RESTART = re.compile(r"\bRestarts=(\d+) .*?\bStartTime=(\d+)")
@@ -88,8 +90,9 @@ def ask(*argv: str, text: str = "") -> str:
     env = {"PATH": PATH, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
     with suppress(OSError, subprocess.TimeoutExpired):
         result = subprocess.run(
-            argv, input=text, capture_output=True, text=True, timeout=ASK_S, check=False, env=env
-        )
+            argv, input=text, capture_output=True, text=True, errors="replace", timeout=ASK_S, check=False,
+            env=env,
+        )  # fmt: skip
         return result.stdout if result.returncode == 0 else ""
     return ""
 
@@ -108,15 +111,28 @@ def read_nodes(names: str = "") -> dict[str, Node]:
     return nodes
 
 
-def read_jobs() -> list[Job]:
-    rows = ask("squeue", "--all", "--noheader", "--format=%A|%i|%T|%r|%N").splitlines()
-    return [Job(*fields) for fields in (row.split("|") for row in rows) if len(fields) == 5]  # noqa: PLR2004
+def read_jobs() -> list[Job] | None:
+    """Return all jobs, or None if squeue fails. Without jobs, it prints its header."""
+    if not (rows := ask("squeue", "--all", "--format=%A|%i|%T|%r|%N").splitlines()):
+        return None
+    return [Job(*fields) for fields in (row.split("|") for row in rows[1:]) if len(fields) == 5]  # noqa: PLR2004
 
 
 @lru_cache(4096)
+def expand_ranges(nodes: str) -> tuple[str, ...]:
+    if names := ask("scontrol", "show", "hostnames", nodes).split():
+        return tuple(names)
+    # lru_cache does not keep exceptions.
+    raise LookupError(nodes)
+
+
 def expand(nodes: str) -> tuple[str, ...]:
-    """Return the names in a list of Slurm's, such as n[1-3]."""
-    return tuple(ask("scontrol", "show", "hostnames", nodes).split()) if "[" in nodes else (nodes,)
+    """Return the names in a list of Slurm's, such as n[1-3]. Empty if scontrol fails."""
+    if "[" not in nodes:
+        return tuple(nodes.split(","))
+    with suppress(LookupError):
+        return expand_ranges(nodes)
+    return ()
 
 
 def asks_for_requeue(job: Job) -> bool:
@@ -149,8 +165,20 @@ def silent_nodes(nodes: Iterable[Node], seconds: float) -> set[str]:
     return silent
 
 
-def request_fence(credential: str, node: Node) -> bool:
-    """Have a node kill processes, and return whether they are gone."""
+def is_own(node: Node) -> bool:
+    """Return whether the node's address is the controller's. Only then can a socket be bound to it."""
+    family = socket.AF_INET6 if ":" in node.address else socket.AF_INET
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as unused:
+        unused.bind((node.address, 0))
+        return True
+    return False
+
+
+def request_fence(jobs: str, node: Node) -> bool:
+    """Have a node kill the processes of these jobs, and return whether they are gone."""
+    credential = ask(
+        "munge", "--restrict-uid=0", f"--ttl={CREDENTIAL_S}", "--string", f"fence {node.name} {jobs}"
+    )
     with suppress(OSError), closing(socket.create_connection((node.address, FENCE_PORT), FENCE_S)) as line:
         line.sendall(credential.encode())
         return line.recv(16).startswith(b"ok")
@@ -163,13 +191,10 @@ def runs_slurmd(node: Node) -> bool:
     return False
 
 
-def fence(nodes: Collection[Node], *jobs: str) -> bool:
-    """Kill the processes of these jobs on these nodes, at once. Return whether all of them are gone."""
-    credential = ask(
-        "munge", "--restrict-uid=0", f"--ttl={CREDENTIAL_S}", "--string", f"fence {' '.join(jobs)}"
-    )
+def fence(nodes: Collection[Node], *jobs: str) -> list[bool]:
+    """Kill the processes of these jobs on these nodes, at once. Return for each whether they are gone."""
     with ThreadPoolExecutor(max(1, min(32, len(nodes)))) as pool:
-        return all(list(pool.map(partial(request_fence, credential), nodes)))
+        return list(pool.map(partial(request_fence, " ".join(jobs)), nodes))
 
 
 def update(node: str, state: str, reason: str = "") -> None:
@@ -182,8 +207,10 @@ class Watcher:
 
     misses: node -> checks in a row without an answer. It lacks nodes that have never answered.
     silent: the nodes that did not answer the last check.
+    tried: node -> check in which setting it down was last tried, or taking it back last failed.
     ran_on: job -> its nodes, in Slurm's form, until all of them have ended it.
-    completing: job -> time at which Slurm was seen to end it, or its processes were killed.
+    completing: job -> time at which Slurm was first seen to end it.
+    fenced: job of ``completing`` -> time at which its processes were last killed.
     settled: pending jobs that are not to start at once.
     """
 
@@ -194,9 +221,12 @@ class Watcher:
     jobs_due: float = 0.0
     misses: dict[str, int] = field(default_factory=dict)
     silent: set[str] = field(default_factory=set)
+    checks: int = 0
     checks_due: float = 0.0
+    tried: dict[str, int] = field(default_factory=dict)
     ran_on: dict[str, str] = field(default_factory=dict)
     completing: dict[str, float] = field(default_factory=dict)
+    fenced: dict[str, float] = field(default_factory=dict)
     settled: set[str] = field(default_factory=set)
 
     def run(self) -> None:
@@ -212,20 +242,24 @@ class Watcher:
     def check_nodes(self) -> None:
         """Count the checks that each node has missed in a row. Set lost nodes down, and take nodes back."""
         if time.monotonic() >= self.nodes_due:
-            self.nodes, self.nodes_due = read_nodes(), time.monotonic() + NODES_S
+            self.nodes, self.nodes_due = read_nodes() or self.nodes, time.monotonic() + NODES_S
         lost = [node for node in self.nodes.values() if is_lost(node)]
         others = [node for node in self.nodes.values() if not is_lost(node)]
         self.silent = silent_nodes(others, EVERY_S) | silent_nodes(lost, LOST_S)
+        self.checks += 1
         for name in self.nodes:
             if name not in self.silent:
+                if self.misses.get(name):
+                    self.tried.pop(name, None)
                 self.misses[name] = 0
             elif name in self.misses:
                 self.misses[name] += 1
 
-        # If no node answers, the fault is the controller's.
-        if len(self.silent) < len(self.nodes):
+        # If no other host answers, the fault is the controller's. It always answers itself.
+        remote = {name for name, node in self.nodes.items() if not is_own(node)}
+        if self.silent != self.nodes.keys() and (len(remote) == 1 or not remote <= self.silent):
             self.set_down()
-            self.take_back()
+        self.take_back()
 
     def look_at_jobs(self) -> None:
         if time.monotonic() >= self.jobs_due:
@@ -233,15 +267,21 @@ class Watcher:
         self.fence_other_nodes()
         self.release()
 
-    def read_jobs(self) -> None:
+    def read_jobs(self) -> bool:
+        """Read all jobs. If squeue fails, keep the jobs, and return False."""
         begun = time.monotonic()
-        self.jobs = read_jobs()
+        jobs = read_jobs()
         now = time.monotonic()
         self.jobs_due = now + ((now - begun) / SHARE if now - begun > SHARE else 0.0)
+        if jobs is None:
+            return False
+        self.jobs = jobs
         completing = [job.id for job in self.jobs if job.state == "COMPLETING"]
         self.completing = {id_: self.completing.get(id_, now) for id_ in completing}
+        self.fenced = {id_: time_ for id_, time_ in self.fenced.items() if id_ in self.completing}
         before = {id_: self.ran_on[id_] for id_ in completing if id_ in self.ran_on}
         self.ran_on = {job.id: job.nodes for job in self.jobs if job.state == "RUNNING"} | before
+        return True
 
     def limit_now(self) -> int:
         load = os.getloadavg()[0] / (os.cpu_count() or 1)
@@ -251,30 +291,37 @@ class Watcher:
         """Set lost nodes down if their jobs ask to be requeued, and kill the jobs on their other nodes."""
         limit = self.limit_now()
         for name in self.silent:
-            late = self.misses.get(name, 0) - limit
-            if not self.limit or late < 0 or late % AGAIN:
+            if not self.limit or self.misses.get(name, 0) < limit or not self.is_due(name):
                 continue
-            self.read_jobs()
-            jobs = [job for job in self.jobs if job.state != "PENDING" and name in expand(job.nodes)]
+            if not self.read_jobs():
+                continue
+            self.tried[name] = self.checks
+            # Jobs that end have time to save their work: see fence_other_nodes.
+            skipped = ("PENDING", "COMPLETING")
+            jobs = [job for job in self.jobs if job.state not in skipped and name in expand(job.nodes)]
             node = read_nodes(name).get(name)
             if not jobs or not node or KNOWN.search(node.state):
                 continue
-            if not all(asks_for_requeue(job) for job in jobs if job.state != "COMPLETING"):
+            if not all(asks_for_requeue(job) for job in jobs):
                 continue
             is_drained = "DRAIN" in node.state
             reason = node.reason if is_drained else f"{PREFIX}no answer for {self.misses[name]} s"
             update(name, "down", reason)
+            if not is_down(read_nodes(name).get(name)):
+                continue
             log(f"{name}: no answer for {self.misses[name]} s, set down; jobs {' '.join(j.id for j in jobs)}")
             self.fence_jobs(jobs)
             # Otherwise, Slurm would use the node as soon as it answers, with the processes of its old jobs.
             if not is_drained:
                 update(name, "drain", reason)
             # If an earlier start of a job has ended on this node, Slurm may believe that the job has left it.
-            self.read_jobs()
-            for job in self.jobs:
+            for job in self.jobs if self.read_jobs() else []:
                 if job.state == "RUNNING" and name in expand(job.nodes):
                     ask("scontrol", "requeue", job.task)
             self.nodes_due = 0.0
+
+    def is_due(self, name: str) -> bool:
+        return self.checks - self.tried.get(name, -AGAIN) >= AGAIN
 
     def fence_jobs(self, jobs: Collection[Job]) -> None:
         names = {name for job in jobs for name in expand(job.nodes)} - self.silent
@@ -285,44 +332,62 @@ class Watcher:
         """Kill jobs that lost a node and are to be requeued, but keep running on other nodes."""
         for job in self.jobs:
             now = time.monotonic()
-            if now - self.completing.get(job.id, now) < GRACE_S or job.id not in self.ran_on:
+            since = max(self.completing.get(job.id, now), self.fenced.get(job.id, 0.0))
+            if now - since < GRACE_S or job.id not in self.ran_on:
                 continue
             nodes = read_nodes(self.ran_on[job.id]).values()
-            self.completing[job.id] = now
-            if any("DOWN" in node.state for node in nodes) and asks_for_requeue(job):
+            self.fenced[job.id] = now
+            if any(is_down(node) for node in nodes) and asks_for_requeue(job):
                 # The job may have started again meanwhile.
-                self.fence_jobs([new for new in read_jobs() if (new.id, new.state) == (job.id, job.state)])
+                now_jobs = read_jobs() or []
+                self.fence_jobs([new for new in now_jobs if (new.id, new.state) == (job.id, job.state)])
 
     def take_back(self) -> None:
         """Resume nodes that were lost and answer again, once the processes of their old jobs are gone."""
+        returning = []
         for name in self.nodes.keys() - self.silent:
-            if not is_lost(self.nodes[name]):
+            if not is_lost(self.nodes[name]) or not self.is_due(name):
                 continue
-            node = read_nodes(name).get(name)
-            if node and is_lost(node) and runs_slurmd(node):
-                reason = node.reason
-                if "DRAIN" not in node.state:
-                    update(name, "drain", f"{PREFIX}answers again")
-                if fence([node], ALL):
-                    update(name, "resume")
-                    log(f"{name}: answers again, resumed; it was {node.state}: {reason}")
-                else:
-                    update(name, "drain", f"{PREFIX}processes of its old jobs do not end")
             self.nodes_due = 0.0
+            node = read_nodes(name).get(name)
+            if not node or not is_lost(node) or not runs_slurmd(node):
+                continue
+            if "DRAIN" not in node.state:
+                update(name, "drain", f"{PREFIX}answers again")
+            # Slurm may have used the node again before it was drained.
+            drained = read_nodes(name).get(name)
+            if drained and RUNS_JOBS.search(drained.state):
+                update(name, "resume")
+            elif drained:
+                returning.append(node)
+        are_gone = fence(returning, ALL)
+        for i, node in enumerate(returning):
+            if are_gone[i]:
+                update(node.name, "resume")
+                log(f"{node.name}: answers again, resumed; it was {node.state}: {node.reason}")
+            else:
+                self.tried[node.name] = self.checks
+                update(node.name, "drain", f"{PREFIX}processes of its old jobs do not end")
 
     def release(self) -> None:
         """Start requeued jobs that wait only until credentials of their earlier start have expired."""
         waiting = {job.task for job in self.jobs if (job.state, job.reason) == ("PENDING", "BeginTime")}
+        # An id with a bracket is of the tasks of an array that have never started.
+        waiting = {task for task in waiting if "[" not in task}
         self.settled &= waiting
+        requeued = []
         for task in waiting - self.settled:
             details = ask("scontrol", "--oneliner", "show", "job", task)
             if not (match := RESTART.search(details)):
                 continue
             if match[1] == "0" or int(match[2]) - time.time() > LONGEST_DELAY_S:
                 self.settled.add(task)
-                continue
+            else:
+                requeued.append(task)
+        if requeued:
             # Nodes reject credentials from the second in which they were told to end the job.
             time.sleep(SECOND_S - time.time() % 1)
+        for task in requeued:
             ask("scontrol", "update", f"jobid={task}", "starttime=now")
             log(f"job {task}: requeued, starts now")
 
@@ -330,6 +395,10 @@ class Watcher:
 def is_lost(node: Node) -> bool:
     """Return whether this program or Slurm has set a node down because it did not answer."""
     return node.reason.startswith(PREFIX) or ("DOWN" in node.state and node.reason == "Not responding")
+
+
+def is_down(node: Node | None) -> bool:
+    return node is not None and "DOWN" in node.state
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 
     fence        Reads a request from stdin, and answers `ok` on stdout. systemd starts this for each
                  connection to the port of clusterctl-fence.socket. A request is a munge credential of root
-                 with the text `fence 12 13` (ids of jobs) or `fence all`.
+                 with the text `fence n1 12 13` (this node in Slurm, ids of jobs) or `fence n1 all`.
     fence start  Before slurmd starts: ends all jobs' processes if Slurm has set this node down.
     fence stop   When slurmd has ended: sets this node down in Slurm if the machine is shutting down.
                  (Slurm would use the node again if slurmd still answered.)
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -32,10 +31,13 @@ PMIX_FILES = (
     "var/spool/clusterctl-slurmd/pmix.{}.*",
     "tmp/spmix_appdir_*_{}.*",
 )
+# They get such names, and are removed later: users can fill folders so that this takes long.
+OLD = "clusterctl-old."
+OLD_FILES = (f"var/spool/clusterctl-slurmd/{OLD}*", f"tmp/{OLD}*")
 LONGEST_REQUEST = 8192  # characters
 # Limits of a run, of a command, and of the wait until killed processes are gone. systemd or a client must
-# not wait longer, even if the controller is off.
-LIMIT_S, ASK_S, END_S, PAUSE_S = 15, 5, 3.0, 0.02
+# not wait longer, even if the controller is off. Any program can connect, so that a request has less time.
+LIMIT_S, REQUEST_S, ASK_S, END_S, PAUSE_S = 15, 1, 5, 3.0, 0.02
 STEPD = re.compile(rb"slurmstepd: \[(\d+)\b")
 JOB_ID = re.compile(rb"(?:^|\0)SLURM_JOB_ID=(\d+)\0")
 UID = re.compile(r"^UID:.*\((\d+)\)$", re.MULTILINE)
@@ -57,12 +59,13 @@ def ask(*argv: str, text: str = "") -> str:
     return ""
 
 
-def requested_jobs(credential: str) -> Jobs:
-    """Return the job ids in a request, or ``[ALL]``. Empty if the request is not a credential of root."""
+def decode(credential: str) -> tuple[str, Jobs]:
+    """Return a request's node and job ids, or ``[ALL]``. Empty if it is not a credential of root."""
     head, _, payload = ask("unmunge", text=credential).partition("\n\n")
     uid = UID.search(head)
-    verb, *jobs = payload.split() or [""]
-    return jobs if verb == "fence" and uid and uid[1] == "0" else []
+    node, *jobs = payload.split()[1:] or [""]
+    is_valid = payload.startswith("fence ") and uid and uid[1] == "0"
+    return (node, jobs) if is_valid else ("", [])
 
 
 def processes(jobs: Jobs) -> Iterator[int]:
@@ -97,17 +100,24 @@ def end(jobs: Jobs) -> bool:
         time.sleep(PAUSE_S)
     patterns = (pattern.format("*" if job == ALL else job) for job in jobs for pattern in PMIX_FILES)
     for path in (path for pattern in patterns for path in ROOT.glob(pattern)):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.rename(path.with_name(f"{OLD}{os.getpid()}.{time.monotonic_ns()}"))
     return True
 
 
-def node_in_slurm() -> tuple[str, str]:
-    """Return this host's name and state in Slurm, or two empty texts if slurmctld does not answer."""
+def remove_old_files() -> None:
+    """Remove the renamed files. Python's functions end at very deep folders."""
+    if paths := [str(path) for pattern in OLD_FILES for path in ROOT.glob(pattern)]:
+        ask("rm", "-rf", "--", *paths)
+
+
+def node_in_slurm(*names: str) -> tuple[str, str]:
+    """Return this host's name and state in Slurm, or two empty texts if slurmctld does not answer.
+
+    With a name, they are also empty if this host has another name.
+    """
     pattern = NODE.format(re.escape(os.uname().nodename.partition(".")[0]))
-    match = re.search(pattern, ask("scontrol", "--oneliner", "show", "node"), re.MULTILINE)
+    match = re.search(pattern, ask("scontrol", "--oneliner", "show", "node", *names), re.MULTILINE)
     return (match[1], match[2]) if match else ("", "")
 
 
@@ -115,6 +125,7 @@ def start() -> None:
     """End old processes of jobs if Slurm has set this node down. A restart of slurmd affects no job."""
     if any(processes([ALL])) and node_in_slurm()[1].startswith("DOWN"):
         end([ALL])
+        remove_old_files()
 
 
 def stop() -> None:
@@ -131,14 +142,19 @@ def stop() -> None:
 
 def main(words: list[str]) -> int:
     # The default action of SIGALRM ends this process.
-    signal.alarm(LIMIT_S)
+    signal.alarm(LIMIT_S if words else REQUEST_S)
     if words == ["start"]:
         start()
     elif words == ["stop"]:
         stop()
     else:
-        jobs = requested_jobs(sys.stdin.readline(LONGEST_REQUEST))
-        sys.stdout.write("ok\n" if jobs and end(jobs) else "no\n")
+        node, jobs = decode(sys.stdin.readline(LONGEST_REQUEST))
+        signal.alarm(LIMIT_S)
+        is_done = bool(jobs) and node_in_slurm(node)[0] == node and end(jobs)
+        sys.stdout.write("ok\n" if is_done else "no\n")
+        sys.stdout.flush()
+        if is_done:
+            remove_old_files()
     return 0
 
 
