@@ -19,6 +19,15 @@ from examples import survive
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def unpatched_intern() -> Iterator[None]:
+    """Tests that import Ansible replace sys.intern, and PyTorch's optimizers can't be loaded then."""
+    intern = sys.intern
+    sys.intern = getattr(intern, "unpatched_implementation", intern)
+    yield
+    sys.intern = intern
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
