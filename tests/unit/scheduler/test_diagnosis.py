@@ -16,7 +16,6 @@ from clusterctl.scheduler.attempts import LastAttempt
 from clusterctl.scheduler.base import JobInfo, JobState, StepInfo
 from clusterctl.scheduler.diagnosis import Diagnosis, Evidence, catalogue, diagnose
 from clusterctl.transport.tree import format_size
-from payload.node import restarts
 
 JOB = JobInfo(
     number=12,
@@ -84,15 +83,6 @@ terminated by signals sent by prterun (as reported here).
 
 def said(log: str, **job: object) -> Diagnosis:
     return diagnose(Evidence(job=replace(JOB, **job), log=log))
-
-
-def test_the_end_of_a_chain_is_told_in_the_words_of_the_job() -> None:
-    words = restarts.explain("chain-over", restarts.Failure("saved"), used_s=73, chain_s=60)
-    log = (
-        f"srun: error: n2: task 1: Exited with exit code 75\nclusterctl: this job is not requeued: {words}\n"
-    )
-    assert said(log).code == "chain-over"
-    assert said(log.partition("clusterctl")[0]).code == "exit-code"
 
 
 @pytest.mark.parametrize(
