@@ -42,7 +42,7 @@ FEW_TICKS = 0.1
 FEW_BYTES = 1 << 16
 MOST_PROCESSES_OF_RANK, MOST_SOURCE_CHARACTERS = 16, 80
 # Limits of a printed rank: its workers, and the bytes of each text. slurmstepd sends output in messages of at
-# most 1024 bytes, and srun mixes the messages of several nodes, so a longer line could be torn apart.
+# most 1024 bytes, and srun mixes the messages of several nodes, so a longer line could be broken.
 MOST_WORKERS, MOST_BYTES = 3, 100
 SECTOR_BYTES = 512
 TRACE_S, DUMP_S, SPY_S = 0.05, 1.0, 10.0

@@ -13,6 +13,7 @@ import pytest
 
 from clusterctl.spec.names import FENCE_PORT
 from clusterctl.util.assets import data_folder
+from tests.support.hostile import nest
 from tests.support.plays import load_module
 
 # What unmunge 0.5.16 prints for a credential that only root may decode.
@@ -115,13 +116,7 @@ def test_a_very_deep_folder_does_not_stop_the_answer(
     fence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Python's functions recurse. Users can create such folders in /tmp."""
-    folder = os.open(tmp_path / "tmp/spmix_appdir_2001_7.1", os.O_RDONLY)
-    for _ in range(2000):
-        os.mkdir("d", dir_fd=folder)
-        inner = os.open("d", os.O_RDONLY, dir_fd=folder)
-        os.close(folder)
-        folder = inner
-    os.close(folder)
+    nest(tmp_path / "tmp/spmix_appdir_2001_7.1/deep")
     answer = requested(fence, monkeypatch, "fence t-2 7")
     left = [folder.name for folder in (tmp_path / "tmp").iterdir()]
     subprocess.run(["rm", "-rf", tmp_path / "tmp"], check=True)
