@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from clusterctl.providers.local import machine
+from clusterctl.providers.local import layout, machine
 from clusterctl.providers.local.system import mounted_under
 from tests.support.processes import eventually, run_as_root
 from tests.support.verbs import Clusterctl, Ran
@@ -112,6 +112,12 @@ def unplug(cluster_id: str) -> None:
     subprocess.run(["ip", "link", "set", f"cc{cluster_id}", "down"], check=True)
 
 
+def unplug_node(machine_name: str) -> None:
+    """Cut a node off from its cluster's network."""
+    network = layout.netns_name(machine_name[1:].partition("-")[0])
+    subprocess.run(["ip", "-n", network, "link", "set", f"vb-{machine_name}", "down"], check=True)
+
+
 def plug(cluster_id: str) -> None:
     subprocess.run(["ip", "link", "set", f"cc{cluster_id}", "up"], check=True)
 
@@ -196,6 +202,6 @@ def _reader(pipe: Iterable[str] | None, lines: list[str]) -> threading.Thread:
 
 
 if __name__ == "__main__":
-    faults = (show, show_on_nodes, kill_all, stop, kill_supervisor, reboot, unplug, plug)
+    faults = (show, show_on_nodes, kill_all, stop, kill_supervisor, reboot, unplug, unplug_node, plug)
     fault: Callable[..., None] = {one.__name__: one for one in faults}[sys.argv[1].replace("-", "_")]
     fault(*sys.argv[2:])

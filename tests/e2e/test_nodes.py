@@ -55,16 +55,17 @@ def test_job_of_a_dead_node_starts_again_on_another(cluster: Cluster) -> None:
     job = cluster.json("submit", script, "--requeue")["job_id"]
     cluster.ssh(f"{cluster.name}-ctl", f"until squeue -h -j {job} -t R | grep -q .; do sleep 0.2; done")
     node = cluster.json("jobs", job)["jobs"][0]["nodes"][0]
+    # The controller has the number 001.
+    machine = f"c{(cluster.workspace / 'id').read_text().strip()}-{int(node[-1]) + 1:03}"
     # Slurm might hear of the end of the job's processes if the machine were only stopped.
-    cluster.ssh(node, "sudo systemd-run --quiet --no-block sh -c 'sleep 1; ip route flush table main'")
+    cause("unplug-node", machine)
     cluster("logs", job, "--follow")
     (ended,) = cluster.json("jobs", job)["jobs"]
     assert ended["state"] == "COMPLETED"
     assert ended["nodes"] != [node]
     (lost,) = (one for one in cluster.json("status")["nodes"] if one["name"] == node)
     assert lost["reason"].startswith("clusterctl watcher: ")
-    # The controller has the number 001.
-    cause("stop", f"c{(cluster.workspace / 'id').read_text().strip()}-{int(node[-1]) + 1:03}")
+    cause("stop", machine)
     assert cluster.json("up")["not_probed"] == []
 
 
