@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from payload.node import task
-from payload.node.job import STEP, Events
+from payload.node.requeue import STEP, Events
 from payload.node.restarts import HANG_FILE
 from payload.node.stacks import BLOCKED, BUSY, ENDED, LIBRARIES, STOPPED, TRACED, WAITING, WATCHER
 

@@ -25,10 +25,9 @@ import json
 import os
 import shlex
 import signal
-import stat
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 # The folder that holds the payload.
@@ -36,6 +35,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 sys.path.insert(0, ROOT)
 
 from payload.node import restarts, task
+from payload.node.requeue import STEP, Events, Restart, own_log, step_environment, wait_for, wait_until_ended
 
 # Files in a job's folder that clusterctl writes.
 OURS = frozenset(
@@ -46,50 +46,10 @@ OURS = frozenset(
 RANK_VARIABLES = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK".split()
 # These ports are above the ranges of the kernel and srun.
 FIRST_PORT, PORTS = 65000, 536
-# These variables limit a job's steps. Telemetry must share the steps' cores and memory, and take no GPU.
-STEP_VARIABLES = ("SLURM_NTASKS", "SLURM_CPU", "SLURM_MEM", "SLURM_GPU", "SLURM_NPROCS", "SRUN_")
-STEP = (
-    "srun --job-name=telemetry --overlap --ntasks-per-node=1 --cpus-per-task=1 --mem=0 --gres=none "
-    "--cpu-bind=none --mpi=none --kill-on-bad-exit=0 --export=ALL"
-).split()
 # After a failure, telemetry may wait for a dead node. It must not delay the requeue.
 TELEMETRY_END_S, TELEMETRY_FAILED_S = 3.0, 0.3
 # How long to wait for the first record of telemetry if the job is short.
 TELEMETRY_START_S = 2.0
-# Each attempt has a step of telemetry and a step of ranks. After this many restarts, their numbers repeat.
-STEPS, DIFFERENT_RESTARTS = 2, 8
-EMPTY_STEPS_S = 10.0
-# How long to try to requeue the job while slurmctld does not answer.
-CONTROLLER_S, CONTROLLER_PAUSE_S = 600.0, 5.0
-# If the state of a job has changed, the job was cancelled, or Slurm itself requeues it.
-STILL_OURS = ("", "RUNNING", "COMPLETING TimeLimit", "TIMEOUT")
-# States of nodes, which Slurm combines, as in down+drain.
-LOST = frozenset(("down", "fail", "unknown", "not_responding"))
-UNUSABLE = LOST | {"drain", "maint", "maintenance"}
-
-
-class Events:
-    """The file job.events: a JSON object per line."""
-
-    def __init__(self) -> None:
-        self._file = task.open_for_writing("job.events", os.O_APPEND)
-        self._added = ""
-
-    def read(self) -> list[restarts.Event]:
-        """Return the events of all attempts of the job, or of this attempt if the file cannot be read."""
-        return restarts.events_of_job(task.text_of("job.events")) or restarts.events_of_job(self._added)
-
-    def add(self, event: str, **fields: object) -> bool:
-        """Record an event on disk. Return whether that worked: the disk may be full."""
-        line = json.dumps({"time": round(time.time(), 3), "event": event, **fields}) + "\n"
-        self._added += line
-        with suppress(OSError):
-            is_whole = os.write(self._file, line.encode()) == len(line.encode())
-            # The node may be lost before the file system writes the line by itself. /dev/null rejects this.
-            with suppress(OSError):
-                os.fsync(self._file)
-            return is_whole
-        return False
 
 
 class Telemetry:
@@ -237,198 +197,6 @@ def set_rendezvous(nodes: Sequence[str]) -> None:
     port = next((port for port in ports if f":{port:04X} " not in listening), ports[-1])
     os.environ["MASTER_ADDR"] = nodes[0] if nodes else task.host_name()
     os.environ["MASTER_PORT"] = str(port)
-
-
-class Restart:
-    """The restarts of a job with ``--requeue``."""
-
-    def __init__(self, events: Events, options: Mapping[str, str], program: Sequence[str]) -> None:
-        self._events, self._options = events, options
-        self._folders = [".", *restarts.folders_of(program)]
-        self._job = os.environ.get("SLURM_JOB_ID", "")
-        if "array" in options and "requeue" in options:
-            self._job = "{SLURM_ARRAY_JOB_ID}_{SLURM_ARRAY_TASK_ID}".format_map(os.environ)
-
-    def begin(self, nodes: Sequence[str]) -> bool:
-        """Record the start of an attempt, and how the previous attempt ended if job.py did not see its end.
-
-        Return False if the job should not run again.
-        """
-        numbers = {"restarts": "SLURM_RESTART_COUNT", "until": "SLURM_JOB_END_TIME"}
-        facts: dict[str, object] = {key: int(os.environ.get(name, "0")) for key, name in numbers.items()}
-        past = self._events.read() if facts["restarts"] else []
-        attempt = restarts.interrupted(past)
-        lost = lost_nodes(attempt[0]["nodes"]) if attempt else []
-        failure = restarts.loss_of(lost)
-        # After SIGTERM, Slurm or a person has ended the attempt.
-        is_explained = any(event["event"] == "end" or event.get("signal") == "SIGTERM" for event in attempt)
-        if attempt and not failure and not is_explained:
-            failure = restarts.Failure(f"loss of {','.join(attempt[0]['nodes'])}")
-        if failure:
-            facts.update(failure._replace(progress=self._progress(past))._asdict())
-        self._events.add("start", nodes=nodes or own_nodes(), **facts)
-        if os.path.exists(restarts.HANG_FILE):
-            os.unlink(restarts.HANG_FILE)
-        restarts.forget_ends()
-        if failure and "requeue" in self._options and self._stops(self._events.read()):
-            return False
-        start_empty_steps(int(os.environ.get("SLURM_RESTART_COUNT", "0")))
-        return True
-
-    def requeue_or_stop(self, status: int) -> None:
-        """Have Slurm requeue this job, or record why not. status: exit status of the program.
-
-        Do nothing if the user has cancelled the job, or if Slurm has already requeued it.
-        """
-        answer = task.output_of(["squeue", "--noheader", f"--jobs={self._job}", "--format=%T %r|%f|%x"])
-        state, features, excluded = (*answer.strip().split("|"), "", "")[:3]
-        if state.replace(" None", "") not in STILL_OURS or not self._is_current():
-            return
-        past = self._events.read()
-        failure = restarts.failure_now(status, restarts.end_of_file(own_log()))
-        start = next(event for event in reversed(past) if event["event"] == "start")
-        if not failure.place and failure.kind not in ("saved", "hang"):
-            failure = restarts.loss_of(lost_nodes(start["nodes"])) or failure
-        # A signal that was passed on, such as SIGUSR1 before the time limit, is no fault of a node.
-        if failure.kind in [event.get("signal") for event in past if event["time"] >= start["time"]]:
-            failure = failure._replace(suspects=())
-        failure = failure._replace(progress=self._progress(past))
-        if self._stops(past, failure):
-            return
-        reason = failure.kind if failure.kind in ("saved", "hang") else "failed"
-        # Slurm may end this process before scontrol has returned.
-        if not self._events.add("requeue", reason=reason, status=status, **failure._asdict()):
-            task.complain("this job is not requeued: job.events cannot be written")
-            return
-        task.complain(f"{failure} after {past[-1]['time'] - start['time']:.0f} s; this job is requeued")
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        if self._requeue() and features in ("", "(null)"):
-            self._exclude(past, failure, excluded.replace("(null)", ""))
-
-    def _requeue(self) -> bool:
-        """Have Slurm requeue this job, and return whether it does. Try again while Slurm does not answer.
-
-        If this node was cut off from the network, Slurm may have restarted the job elsewhere.
-        """
-        deadline = time.monotonic() + CONTROLLER_S
-        while self._is_current():
-            if wait_for(["scontrol", "requeue", self._job]) == 0:
-                return True
-            if self._attempt() or time.monotonic() > deadline:
-                break
-            time.sleep(CONTROLLER_PAUSE_S)
-        return False
-
-    def _attempt(self) -> str:
-        """Return how often Slurm has restarted this job, or "" if Slurm does not answer."""
-        ask = ["squeue", "--noheader", f"--jobs={self._job}", "--Format=RestartCnt:20"]
-        return task.output_of(ask).strip()
-
-    def _is_current(self) -> bool:
-        """Return whether this is the last attempt of the job, also if Slurm does not answer."""
-        count = self._attempt()
-        return not count.isdigit() or count == os.environ.get("SLURM_RESTART_COUNT", "0")
-
-    def _progress(self, past: Sequence[restarts.Event]) -> tuple[int, ...]:
-        return restarts.progress(self._folders, past[0]["time"])
-
-    def _stops(self, past: Sequence[restarts.Event], *more: restarts.Failure) -> bool:
-        """Return whether the job should not run again. If so, record and print the reason.
-
-        more: the last failure, unless the events have it.
-        """
-        failures = [*restarts.failures(past), *more]
-        chain_s, used_s = float(self._options.get("chain", "0")), restarts.seconds_used(past)
-        reason = restarts.stop_reason(failures, used_s, chain_s)
-        if reason:
-            self._events.add("stop", reason=reason, **failures[-1]._asdict())
-            text = restarts.explain(reason, failures[-1], used_s, chain_s)
-            task.complain(f"this job is not requeued: {text}")
-        return bool(reason)
-
-    def _exclude(self, past: Sequence[restarts.Event], failure: restarts.Failure, excluded: str) -> None:
-        """Have Slurm not use nodes again on which the job has failed twice, if enough other nodes remain.
-
-        excluded: the nodes that are excluded already, as Slurm writes them.
-        """
-        earlier = [node for event in past if event["event"] == "excluded" for node in event["nodes"]]
-        nodes = [
-            node for node in restarts.bad_nodes([*restarts.failures(past), failure]) if node not in earlier
-        ]
-        if not nodes:
-            return
-        states = node_states(f"--partition={os.environ['SLURM_JOB_PARTITION']}")
-        usable = {node for node, of_node in states.items() if not of_node & UNUSABLE}
-        if len(usable.difference(nodes, earlier)) >= int(os.environ["SLURM_JOB_NUM_NODES"]):
-            every = ",".join(filter(None, (excluded, *nodes)))
-            if wait_for(["scontrol", "update", f"jobid={self._job}", f"excnodelist={every}"]) == 0:
-                self._events.add("excluded", nodes=nodes)
-
-
-def own_nodes() -> list[str]:
-    """Return Slurm's names of the job's nodes."""
-    names = os.environ.get("SLURM_JOB_NODELIST", task.host_name())
-    if "[" in names:
-        return task.output_of(["scontrol", "show", "hostnames", names]).split()
-    return names.split(",")
-
-
-def own_log() -> str:
-    """Return the path of the file that standard error is written to, or "" if it is not a file."""
-    return "/proc/self/fd/2" if stat.S_ISREG(os.fstat(2).st_mode) else ""
-
-
-def node_states(which: str) -> dict[str, set[str]]:
-    """Return node -> its states, such as mixed. which: the option of sinfo that selects nodes."""
-    columns = "--Format=NodeList:250,StateComplete:250"
-    lines = task.output_of(["sinfo", "--noheader", "--Node", which, columns]).splitlines()
-    rows = [line.split() for line in lines]
-    return {row[0]: set(row[1].split("+")) for row in rows if len(row) == len(("node", "states"))}
-
-
-def lost_nodes(nodes: Sequence[str]) -> list[str]:
-    """Return those of the nodes that Slurm considers down, or that do not answer."""
-    if "SLURM_JOB_ID" not in os.environ or not nodes:
-        return []
-    return [node for node, states in node_states(f"--nodes={','.join(nodes)}").items() if states & LOST]
-
-
-def start_empty_steps(restart: int) -> None:
-    """Start steps that do nothing, so that a restarted job's steps get other numbers than earlier steps.
-
-    An attempt's steps on a node that was cut off may otherwise end the new steps of the same number, and the
-    socket that a killed step leaves behind would keep a new step from starting.
-    """
-    command = [*STEP, "--nodes=1", "--ntasks=1", f"--nodelist={task.host_name()}", "true"]
-    null = os.open(os.devnull, os.O_RDWR)
-    count = STEPS * (restart % DIFFERENT_RESTARTS) if "SLURM_JOB_ID" in os.environ else 0
-    pids = [task.start(command, null, null, null, step_environment()) for _ in range(count)]
-    os.close(null)
-    wait_until_ended(pids, EMPTY_STEPS_S)
-
-
-def wait_until_ended(pids: Sequence[int], patience_s: float) -> None:
-    """Wait for the end of child processes. Kill those that have not ended after ``patience_s`` seconds."""
-    deadline = time.monotonic() + patience_s
-    for pid in pids:
-        while os.waitpid(pid, os.WNOHANG) == (0, 0):
-            if time.monotonic() > deadline:
-                os.kill(pid, signal.SIGKILL)
-                break
-            time.sleep(0.02)
-
-
-def wait_for(command: list[str]) -> int:
-    """Run a command, and return its exit status. Its errors go to the job's log."""
-    try:
-        return task.exit_status(os.waitpid(task.start(command), 0)[1])
-    except OSError as exc:
-        return task.not_started(command, exc)
-
-
-def step_environment() -> dict[str, str]:
-    """Return the environment for a step that must not take the options of the job's own steps."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(STEP_VARIABLES)}
 
 
 def torchrun(python: str, *words: str) -> int:

@@ -19,6 +19,7 @@ PROGRAMS = sorted(
         *ROOT.glob("clusterctl/**/remote/*.py"),
         ROOT / "payload" / "node" / "hang.py",
         ROOT / "payload" / "node" / "job.py",
+        ROOT / "payload" / "node" / "requeue.py",
         ROOT / "payload" / "node" / "restarts.py",
         ROOT / "payload" / "node" / "stacks.py",
         ROOT / "payload" / "node" / "task.py",
