@@ -29,6 +29,7 @@ EMPTY_STEPS_S = 10.0
 CONTROLLER_S, CONTROLLER_PAUSE_S = 600.0, 5.0
 # If the state of a job has changed, the job was cancelled, or Slurm itself requeues it.
 STILL_OURS = ("", "RUNNING", "COMPLETING TimeLimit", "TIMEOUT")
+REPLACED = "replaced"
 # States of nodes, which Slurm combines, as in down+drain.
 LOST = frozenset(("down", "fail", "unknown", "not_responding"))
 UNUSABLE = LOST | {"drain", "maint", "maintenance"}
@@ -99,54 +100,58 @@ class Restart:
 
         Do nothing if the user has cancelled the job, or if Slurm has already requeued it.
         """
-        answer = task.output_of(["squeue", "--noheader", f"--jobs={self._job}", "--format=%T %r|%f|%x"])
-        state, features, excluded = (*answer.strip().split("|"), "", "")[:3]
-        if state.replace(" None", "") not in STILL_OURS or not self._is_current():
-            return
         past = self._events.read()
-        failure = restarts.failure_now(status, restarts.end_of_file(own_log()))
-        start = next(event for event in reversed(past) if event["event"] == "start")
-        if not failure.place and failure.kind not in ("saved", "hang"):
-            failure = restarts.loss_of(lost_nodes(start["nodes"])) or failure
-        # A signal that was passed on, such as SIGUSR1 before the time limit, is no fault of a node.
-        if failure.kind in [event.get("signal") for event in past if event["time"] >= start["time"]]:
-            failure = failure._replace(suspects=())
-        failure = failure._replace(progress=self._progress(past))
-        if self._stops(past, failure):
+        attempt = restarts.interrupted(past)
+        failure = self._failure(status, attempt)._replace(progress=self._progress(past))
+        state, features, excluded = self._ask()
+        if state not in STILL_OURS or self._stops(past, failure):
             return
         reason = failure.kind if failure.kind in ("saved", "hang") else "failed"
         # Slurm may end this process before scontrol has returned.
         if not self._events.add("requeue", reason=reason, status=status, **failure._asdict()):
             task.complain("this job is not requeued: job.events cannot be written")
             return
-        task.complain(f"{failure} after {past[-1]['time'] - start['time']:.0f} s; this job is requeued")
+        task.complain(f"{failure} after {past[-1]['time'] - attempt[0]['time']:.0f} s; this job is requeued")
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        if self._requeue() and features in ("", "(null)"):
-            self._exclude(past, failure, excluded.replace("(null)", ""))
+        if self._requeue() and not features:
+            self._exclude(past, failure, excluded)
+
+    @staticmethod
+    def _failure(status: int, attempt: Sequence[restarts.Event]) -> restarts.Failure:
+        """Return how this attempt failed. attempt: its events."""
+        failure = restarts.failure_now(status, restarts.end_of_file(own_log()))
+        if not failure.place and failure.kind not in ("saved", "hang"):
+            failure = restarts.loss_of(lost_nodes(attempt[0]["nodes"])) or failure
+        # A signal that was passed on, such as SIGUSR1 before the time limit, is no fault of a node.
+        if failure.kind in [event.get("signal") for event in attempt]:
+            failure = failure._replace(suspects=())
+        return failure
+
+    def _ask(self) -> tuple[str, str, str]:
+        """Return the job's state and reason, required features, and excluded nodes, in Slurm's form.
+
+        The state is "" if Slurm does not answer, and REPLACED if Slurm has restarted the job elsewhere,
+        because this node was cut off from the network.
+        """
+        columns = "--Format=State:30,Reason:250,RestartCnt:20,Feature:250,ExcNodes:5000"
+        answer = task.output_of(["squeue", "--noheader", f"--jobs={self._job}", columns])
+        state, reason, restart, features, excluded = (*answer.split(), *5 * [""])[:5]
+        if restart not in ("", os.environ.get("SLURM_RESTART_COUNT", "0")):
+            return REPLACED, "", ""
+        state = f"{state} {reason}".replace(" None", "").strip()
+        return state, features.replace("(null)", ""), excluded.replace("(null)", "")
 
     def _requeue(self) -> bool:
-        """Have Slurm requeue this job, and return whether it does. Try again while Slurm does not answer.
-
-        If this node was cut off from the network, Slurm may have restarted the job elsewhere.
-        """
+        """Have Slurm requeue this job, and return whether it does. Try again while Slurm does not answer."""
         deadline = time.monotonic() + CONTROLLER_S
-        while self._is_current():
-            if wait_for(["scontrol", "requeue", self._job]) == 0:
-                return True
-            if self._attempt() or time.monotonic() > deadline:
-                break
+        while wait_for(["scontrol", "requeue", self._job]) != 0:
+            # If Slurm answers, it has refused.
+            if self._ask()[0] or time.monotonic() > deadline:
+                return False
             time.sleep(CONTROLLER_PAUSE_S)
-        return False
-
-    def _attempt(self) -> str:
-        """Return how often Slurm has restarted this job, or "" if Slurm does not answer."""
-        ask = ["squeue", "--noheader", f"--jobs={self._job}", "--Format=RestartCnt:20"]
-        return task.output_of(ask).strip()
-
-    def _is_current(self) -> bool:
-        """Return whether this is the last attempt of the job, also if Slurm does not answer."""
-        count = self._attempt()
-        return not count.isdigit() or count == os.environ.get("SLURM_RESTART_COUNT", "0")
+            if self._ask()[0] not in STILL_OURS:
+                return False
+        return True
 
     def _progress(self, past: Sequence[restarts.Event]) -> tuple[int, ...]:
         return restarts.progress(self._folders, past[0]["time"])
