@@ -32,7 +32,6 @@ STILL_OURS = ("", "RUNNING", "COMPLETING TimeLimit", "TIMEOUT")
 REPLACED = "replaced"
 # States of nodes, which Slurm combines, as in down+drain.
 LOST = frozenset(("down", "fail", "unknown", "not_responding"))
-UNUSABLE = LOST | {"drain", "maint", "maintenance"}
 
 
 class Events:
@@ -103,7 +102,7 @@ class Restart:
         past = self._events.read()
         attempt = restarts.interrupted(past)
         failure = self._failure(status, attempt)._replace(progress=self._progress(past))
-        state, features, excluded = self._ask()
+        state, excluded = self._ask()
         if state not in STILL_OURS or self._stops(past, failure):
             return
         reason = failure.kind if failure.kind in ("saved", "hang") else "failed"
@@ -113,7 +112,7 @@ class Restart:
             return
         task.complain(f"{failure} after {past[-1]['time'] - attempt[0]['time']:.0f} s; this job is requeued")
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        if self._requeue() and not features:
+        if self._requeue():
             self._exclude(past, failure, excluded)
 
     @staticmethod
@@ -127,19 +126,18 @@ class Restart:
             failure = failure._replace(suspects=())
         return failure
 
-    def _ask(self) -> tuple[str, str, str]:
-        """Return the job's state and reason, required features, and excluded nodes, in Slurm's form.
+    def _ask(self) -> tuple[str, str]:
+        """Return the job's state with its reason, and the nodes that it must not use, in Slurm's form.
 
         The state is "" if Slurm does not answer, and REPLACED if Slurm has restarted the job elsewhere,
         because this node was cut off from the network.
         """
-        columns = "--Format=State:30,Reason:250,RestartCnt:20,Feature:250,ExcNodes:5000"
+        columns = "--Format=State:30,Reason:250,RestartCnt:20,ExcNodes:5000"
         answer = task.output_of(["squeue", "--noheader", f"--jobs={self._job}", columns])
-        state, reason, restart, features, excluded = (*answer.split(), *5 * [""])[:5]
+        state, reason, restart, excluded = (*answer.split(), *4 * [""])[:4]
         if restart not in ("", os.environ.get("SLURM_RESTART_COUNT", "0")):
-            return REPLACED, "", ""
-        state = f"{state} {reason}".replace(" None", "").strip()
-        return state, features.replace("(null)", ""), excluded.replace("(null)", "")
+            return REPLACED, ""
+        return f"{state} {reason}".replace(" None", "").strip(), excluded.replace("(null)", "")
 
     def _requeue(self) -> bool:
         """Have Slurm requeue this job, and return whether it does. Try again while Slurm does not answer."""
@@ -171,7 +169,7 @@ class Restart:
         return bool(reason)
 
     def _exclude(self, past: Sequence[restarts.Event], failure: restarts.Failure, excluded: str) -> None:
-        """Have Slurm not use nodes again on which the job has failed twice, if enough other nodes remain.
+        """Have Slurm not use nodes again on which the job has failed twice, if it can run on other nodes.
 
         excluded: the nodes that are excluded already, as Slurm writes them.
         """
@@ -181,12 +179,14 @@ class Restart:
         ]
         if not nodes:
             return
-        states = node_states(f"--partition={os.environ['SLURM_JOB_PARTITION']}")
-        usable = {node for node, of_node in states.items() if not of_node & UNUSABLE}
-        if len(usable.difference(nodes, earlier)) >= int(os.environ["SLURM_JOB_NUM_NODES"]):
-            every = ",".join(filter(None, (excluded, *nodes)))
-            if wait_for(["scontrol", "update", f"jobid={self._job}", f"excnodelist={every}"]) == 0:
-                self._events.add("excluded", nodes=nodes)
+        every = ",".join(filter(None, (excluded, *nodes)))
+        # The script has the job's options. Only Slurm knows the nodes that satisfy all of them.
+        job = [f"--nodes={os.environ['SLURM_JOB_NUM_NODES']}", f"{os.environ['SLURM_SUBMIT_DIR']}/job.sbatch"]
+        with open(os.devnull, "w") as null:
+            can_run = wait_for(["sbatch", "--test-only", f"--exclude={every}", *job], null.fileno()) == 0
+        exclude = ["scontrol", "update", f"jobid={self._job}", f"excnodelist={every}"]
+        if can_run and wait_for(exclude) == 0:
+            self._events.add("excluded", nodes=nodes)
 
 
 def own_nodes() -> list[str]:
@@ -202,19 +202,15 @@ def own_log() -> str:
     return "/proc/self/fd/2" if stat.S_ISREG(os.fstat(2).st_mode) else ""
 
 
-def node_states(which: str) -> dict[str, set[str]]:
-    """Return node -> its states, such as mixed. which: the option of sinfo that selects nodes."""
-    columns = "--Format=NodeList:250,StateComplete:250"
-    lines = task.output_of(["sinfo", "--noheader", "--Node", which, columns]).splitlines()
-    rows = [line.split() for line in lines]
-    return {row[0]: set(row[1].split("+")) for row in rows if len(row) == len(("node", "states"))}
-
-
 def lost_nodes(nodes: Sequence[str]) -> list[str]:
     """Return those of the nodes that Slurm considers down, or that do not answer."""
     if "SLURM_JOB_ID" not in os.environ or not nodes:
         return []
-    return [node for node, states in node_states(f"--nodes={','.join(nodes)}").items() if states & LOST]
+    columns = "--Format=NodeList:250,StateComplete:250"
+    answer = task.output_of(["sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", columns])
+    rows = [line.split() for line in answer.splitlines()]
+    states = {row[0]: row[1].split("+") for row in rows if len(row) == len(("node", "states"))}
+    return [node for node, of_node in states.items() if LOST.intersection(of_node)]
 
 
 def start_empty_steps(restart: int) -> None:
@@ -242,10 +238,10 @@ def wait_until_ended(pids: Sequence[int], patience_s: float) -> None:
             time.sleep(0.02)
 
 
-def wait_for(command: list[str]) -> int:
-    """Run a command, and return its exit status. Its errors go to the job's log."""
+def wait_for(command: list[str], stderr: int = 2) -> int:
+    """Run a command, and return its exit status. stderr: open file for its errors. Default: the job's log."""
     try:
-        return task.exit_status(os.waitpid(task.start(command), 0)[1])
+        return task.exit_status(os.waitpid(task.start(command, stderr=stderr), 0)[1])
     except OSError as exc:
         return task.not_started(command, exc)
 

@@ -373,24 +373,25 @@ def test_a_job_that_lost_a_node_three_times_does_not_start(batch):
     assert events(batch)[-1]["reason"] == "no-progress"
 
 
-@pytest.mark.parametrize(
-    ("states", "excluded"),
-    [("node-3 idle", True), ("node-3 idle+drain", False), ("node-3 idle+not_responding", False)],
-)
-def test_a_node_with_two_failures_is_excluded(batch, states, excluded):
-    """Unless too few nodes would remain."""
-    play(batch.folder.parent / "bin" / "squeue", "echo 'RUNNING None 8 (null) node-9'")
-    play(batch.folder.parent / "bin" / "sinfo", f"printf '%s\\n' 'node-1 mixed' 'node-2 mixed' '{states}'")
+@pytest.mark.parametrize("excluded", [True, False])
+def test_a_node_with_two_failures_is_excluded(batch, excluded):
+    """Unless Slurm says that too few nodes would remain that satisfy the job."""
+    play(batch.folder.parent / "bin" / "squeue", "echo 'RUNNING None 8 node-9'")
     play(batch.folder.parent / "bin" / "scontrol", 'echo "$@" >>scontrol-calls')
+    play(batch.folder.parent / "bin" / "sbatch", f'echo "$@" | tee sbatch-call >&2; {str(excluded).lower()}')
     begun = {"time": 5, "event": "start", "restarts": 0, "until": 0, "nodes": ["node-1"]}
     again = {"time": 6, "event": "requeue", "kind": "SIGBUS", "suspects": ["node-2"], "progress": [1, 0, 0]}
     (batch.folder / "job.events").write_text("".join(json.dumps(row) + "\n" for row in (begun, again)))
     batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "8", "SLURM_JOB_NODELIST": "node-2"}
-    batch.environment |= {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_PARTITION": "train"}
+    batch.environment |= {"SLURM_JOB_NUM_NODES": "2"}
     body = "mkdir rank-logs; echo 9 137 node-2 >rank-logs/1.end; exit 14"
-    run(batch, body, requeue=True)
+    stderr = run(batch, body, requeue=True)[2]
     calls = (batch.folder / "scontrol-calls").read_text().splitlines()
     assert calls == ["requeue 12", *(["update jobid=12 excnodelist=node-9,node-2"] if excluded else [])]
+    asked = (batch.folder / "sbatch-call").read_text()
+    assert asked == f"--test-only --exclude=node-9,node-2 --nodes=2 {batch.folder}/job.sbatch\n"
+    # The answer would look like a failure of the job.
+    assert asked not in stderr
     assert (events(batch)[-1]["event"] == "excluded") is excluded
 
 
