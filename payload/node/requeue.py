@@ -29,6 +29,16 @@ EMPTY_STEPS_S = 10.0
 CONTROLLER_S, CONTROLLER_PAUSE_S = 600.0, 5.0
 # If the state of a job has changed, the job was cancelled, or Slurm itself requeues it.
 STILL_OURS = ("", "RUNNING", "COMPLETING TimeLimit", "TIMEOUT")
+# Prints the node, and the number of each argument that names a file or a command there.
+LIST_FILES = """\
+found=$SLURMD_NODENAME number=0
+for word; do
+    number=$((number + 1))
+    if [ -f "$word" ] || command -v -- "$word" >/dev/null; then found="$found $number"; fi
+done
+echo "$found"
+"""
+FILES_S = "10"
 REPLACED = "replaced"
 # States of nodes, which Slurm combines, as in down+drain.
 LOST = frozenset(("down", "fail", "unknown", "not_responding"))
@@ -63,7 +73,7 @@ class Restart:
 
     def __init__(self, events: Events, options: Mapping[str, str], program: Sequence[str]) -> None:
         self._events, self._options = events, options
-        self._folders = [".", *restarts.folders_of(program)]
+        self._program, self._folders = program, [".", *restarts.folders_of(program)]
         self._job = os.environ.get("SLURM_JOB_ID", "")
         if "array" in options and "requeue" in options:
             self._job = "{SLURM_ARRAY_JOB_ID}_{SLURM_ARRAY_TASK_ID}".format_map(os.environ)
@@ -78,7 +88,7 @@ class Restart:
         past = self._events.read() if facts["restarts"] else []
         attempt = restarts.interrupted(past)
         lost = lost_nodes(attempt[0]["nodes"]) if attempt else []
-        failure = restarts.loss_of(lost)
+        failure = restarts.failure_of("loss of", lost)
         # After SIGTERM, Slurm or a person has ended the attempt.
         is_explained = any(event["event"] == "end" or event.get("signal") == "SIGTERM" for event in attempt)
         if attempt and not failure and not is_explained:
@@ -115,12 +125,15 @@ class Restart:
         if self._requeue():
             self._exclude(past, failure, excluded)
 
-    @staticmethod
-    def _failure(status: int, attempt: Sequence[restarts.Event]) -> restarts.Failure:
+    def _failure(self, status: int, attempt: Sequence[restarts.Event]) -> restarts.Failure:
         """Return how this attempt failed. attempt: its events."""
         failure = restarts.failure_now(status, restarts.end_of_file(own_log()))
-        if not failure.place and failure.kind not in ("saved", "hang"):
-            failure = restarts.loss_of(lost_nodes(attempt[0]["nodes"])) or failure
+        if restarts.is_usage(failure):
+            # If all nodes have the same files, each restart would end like this attempt.
+            bad = nodes_without_files(attempt[0]["nodes"], self._program)
+            failure = restarts.failure_of("missing files on", bad) or failure
+        elif not failure.place and failure.kind not in ("saved", "hang"):
+            failure = restarts.failure_of("loss of", lost_nodes(attempt[0]["nodes"])) or failure
         # A signal that was passed on, such as SIGUSR1 before the time limit, is no fault of a node.
         if failure.kind in [event.get("signal") for event in attempt]:
             failure = failure._replace(suspects=())
@@ -211,6 +224,22 @@ def lost_nodes(nodes: Sequence[str]) -> list[str]:
     rows = [line.split() for line in answer.splitlines()]
     states = {row[0]: row[1].split("+") for row in rows if len(row) == len(("node", "states"))}
     return [node for node, of_node in states.items() if LOST.intersection(of_node)]
+
+
+def nodes_without_files(nodes: Sequence[str], program: Sequence[str]) -> list[str]:
+    """Return the nodes that lack a file of the program, because a file system is missing, for example.
+
+    A file is a word of the program's command line that is a file or a command on another node. Folders do
+    not count, because programs create some of them. Return [] if a node does not answer.
+    """
+    if len(nodes) == 1 or "SLURM_JOB_ID" not in os.environ:
+        return []
+    step = [*STEP, f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}"]
+    command = ["timeout", FILES_S, *step, "sh", "-c", LIST_FILES, "sh", *program]
+    answer = task.output_of(command, step_environment())
+    found = {row[0]: set(row[1:]) for row in map(str.split, answer.splitlines()) if row}
+    every = set().union(*found.values())
+    return [node for node in nodes if found[node] != every] if found.keys() == set(nodes) else []
 
 
 def start_empty_steps(restart: int) -> None:

@@ -131,9 +131,14 @@ def seconds_used(events: Iterable[Event]) -> float:
     return total
 
 
-def loss_of(nodes: Sequence[str]) -> Failure | None:
-    """Return the failure that is the loss of these nodes, or None without nodes."""
-    return Failure(f"loss of {','.join(nodes)}", suspects=tuple(nodes)) if nodes else None
+def failure_of(what: str, nodes: Sequence[str]) -> Failure | None:
+    """Return the failure of these nodes, or None without nodes. what: words such as "loss of"."""
+    return Failure(f"{what} {','.join(nodes)}", suspects=tuple(nodes)) if nodes else None
+
+
+def is_usage(failure: Failure) -> bool:
+    """Return whether the program ended with a status that each restart would have, too."""
+    return failure.kind in [kind_of(status) for status in USAGE]
 
 
 def stop_reason(past: Sequence[Failure], used_s: float = 0.0, chain_s: float = 0.0) -> str:
@@ -142,7 +147,7 @@ def stop_reason(past: Sequence[Failure], used_s: float = 0.0, chain_s: float = 0
     used_s: how long all attempts have run together. chain_s: how long they may run. 0: without limit.
     """
     last = past[-1]
-    if last.kind in [kind_of(status) for status in USAGE]:
+    if is_usage(last):
         return "usage"
     # The best progress so far, at each failure.
     best = list(accumulate((failure.progress for failure in past), lambda *both: tuple(map(max, *both))))

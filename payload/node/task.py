@@ -96,11 +96,11 @@ def complain(text: str) -> None:
     os.write(2, f"clusterctl: {text}\n".encode(errors="surrogateescape"))
 
 
-def output_of(program: list[str]) -> str:
+def output_of(program: list[str], environment: Mapping[str, str] = os.environ) -> str:
     """Return the output of a program, or "" if the program cannot be started or fails."""
     reads, writes = os.pipe()
     try:
-        pid = start(program, stdout=writes)
+        pid = start(program, stdout=writes, environment=environment)
     except OSError:
         os.close(reads)
         return ""

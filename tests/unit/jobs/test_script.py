@@ -395,6 +395,34 @@ def test_a_node_with_two_failures_is_excluded(batch, excluded):
     assert (events(batch)[-1]["event"] == "excluded") is excluded
 
 
+LIST_FILES = """
+run() {{ while [[ $1 == -* ]]; do shift; done; "$@"; }}
+if [[ $* == *'sh -c'* ]]; then
+    SLURMD_NODENAME=node-1 run "$@"
+    {fault}
+    SLURMD_NODENAME=node-2 run "$@"
+else
+    run "$@"
+fi"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "event", "kind", "suspects"),
+    [
+        ("true", "stop", "exit code 127", []),
+        ("rm 'my job.sh'", "requeue", "missing files on node-2", ["node-2"]),
+        ("exit 1", "stop", "exit code 127", []),
+    ],
+)
+def test_a_node_that_lacks_files_has_failed(batch, fault, event, kind, suspects):
+    """If all nodes have the same files, the program itself can't be started."""
+    play(batch.folder.parent / "bin" / "srun", LIST_FILES.format(fault=fault))
+    batch.environment["SLURM_JOB_ID"] = "12"
+    assert run(batch, "exit 127", requeue=True)[0] == 127
+    last = events(batch)[-1]
+    assert (last["event"], last["kind"], last["suspects"]) == (event, kind, suspects)
+
+
 STEPS = """\
 if [[ $* == *--steps* ]]; then
     printf '12.%s\n' '0 telemetry' '1 my python' 'batch batch' 'extern extern'
