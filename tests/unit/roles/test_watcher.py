@@ -21,6 +21,7 @@ N1, N2, N3 = "t-1", "t-2", "t-3"
 LIMIT = 3
 PREFIX = "clusterctl watcher: "
 FAN = "a fan is broken"
+KILLED = "RaisedSignal:9(Killed)"
 REQUEUE = "#!/bin/bash\n#SBATCH --requeue\n"
 
 
@@ -32,6 +33,8 @@ class Job:
     script: str = REQUEUE
     restarts: int = 0
     starts_in_s: int = 10
+    ended_s_ago: int = 0
+    host: str = N2
 
 
 @dataclass
@@ -60,9 +63,12 @@ class Slurm:
         if self.broken and self.broken in self.calls[-1]:
             return ""
         match argv:
-            case ("squeue", *_):
-                return "JOBID|JOBID|STATE|REASON|NODELIST\n" + "".join(
-                    f"{i}|{i}|{job.state}|{job.reason}|{job.nodes}\n" for i, job in self.jobs.items()
+            case ("squeue", *options):
+                return "JOBID|JOBID|STATE|REASON|NODELIST|EXEC_HOST|END_TIME\n" + "".join(
+                    f"{i}|{i}|{job.state}|{job.reason}|{job.nodes}|{job.host}"
+                    f"|{int(self.now) - job.ended_s_ago}\n"
+                    for i, job in self.jobs.items()
+                    if job.state != "FAILED" or "--states=all" in options
                 )
             case ("scontrol", "--oneliner", "show", "node", *names):
                 shown = names[0].replace("t-[1-2]", f"{N1},{N2}").split(",") if names else self.nodes
@@ -176,6 +182,38 @@ def test_a_job_that_slurm_keeps_on_a_lost_node_is_requeued(
     assert ("scontrol requeue 7" in slurm.calls) is keeps_jobs
 
 
+@pytest.mark.parametrize("state", ["COMPLETING", "FAILED"])
+def test_a_job_that_was_killed_with_its_node_is_requeued(watcher: Any, slurm: Slurm, state: str) -> None:
+    """The dying node may report the end of the job's script before its connections are lost."""
+    slurm.jobs, slurm.silent = {"7": Job("t-[1-2]", state, KILLED, ended_s_ago=LIMIT)}, {N2}
+    look(watcher, LIMIT)
+    assert slurm.nodes[N2][0] == "DOWN+DRAIN"
+    assert slurm.fenced == [(N1, "7")]
+    assert slurm.calls.count("scontrol requeue 7") == 1
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        Job("t-[1-2]", "FAILED", KILLED, "#!/bin/bash\n"),
+        Job("t-[1-2]", "FAILED", KILLED, host=N1),
+        Job(N2, "TIMEOUT", KILLED),
+    ],
+)
+def test_only_killed_jobs_that_ask_for_it_are_requeued(watcher: Any, slurm: Slurm, job: Job) -> None:
+    slurm.jobs, slurm.silent = {"7": job, "8": Job(N2)}, {N2}
+    look(watcher, LIMIT)
+    assert "scontrol requeue 7" not in slurm.calls
+
+
+def test_a_node_is_set_down_for_a_job_that_is_to_start_again(watcher: Any, slurm: Slurm) -> None:
+    """Its program may have requeued it sooner than its node was found lost."""
+    slurm.jobs, slurm.silent = {"7": Job("t-[1-2]", "COMPLETING")}, {N2}
+    look(watcher, LIMIT)
+    assert slurm.nodes[N2][0] == "DOWN+DRAIN"
+    assert slurm.fenced == []
+
+
 def test_an_answer_between_two_misses_counts(watcher: Any, slurm: Slurm) -> None:
     slurm.jobs = {"7": Job("t-[1-2]")}
     for _ in range(LIMIT):
@@ -193,7 +231,8 @@ def test_an_answer_between_two_misses_counts(watcher: Any, slurm: Slurm) -> None
         pytest.param({"silent": {N2, N3}, "own": {N1}}, id="only the controller answers"),
         pytest.param({"nodes": {N2: ["IDLE", ""]}}, id="it is the only node"),
         pytest.param({"jobs": {}}, id="no job"),
-        pytest.param({"jobs": {"7": Job("t-[1-2]", "COMPLETING")}}, id="its job ends"),
+        pytest.param({"jobs": {"7": Job(N2, "FAILED", "NonZeroExitCode")}}, id="its job failed"),
+        pytest.param({"jobs": {"7": Job(N2, "FAILED", KILLED, ended_s_ago=60)}}, id="was killed before"),
         pytest.param({"jobs": {"7": Job(N1)}}, id="a job elsewhere"),
         pytest.param({"jobs": {"7": Job("t-[1-2]", script="#!/bin/bash\n")}}, id="no requeue"),
         pytest.param({"jobs": {"7": Job(N2), "8": Job(N2, script="#!/bin/bash\n")}}, id="a job without"),

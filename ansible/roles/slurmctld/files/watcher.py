@@ -61,6 +61,9 @@ ANSWERS = (0, errno.ECONNREFUSED, errno.ECONNRESET)
 KNOWN = re.compile("DOWN|POWER|REBOOT|FUTURE|UNKNOWN")
 RUNS_JOBS = re.compile("ALLOC|MIXED")
 ALL = "all"
+ENDED = ("COMPLETING", "FAILED")
+# A reason of Slurm. Its last reports come from a node up to so many seconds before its last answer.
+KILLED, KILLED_S = "RaisedSignal:9(", 5
 NODE = re.compile(r"^NodeName=(\S+) .*?\bNodeAddr=(\S+) .*?\bState=(\S+)", re.MULTILINE)
 RESTART = re.compile(r"\bRestarts=(\d+) .*?\bStartTime=(\d+)")
 REASON = re.compile(r"\bReason=(.*?) \[\S+@\S+\]")
@@ -76,13 +79,18 @@ class Node:
 
 @dataclass(frozen=True)
 class Job:
-    """A job. ``task``: its id for scontrol, such as 12_5; ``nodes``: in Slurm's form, such as n[1-3]."""
+    """A job. ``task``: its id for scontrol, such as 12_5; ``nodes``: in Slurm's form, such as n[1-3].
+
+    host: the node of its script. end: Unix seconds, or other text if it is unknown.
+    """
 
     id: str
     task: str
     state: str
     reason: str
     nodes: str
+    host: str = ""
+    end: str = ""
 
 
 def ask(*argv: str, text: str = "") -> str:
@@ -111,11 +119,23 @@ def read_nodes(names: str = "") -> dict[str, Node]:
     return nodes
 
 
-def read_jobs() -> list[Job] | None:
-    """Return all jobs, or None if squeue fails. Without jobs, it prints its header."""
-    if not (rows := ask("squeue", "--all", "--format=%A|%i|%T|%r|%N").splitlines()):
+def read_jobs(*options: str) -> list[Job] | None:
+    """Return all jobs that have not ended, or None if squeue fails. Without jobs, it prints its header."""
+    if not (rows := ask("squeue", "--all", "--format=%A|%i|%T|%r|%N|%B|%e", *options).splitlines()):
         return None
-    return [Job(*fields) for fields in (row.split("|") for row in rows[1:]) if len(fields) == 5]  # noqa: PLR2004
+    return [Job(*fields) for fields in (row.split("|") for row in rows[1:]) if len(fields) == 7]  # noqa: PLR2004
+
+
+def read_killed_jobs(node: str, seconds: float) -> list[Job]:
+    """Return the jobs whose script was killed on this node in this time.
+
+    When a machine dies, slurmstepd may live a little longer than the script, and report that the job failed.
+    A script that ends by itself has an exit code, and Slurm has other reasons for jobs that it ends.
+    """
+    jobs = read_jobs("--states=all", f"--nodelist={node}") or []
+    # A job that was requeued keeps the reason for a while.
+    ended = [job for job in jobs if job.state in ENDED and job.host == node and job.reason.startswith(KILLED)]
+    return [job for job in ended if time.time() - float(job.end) < seconds]
 
 
 @lru_cache(4096)
@@ -296,9 +316,9 @@ class Watcher:
             if not self.read_jobs():
                 continue
             self.tried[name] = self.checks
-            # Jobs that end have time to save their work: see fence_other_nodes.
-            skipped = ("PENDING", "COMPLETING")
-            jobs = [job for job in self.jobs if job.state not in skipped and name in expand(job.nodes)]
+            killed = read_killed_jobs(name, self.misses[name] * EVERY_S + KILLED_S)
+            ids = [job.id for job in killed]
+            jobs = [job for job in self.jobs if job.id not in ids and name in expand(job.nodes)] + killed
             node = read_nodes(name).get(name)
             if not jobs or not node or KNOWN.search(node.state):
                 continue
@@ -310,14 +330,16 @@ class Watcher:
             if not is_down(read_nodes(name).get(name)):
                 continue
             log(f"{name}: no answer for {self.misses[name]} s, set down; jobs {' '.join(j.id for j in jobs)}")
-            self.fence_jobs(jobs)
+            # Jobs that end have time to save their work: see fence_other_nodes.
+            self.fence_jobs([job for job in jobs if job.state != "COMPLETING" or job in killed])
             # Otherwise, Slurm would use the node as soon as it answers, with the processes of its old jobs.
             if not is_drained:
                 update(name, "drain", reason)
             # If an earlier start of a job has ended on this node, Slurm may believe that the job has left it.
-            for job in self.jobs if self.read_jobs() else []:
-                if job.state == "RUNNING" and name in expand(job.nodes):
-                    ask("scontrol", "requeue", job.task)
+            remaining = self.jobs if self.read_jobs() else []
+            kept = [job for job in remaining if job.state == "RUNNING" and name in expand(job.nodes)]
+            for job in [*killed, *kept]:
+                ask("scontrol", "requeue", job.task)
             self.nodes_due = 0.0
 
     def is_due(self, name: str) -> bool:
