@@ -88,7 +88,7 @@ class Restart:
         past = self._events.read() if facts["restarts"] else []
         attempt = restarts.interrupted(past)
         lost = lost_nodes(attempt[0]["nodes"]) if attempt else []
-        failure = restarts.failure_of("loss of", lost)
+        failure = restarts.failure_of(lost, "loss of")
         # After SIGTERM, Slurm or a person has ended the attempt.
         is_explained = any(event["event"] == "end" or event.get("signal") == "SIGTERM" for event in attempt)
         if attempt and not failure and not is_explained:
@@ -131,9 +131,9 @@ class Restart:
         if restarts.is_usage(failure):
             # If all nodes have the same files, each restart would end like this attempt.
             bad = nodes_without_files(attempt[0]["nodes"], self._program)
-            failure = restarts.failure_of("missing files on", bad) or failure
+            failure = restarts.failure_of(bad, "missing files on") or failure
         elif not failure.place and failure.kind not in ("saved", "hang"):
-            failure = restarts.failure_of("loss of", lost_nodes(attempt[0]["nodes"])) or failure
+            failure = restarts.failure_of(lost_nodes(attempt[0]["nodes"]), "loss of") or failure
         # A signal that was passed on, such as SIGUSR1 before the time limit, is no fault of a node.
         if failure.kind in [event.get("signal") for event in attempt]:
             failure = failure._replace(suspects=())
@@ -237,9 +237,9 @@ def nodes_without_files(nodes: Sequence[str], program: Sequence[str]) -> list[st
     step = [*STEP, f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}"]
     command = ["timeout", FILES_S, *step, "sh", "-c", LIST_FILES, "sh", *program]
     answer = task.output_of(command, step_environment())
-    found = {row[0]: set(row[1:]) for row in map(str.split, answer.splitlines()) if row}
-    every = set().union(*found.values())
-    return [node for node in nodes if found[node] != every] if found.keys() == set(nodes) else []
+    files = {row[0]: set(row[1:]) for row in map(str.split, answer.splitlines()) if row}
+    every = set().union(*files.values())
+    return [node for node in nodes if files[node] != every] if files.keys() == set(nodes) else []
 
 
 def start_empty_steps(restart: int) -> None:

@@ -131,9 +131,9 @@ def seconds_used(events: Iterable[Event]) -> float:
     return total
 
 
-def failure_of(what: str, nodes: Sequence[str]) -> Failure | None:
-    """Return the failure of these nodes, or None without nodes. what: words such as "loss of"."""
-    return Failure(f"{what} {','.join(nodes)}", suspects=tuple(nodes)) if nodes else None
+def failure_of(nodes: Sequence[str], fault: str) -> Failure | None:
+    """Return the failure of these nodes, or None without nodes. fault: such as "loss of"."""
+    return Failure(f"{fault} {','.join(nodes)}", suspects=tuple(nodes)) if nodes else None
 
 
 def is_usage(failure: Failure) -> bool:

@@ -127,7 +127,7 @@ def read_jobs(*options: str) -> list[Job] | None:
 
 
 def read_killed_jobs(node: str, seconds: float) -> list[Job]:
-    """Return the jobs whose script was killed on this node in this time.
+    """Return the jobs with a script that was killed on this node in this time.
 
     When a machine dies, slurmstepd may live a little longer than the script, and report that the job failed.
     A script that ends by itself has an exit code, and Slurm has other reasons for jobs that it ends.
