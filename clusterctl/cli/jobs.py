@@ -14,7 +14,8 @@ from clusterctl.cli.options import Words, argument, job_ids, option
 from clusterctl.cli.output import ENDINGS, Screen
 from clusterctl.cluster.status import Status, status_of
 from clusterctl.errors import Notice, TransportError, excluded
-from clusterctl.jobs.watch import diagnosis_of, known_jobs, list_jobs, reported_state, restarts_of_job
+from clusterctl.jobs.events import restarts_of_job, with_hangs
+from clusterctl.jobs.watch import diagnosis_of, known_jobs, list_jobs, reported_state
 from clusterctl.scheduler.base import JobInfo, JobState, state_counts, worst_job
 from clusterctl.scheduler.session import SOON_S, Session, open_session
 from clusterctl.scheduler.slurm_parse import fold_nodes
@@ -122,7 +123,11 @@ def jobs(
 
 
 def _list_or_find(session: Session, ids: Words, *, everything: bool) -> tuple[tuple[JobInfo, ...], int]:
-    return (known_jobs(session, ids), 0) if ids else list_jobs(session, None if everything else _RECENT)
+    if ids:
+        infos, older = known_jobs(session, ids), 0
+    else:
+        infos, older = list_jobs(session, None if everything else _RECENT)
+    return with_hangs(session, infos), older
 
 
 def _rounds(session: Session, ids: Words, *, everything: bool) -> Iterator[tuple[JobInfo, ...]]:
@@ -153,7 +158,8 @@ def _in_a_line(job: JobInfo) -> str:
     where = f" on {','.join(job.nodes)}" if job.nodes else ""
     code = f", exit {job.exit}" if job.exit else ""
     reason = f" ({job.reason})" if job.reason else ""
-    return f"job {job.id} ({job.name}) {job.state.value}{where}{code}{reason}"
+    hang = f", {job.hang}" if job.hang else ""
+    return f"job {job.id} ({job.name}) {job.state.value}{where}{code}{reason}{hang}"
 
 
 def _show_in_full(screen: Screen, session: Session, tasks: Sequence[JobInfo]) -> None:
@@ -171,6 +177,7 @@ def _show_in_full(screen: Screen, session: Session, tasks: Sequence[JobInfo]) ->
     told = [restart.as_dict() for restart in restarts]
     more = {"script": script, "files": files, "run_dir": run_dir, "diagnosis": diagnosis, "restarts": told}
     rows = _rows(job) if len(tasks) == 1 else []
+    rows += [("hang", str(job.hang))] if job.hang and len(tasks) == 1 else []
     rows += [("folder", job.work_dir), ("script", script), ("files", _shown_files(files) if script else "")]
     lacks = f"{'no longer on disk' if run_dir else 'not yet'}; run `clusterctl collect {job.whole_id}`"
     rows += [("collected", run_dir if is_here else lacks)] if script else []
@@ -245,7 +252,8 @@ def job_table(
     if users:
         for row, cell in zip((head, *rows), ("USER", *(group[0].user for group in groups)), strict=True):
             row.insert(2, cell)
-    return screen.table(head, rows)
+    hangs = [f"job {job.id} hangs: {job.hang}" for job in infos if job.hang]
+    return [*screen.table(head, rows), *(["", *hangs] if hangs else [])]
 
 
 def _job_row(jobs: Sequence[JobInfo]) -> list[str]:

@@ -6,8 +6,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.jobs.events import with_hangs
 from clusterctl.scheduler.base import JobInfo, NodeInfo
-from clusterctl.scheduler.session import SOON_S, read_applied_spec, scheduler_client
+from clusterctl.scheduler.session import SOON_S, connect_session, read_applied_spec, scheduler_client
 from clusterctl.spec.units import format_duration
 from clusterctl.state.chosen import naming_lock_holder
 from clusterctl.state.facts import facts_of
@@ -52,7 +53,9 @@ def status_of(workspace: Workspace) -> Status:
         has_auto_down = b"auto_down" in workspace.spec.read_bytes() if workspace.spec.exists() else False
         timer = auto_down(read_applied_spec(workspace), controller) if has_auto_down else None
     ready = {n.name for n in nodes if n.usable} >= {*facts.compute}
-    active = tuple(job for job in jobs if not job.ended)
+    # Only the job user can read the files of its jobs.
+    with connect_session(facts, workspace, patience_s=SOON_S) as session:
+        active = with_hangs(session, [job for job in jobs if not job.ended])
     return Status(facts.cluster, facts.provider, ready, tuple(nodes), active, timer)
 
 

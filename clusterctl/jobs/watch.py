@@ -10,7 +10,7 @@ import binascii
 import json
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -19,13 +19,14 @@ from clusterctl.errors import (
     Failure,
     JobCancelledError,
     JobFailedError,
+    Notice,
     SchedulerError,
     TransportError,
     UnreachableError,
     UsageError,
     WaitTimeoutError,
 )
-from clusterctl.scheduler.attempts import EVENTS_FILE, Restart, events_of, restarts_of
+from clusterctl.jobs.events import restarts_of_job, with_hangs
 from clusterctl.scheduler.base import JobInfo, JobState, Outcome, state_counts, unmanaged_job_error, worst_job
 from clusterctl.scheduler.session import Session, resolve_submissions
 from clusterctl.transport.base import Transport, remote_argv, split_lines
@@ -40,8 +41,6 @@ OnChange = Callable[[Sequence[JobInfo], Sequence[JobInfo]], None]
 # After sbatch has answered, the accounting may not know the job for this long.
 _APPEAR_S = 30.0
 _RECONNECT_S = 60.0
-# Bytes that are read of a job's events.
-_MOST_EVENTS = 1 << 16
 
 _PROGRAM = "clusterctl.jobs.remote_follow"
 _LOG = re.compile(r"(stdout|stderr)(?:-([0-9]+))?\.log|(?:task-([0-9]+)/)?rank-logs/([0-9]+)\.log")
@@ -63,7 +62,7 @@ class _Watched:
 
     def poll(self) -> tuple[JobInfo, ...] | None:
         """Query the jobs and call ``on_change`` for changes. Return the jobs if all have ended, else None."""
-        jobs = self._session.scheduler.jobs(self._ids)
+        jobs = with_hangs(self._session, self._session.scheduler.jobs(self._ids))
         previous = {job_id: reported_state(job) for job_id, job in self.seen.items()}
         self.seen |= {job.id: job for job in jobs}
         if changed := [job for job in jobs if previous.get(job.id) != reported_state(job)]:
@@ -103,9 +102,10 @@ class _Watched:
                 self._session.ledger.update(entry, state=state)
 
 
-def reported_state(job: JobInfo) -> tuple[JobState, tuple[str, ...], bool, bool]:
-    """Return (state, nodes, lacks nodes, failed to launch). A change of these is shown to the user."""
-    return job.state, job.nodes, job.lacks_nodes, job.failed_to_launch
+def reported_state(job: JobInfo) -> tuple[object, ...]:
+    """Return the fields of a job of which each change is shown to the user."""
+    hang = job.hang and job.hang.noticed
+    return job.state, job.nodes, job.lacks_nodes, job.failed_to_launch, hang
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,22 +135,12 @@ class ChangeNotes:
         if not array and job.ended and job.restarts:
             for restart in restarts_of_job(self.session, job):
                 self.note(f"job {job.id}: {restart}")
-        if not array or job.outcome in {Outcome.FAILED, Outcome.CANCELLED}:
+        if job.hang:
+            self.note(Notice("job-hangs", f"job {job.id} hangs: {job.hang}"))
+        elif not array or job.outcome in {Outcome.FAILED, Outcome.CANCELLED}:
             self.note(f"job {job.id} {job.state.value}{location}{reason}")
         if job.failed_to_launch:
             self.note(f"job {job.id} is held because a node could not start it; `clusterctl up` releases it")
-
-
-def restarts_of_job(session: Session, job: JobInfo) -> tuple[Restart, ...]:
-    """Return the restarts of a job, as far as its folder on the cluster has a record of them."""
-    if not job.token:
-        return ()
-    folder = job.work_dir if job.task is None else f"{job.work_dir}/task-{job.task}"
-    argv = ["tail", f"--bytes={_MOST_EVENTS}", "--", f"{folder}/{EVENTS_FILE}"]
-    _, host = session.hosts_with_files(job.nodes)[0]
-    with suppress(TransportError):
-        return restarts_of(events_of(host.run(argv, check=False).stdout))
-    return ()
 
 
 def wait(

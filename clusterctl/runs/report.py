@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,7 +33,7 @@ from clusterctl.runs.page import (
     thinned,
     write_report,
 )
-from clusterctl.runs.series import Record, finite, is_number, records, restarts_in
+from clusterctl.runs.series import Record, finite, hangs_in, is_number, records, restarts_in
 from clusterctl.runs.telemetry import compare_ranks, node_charts
 from clusterctl.scheduler.attempts import Restart
 from clusterctl.scheduler.base import JobState, Outcome
@@ -171,12 +172,16 @@ def _run_report(row: Row) -> Report:
         missing.append("metrics: the program wrote no metrics.jsonl, TensorBoard file or metrics.csv")
     ranks = _rank_section(facts)
     speed, restarts = list(_speed_lines(facts)), restarts_in(row.folder)
+    hangs = [
+        f"{datetime.fromtimestamp(hang.since, UTC):%H:%M:%S} UTC: {hang}" for hang in hangs_in(row.folder)
+    ]
     sections = [
         _metric_charts({"": facts}, missing),
         Section("Time of a step", speed, list(_step_charts(facts))),
         ranks,
         Section("Nodes", charts=nodes),
         Section("Restarts", [str(restart) for restart in restarts[-_MOST_LINES:]]),
+        Section("Hangs", hangs[-_MOST_LINES:]),
         _scheduler_section(row, facts),
         _configuration_section(row),
         software,
@@ -184,6 +189,7 @@ def _run_report(row: Row) -> Report:
     verdict = [
         *_outcome_lines(row),
         *_restart_lines(restarts),
+        *hangs[-1:],
         *_metric_changes(row, facts),
         *speed,
         *ranks.lines,

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from clusterctl.errors import printable
 from clusterctl.runs.tensorboard import EventFiles
-from clusterctl.scheduler.attempts import EVENTS_FILE, Restart, events_of, restarts_of
+from clusterctl.scheduler.attempts import EVENTS_FILE, Hang, Restart, events_of, hangs_of, restarts_of
 from clusterctl.scheduler.remote_logs import END, end_of
 from clusterctl.state.ledger import Metric, Value
 from clusterctl.state.submissions import SOURCE_FILE
@@ -85,6 +85,11 @@ def records(folder: Path) -> Iterator[Record]:
         for record in source:
             if values := _printable_values(record.values, names, without=earlier_names):
                 yield Record(values, record.step, record.time)
+
+
+def hangs_in(folder: Path) -> tuple[Hang, ...]:
+    """Return the hangs of the job or array task with this folder of a collected run."""
+    return hangs_of(events_of(end_of(str(folder), EVENTS_FILE, END)))
 
 
 def restarts_in(folder: Path) -> tuple[Restart, ...]:

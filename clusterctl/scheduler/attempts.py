@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -68,17 +68,45 @@ class Restart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hang:
+    """A time in which all ranks of a job waited without progress. Times are Unix seconds.
+
+    summary: where the ranks were, such as ``rank 7 on n2 is waiting in MPI at train.py:88``.
+    since: time of the last progress. noticed: when hang.py recorded the hang.
+    until: the next progress, the end of the program, or the last time at which the job is known to hang.
+    ended_job: whether hang.py then ended the program.
+    """
+
+    summary: str
+    since: float
+    noticed: float
+    until: float
+    ended_job: bool = False
+
+    def __str__(self) -> str:
+        """Return a line such as ``no progress for 90s: rank 7 on n2 is waiting in MPI at train.py:88``."""
+        return f"no progress for {self.duration}: {self.summary or 'ranks unknown'}"
+
+    @property
+    def duration(self) -> str:
+        return format_duration(max(0, round(self.until - self.since)))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the hang as `-o json` shows it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LastAttempt:
     """The last attempt of a job. number: how often Slurm has restarted the job.
 
     stop: why job.py did not requeue the job, such as same-error. "": it did not decide so.
-    hang, hang_s: the ranks that made no progress, in words, and for how long. "" if the job did not hang.
+    hang: the hang that lasts, or lasted until the end. None: there is no such hang.
     """
 
     number: int = 0
     stop: str = ""
-    hang: str = ""
-    hang_s: int = 0
+    hang: Hang | None = None
 
 
 Event = Mapping[str, Any]
@@ -98,13 +126,34 @@ def events_of(text: str) -> tuple[Event, ...]:
 def last_attempt(events: Sequence[Event]) -> LastAttempt:
     """Return the last attempt of a job, from its events."""
     start, later = _attempts(events)[-1]
-    stop, hang = _last(later, "stop"), _hang(later)
+    hangs = [hang for hang, has_ended in _hangs(later) if not has_ended]
     return LastAttempt(
         number=int(_number(start, "restarts") or 0),
-        stop=_text(stop, "reason"),
-        hang=_text(hang, "summary"),
-        hang_s=int(_number(hang, "seconds") or 0),
+        stop=_text(_last(later, "stop"), "reason"),
+        hang=hangs[-1] if hangs else None,
     )
+
+
+def hangs_of(events: Sequence[Event]) -> tuple[Hang, ...]:
+    """Return the hangs of all attempts of a job, from its events."""
+    return tuple(hang for _, later in _attempts(events) for hang, _ in _hangs(later))
+
+
+def _hangs(events: Sequence[Event]) -> Iterator[tuple[Hang, bool]]:
+    """Yield each hang among the events of an attempt, and whether there was progress after it."""
+    for number, event in enumerate(events):
+        if event.get("event") == "hang":
+            following = (each for each in events[number + 1 :] if each.get("event") in ("progress", "end"))
+            after = next(following, {})
+            seconds = min(_number(event, "seconds") or 0.0, event["time"])
+            hang = Hang(
+                summary=_text(event, "summary"),
+                since=event["time"] - seconds,
+                noticed=event["time"],
+                until=max(event["time"], _number(after, "time") or 0),
+                ended_job=event.get("action") != "warn",
+            )
+            yield hang, after.get("event") == "progress"
 
 
 def restarts_of(events: Sequence[Event], records: Iterable[tuple[float, int]] = ()) -> tuple[Restart, ...]:
@@ -136,7 +185,8 @@ def _restart(number: int, start: Event, later: Sequence[Event], following: Event
     number: used if Slurm has not counted the restart, because a power cut took slurmctld's record of it.
     later: events of the ended attempt.
     """
-    requeue, hang = _last(later, "requeue"), _hang(later)
+    requeue = _last(later, "requeue")
+    hang = next((hang for hang, _ in _hangs(later) if hang.ended_job), None)
     end = _last(later, "end") or requeue
     status = _number(end, "status")
     nodes = tuple(_text({"name": node}, "name") for node in _list(start, "nodes"))
@@ -148,7 +198,7 @@ def _restart(number: int, start: Event, later: Sequence[Event], following: Event
         nodes=nodes,
         ended=_number(end, "time"),
         started=following["time"],
-        noticed_s=int(_number(hang, "seconds") or 0) if hang else None,
+        noticed_s=int(hang.noticed - hang.since) if hang else None,
     )
 
 
@@ -158,10 +208,12 @@ def _failure(later: Sequence[Event], following: Event) -> Event:
     return requeue if "kind" in requeue else following
 
 
-def _cause(failure: Event, requeue: Event, hang: Event, status: float | None, nodes: Sequence[str]) -> str:
+def _cause(
+    failure: Event, requeue: Event, hang: Hang | None, status: float | None, nodes: Sequence[str]
+) -> str:
     kind, reason = _text(failure, "kind"), _text(requeue, "reason")
     if hang:
-        return f"no progress: {_text(hang, 'summary') or 'ranks unknown'}"
+        return f"no progress: {hang.summary or 'ranks unknown'}"
     if reason == _SAVED:
         return "the program saved its work"
     if kind:
@@ -175,11 +227,6 @@ def _cause(failure: Event, requeue: Event, hang: Event, status: float | None, no
 
 def _last(events: Sequence[Event], name: str) -> Event:
     return next((event for event in reversed(events) if event.get("event") == name), {})
-
-
-def _hang(events: Sequence[Event]) -> Event:
-    """Return the last hang that ended the program. After a warning, the program may have continued."""
-    return _last([event for event in events if event.get("action") != "warn"], "hang")
 
 
 def _attempts(events: Sequence[Event]) -> list[tuple[Event, list[Event]]]:

@@ -20,6 +20,7 @@ from functools import lru_cache
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from clusterctl.errors import AnswerLostError, ClusterctlError, SchedulerError, TransportError, UsageError
+from clusterctl.scheduler.attempts import Hang
 from clusterctl.transport.base import Transport
 from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
@@ -123,6 +124,7 @@ class JobInfo:
     number: 0 if the scheduler's record is damaged. prefix: "m" if the cluster has no scheduler, else "".
     signal: 0 if no signal ended the job. expected_start: Slurm's estimate for a pending job.
     tres: resources allocated or requested, as Slurm writes them: ``cpu=2,mem=200M,node=1``.
+    hang: set by ``with_hangs`` (jobs/events.py) if the job is running without progress.
     """
 
     number: int
@@ -147,6 +149,7 @@ class JobInfo:
     comment: str = ""
     restarts: int | None = None
     prefix: str = ""
+    hang: Hang | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the job as printed by `-o json`: times as Unix seconds, and as ISO 8601 in UTC."""
@@ -158,6 +161,7 @@ class JobInfo:
             **{name: _in_utc(timestamp) for name, timestamp in times.items()},
             "state": self.state.value,
             "nodes": list(self.nodes),
+            "hang": self.hang.as_dict() if self.hang else None,
         }
 
     @property

@@ -283,6 +283,8 @@ def _words(evidence: Evidence, failed: Failed) -> dict[str, str]:
     job, place = evidence.job, str(failed)
     elapsed = (job.end_time or 0) - (job.start_time or 0) if job.start_time else 0
     soon = job.expected_start - time.time() if job.expected_start else 0
+    hang = evidence.attempt.hang
+    silent = hang.duration if hang else ""
     words = {
         "at": f" in {place}" if failed.rank is not None else f" {place}" if place else "",
         "where": f" ({place})" if place else "",
@@ -291,7 +293,7 @@ def _words(evidence: Evidence, failed: Failed) -> dict[str, str]:
         "excluded": f" and without --exclude {shlex.join(evidence.excluded)}" if evidence.excluded else "",
         "soon": f"; Slurm expects to start it in {format_duration(round(soon))}" if soon > 0 else "",
         "exit": str(failed.exit_code or ""),
-        "hang": evidence.attempt.hang,
+        "hang": hang.summary if hang and hang.ended_job else "",
         "host": failed.host,
         "lost": ", ".join(evidence.lost),
         # A rank that has lost its slurmstepd ends with an exit code of its own.
@@ -299,7 +301,8 @@ def _words(evidence: Evidence, failed: Failed) -> dict[str, str]:
         "lost_why": ", ".join(dict.fromkeys(evidence.lost.values())),
         "memory": "" if job.prefix else "ask for more with --mem, ",
         "nodes": ", ".join(job.nodes),
-        "silent": format_duration(evidence.attempt.hang_s) if evidence.attempt.hang_s else "",
+        "silent": silent if hang and hang.ended_job else "",
+        "hung": f"; the job had made no progress for {silent}: {hang.summary}" if hang else "",
         "rank": "" if failed.rank is None else str(failed.rank),
         "reason": job.reason,
         "signal": failed.signal,

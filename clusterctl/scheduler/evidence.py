@@ -111,7 +111,7 @@ def _read_logs(session: Session, job: JobInfo) -> _Json:
     if not folder:
         return {}
     hosts = dict(session.hosts_with_files(job.nodes)[:_MOST_HOSTS])
-    argv = remote_argv("clusterctl.scheduler.remote_logs", folder, _task(job))
+    argv = remote_argv("clusterctl.scheduler.remote_logs", "ends", folder, _task(job))
     answers, failed = call_on_hosts(hosts, lambda host: _read(hosts[host].run(argv).stdout.encode()))
     if not answers:
         raise next(iter(failed.values()))

@@ -1,7 +1,9 @@
-"""Program that reads the ends of a job's logs. Runs on the cluster and locally: standard library, Python 3.9.
+"""Program that reads the ends of jobs' logs. Runs on the cluster and locally: standard library, Python 3.9.
 
-    main(FOLDER, TASK)
+    main("ends", FOLDER, TASK)
+    main("events", FOLDER...)
 
+The answer for several folders is a JSON list with the end of each job.events, "" if it can't be read.
 TASK is the number of an array task, or "". The answer is a JSON object. ``stdout``, ``stderr``: end of each
 log, "" if it is missing or not a file. ``ranks``: rank -> end of its own log. ``ends``: rank -> when and how
 it failed, as recorded by payload/node/task.py, or "" if the rank was killed before it could write the record.
@@ -21,7 +23,8 @@ from typing import Any
 from clusterctl.transport.remote_open import open_file
 
 END = 1 << 16  # of a log
-RANKS_END = 1 << 20  # of all ranks
+# Of all ranks, or of all jobs.
+ALL_END = 1 << 20
 MOST_RANKS = 2048
 # A restarted job appends to its logs (payload/node/task.py).
 RESTARTED = re.compile(r"(?m)^clusterctl: restart ([0-9]{1,6}) of this job$")
@@ -66,7 +69,7 @@ def ends(folder: str, task: str) -> dict[str, Any]:
     except OSError:
         names = []
     logs = sorted(filter(None, map(RANK_LOG.fullmatch, names)), key=lambda match: int(match[1]))
-    most = RANKS_END // max(16, len(logs))
+    most = ALL_END // max(16, len(logs))
     ranks = {
         log[1]: of_attempt(end_of(folder, f"{own}rank-logs/{log[0]}", most), restarts, most) for log in logs
     }
@@ -85,5 +88,9 @@ def ends(folder: str, task: str) -> dict[str, Any]:
     }
 
 
-def main(folder: str, task: str) -> None:
-    json.dump(ends(folder, task), sys.stdout)
+def main(kind: str, *words: str) -> None:
+    if kind == "ends":
+        json.dump(ends(*words), sys.stdout)
+    else:
+        most = ALL_END // max(16, len(words))
+        json.dump([end_of(folder, "job.events", most) for folder in words], sys.stdout)

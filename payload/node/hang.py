@@ -6,7 +6,8 @@
 `watch` runs beside telemetry on the job's first node. Progress is a change of the job's output, of
 metrics.jsonl or of the file $CLUSTERCTL_HEARTBEAT. After a long time without progress (see ``Patience``),
 this program runs stacks.py on all nodes. If all ranks wait, it records a hang in the job's log and in the
-file job.events. If MODE is `end`, it also writes hang.json, and job.py then ends the program.
+file job.events, and later the next progress in job.events. If MODE is `end`, it also writes hang.json, and
+job.py then ends the program.
 
 `show` prints a JSON object: where the ranks are, grouped in words, and the answers of stacks.py with the
 stacks that it wrote. HOST: the job's nodes. SSH: the command that connects to them; empty with Slurm.
@@ -213,7 +214,9 @@ class Watch:
             now, state = time.monotonic(), self.state()
             elapsed_s, self._before = min(now - self._before, 5 * POLL_S), now
             has_progress, self._seen = state != self._seen, state
-            is_reported = is_reported and not has_progress
+            if is_reported and has_progress:
+                is_reported = False
+                Events().add("progress")
             is_due = self._patience.tick(elapsed_s, has_progress=has_progress)
             if is_due and not is_reported and self.look():
                 is_reported = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,14 @@ import pytest
 from clusterctl.cli import job, jobs
 from clusterctl.cli.jobs import shown_elapsed
 from clusterctl.cli.output import Screen, Terminated
-from clusterctl.errors import UsageError
+from clusterctl.errors import UsageError, WaitTimeoutError
 from clusterctl.jobs.watch import ChangeNotes, wait
 from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.scheduler.session import Session
 from clusterctl.util.progress import Clock
 from tests.support.messages import refused, shows
 from tests.support.played.cluster import PlayedCluster, submitted
+from tests.support.processes import eventually
 
 TEXT = Screen(json=False, color=False)
 JSON = Screen(json=True, color=False)
@@ -91,6 +93,34 @@ def test_restarts_of_a_job_are_told(here, cluster, tmp_path, capsys) -> None:
     assert restart["cause"] in capsys.readouterr().out
     wait(here, [job_id], on_change=ChangeNotes(here, TEXT.note))
     assert restart["cause"] in capsys.readouterr().err
+
+
+HUNG = {"time": 200, "event": "hang", "seconds": 90, "summary": "rank 1 at x.py:3", "action": "warn"}
+
+
+def test_a_job_that_hangs_is_told(here, cluster, tmp_path, capsys) -> None:
+    """In the lists, in the job's full view, and while a user waits for the job; until its next progress."""
+    job_id = submitted(here, tmp_path, "touch ready; until [ -e go ]; do sleep 0.1; done")
+    folder = Path(cluster.job(job_id)["dir"])
+    eventually((folder / "ready").exists, 30)
+    events = folder / "job.events"
+    events.write_text(f'{{"time": 9, "event": "start"}}\n{json.dumps(HUNG)}\n')
+    cluster.change(job_id, start=int(time.time()) - 3600)
+    for show in (jobs.jobs, jobs.status, lambda screen: jobs.jobs(screen, [job_id])):
+        show(JSON)
+        (job,) = json.loads(capsys.readouterr().out)["jobs"]
+        assert (job["hang"]["summary"], job["hang"]["since"]) == (HUNG["summary"], 110)
+        show(TEXT)
+        assert str(HUNG["summary"]) in capsys.readouterr().out
+    with pytest.raises(WaitTimeoutError):
+        wait(here, [job_id], on_change=ChangeNotes(here, TEXT.note), timeout_s=0)
+    assert shows(capsys.readouterr().err, "job-hangs")
+    with events.open("a") as file:
+        file.write('{"time": 300, "event": "progress"}\n')
+    jobs.jobs(JSON)
+    assert json.loads(capsys.readouterr().out)["jobs"][0]["hang"] is None
+    (folder / "go").touch()
+    cluster.wait_until_ended(job_id)
 
 
 def test_a_job_whose_folder_is_gone(here, cluster, tmp_path, capsys) -> None:

@@ -449,7 +449,7 @@ def test_ranks_of_an_earlier_attempt_are_left_out(tmp_path):
 
 def ends_there(folder: Path) -> Any:
     """The ends of a job's logs, read by the program that runs on the cluster."""
-    argv = remote_argv("clusterctl.scheduler.remote_logs", str(folder), "")
+    argv = remote_argv("clusterctl.scheduler.remote_logs", "ends", str(folder), "")
     return json.loads(LocalTransport().run(argv).stdout)
 
 

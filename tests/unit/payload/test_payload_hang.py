@@ -163,6 +163,27 @@ def test_a_warning_ends_nothing(reported: Any) -> None:
     assert event["summary"] in log
 
 
+def test_progress_after_a_warning_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SLURM_ARRAY_TASK_ID", raising=False)
+    monkeypatch.setattr(hang, "ask_nodes", lambda *_: HANGING)
+    rounds = iter(["", "", "", "stdout.log", "heartbeat"])
+
+    def sleep(_: float) -> None:
+        name = next(rounds, None)
+        if name is None:
+            raise KeyboardInterrupt
+        if name:
+            Path(name).touch()
+
+    monkeypatch.setattr(hang.time, "sleep", sleep)
+    watch = hang.Watch("warn", 0.0, (str(tmp_path), [], ""))
+    with pytest.raises(KeyboardInterrupt):
+        watch.run()
+    events = [json.loads(line)["event"] for line in Path("job.events").read_text().splitlines()]
+    assert events[:2] == ["hang", "progress"]
+
+
 @pytest.mark.parametrize(
     "second", [[], [rank(0, stacks.COMPUTING), *NODES], [rank(0, within="MPI", place="b.py:2"), *HANGING[1:]]]
 )

@@ -101,7 +101,18 @@ def test_restarts_of_a_run_are_told(tmp_path: Path) -> None:
     (section,) = [section for section in report.sections if section.title == "Restarts"]
     assert len(section.lines) == 1
     (row.folder / "job.events").write_text(json.dumps(events[0]))
-    assert all(section.title != "Restarts" for section in report_of([row]).sections)
+    assert all(section.title not in {"Restarts", "Hangs"} for section in report_of([row]).sections)
+
+
+def test_hangs_of_a_run_are_told(tmp_path: Path) -> None:
+    row = trained(tmp_path)
+    hang = {"time": TIME + 90, "event": "hang", "seconds": 80, "summary": "rank 7 at loader.py:88"}
+    events = [{"time": TIME, "event": "start"}, hang, {"time": TIME + 190, "event": "progress"}]
+    (row.folder / "job.events").write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    report = report_of([row])
+    (section,) = [section for section in report.sections if section.title == "Hangs"]
+    assert {*section.lines} <= {*report.verdict}
+    assert [f"for 3m: {hang['summary']}" in line for line in section.lines] == [True]
 
 
 def test_the_same_facts_in_each_form(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.scheduler.attempts import LastAttempt, events_of, last_attempt, restarts_of
+from clusterctl.scheduler.attempts import Hang, LastAttempt, events_of, hangs_of, last_attempt, restarts_of
 
 
 def told(*events: dict[str, Any]) -> str:
@@ -48,7 +48,7 @@ def test_restart_has_its_cause_times_and_lost_steps() -> None:
     assert (alone.again_s, alone.steps_lost) == (None, None)
 
 
-HANG = {"time": 4, "event": "hang", "seconds": 90, "summary": "rank 1 at x.py:3"}
+HANG = {"time": 94, "event": "hang", "seconds": 90, "summary": "rank 1 at x.py:3"}
 ERROR = {"kind": "exit code 1", "error": "KeyError at x.py:3"}
 
 
@@ -72,22 +72,50 @@ def test_cause_of_a_restart(events: list[dict[str, Any]], following: dict[str, A
 
 
 def test_last_attempt_ignores_earlier_ones() -> None:
-    hang = {"time": 3, "event": "hang", "seconds": 60, "summary": "rank 0"}
-    warned = [start(9, 1), {**hang, "action": "warn"}, {"time": 8, "event": "stop", "reason": "same-error"}]
-    events = events_of(told(start(1, 0), {**hang, "action": "end"}, requeue(5, "hang"), *warned))
+    hang = {"time": 103, "event": "hang", "seconds": 60, "summary": "rank 0"}
+    stopped = [start(109, 1), {"time": 108, "event": "stop", "reason": "same-error"}]
+    events = events_of(told(start(1, 0), {**hang, "action": "end"}, requeue(105, "hang"), *stopped))
     assert last_attempt(events) == LastAttempt(number=1, stop="same-error")
-    assert last_attempt(events[:2]) == LastAttempt(hang="rank 0", hang_s=60)
+    ended = Hang(summary="rank 0", since=43, noticed=103, until=103, ended_job=True)
+    assert last_attempt(events[:2]) == LastAttempt(hang=ended)
     assert last_attempt(()) == LastAttempt()
+
+
+PROGRESS = {"time": 120, "event": "progress"}
+
+
+@pytest.mark.parametrize(
+    ("later", "until", "lasts"),
+    [
+        ([], 100, True),
+        ([end(120, 143)], 120, True),
+        ([PROGRESS], 120, False),
+        ([PROGRESS, end(150, 0)], 120, False),
+    ],
+    ids=["running", "until-the-end", "over", "long-over"],
+)
+def test_hang_lasts_until_the_next_progress(later: list[dict[str, Any]], until: float, lasts: bool) -> None:
+    warned = {**HANG, "time": 100, "action": "warn"}
+    events = events_of(told(start(1, 0), warned, *later))
+    (hang,) = hangs_of(events)
+    assert (hang.since, hang.until, hang.ended_job) == (10, until, False)
+    assert last_attempt(events).hang == (hang if lasts else None)
+    two = events_of(told(start(1, 0), warned, PROGRESS, {**warned, "time": 300}))
+    assert [hang.since for hang in hangs_of(two)] == [10, 210]
+    assert (last_attempt(two).hang or hang).since == 210
 
 
 @pytest.mark.parametrize("value", [None, True, "x", -1, 2**39, 10**400, [], {}, [1], "\x1b[2J"])
 @pytest.mark.parametrize(
-    "key", ["time", "restarts", "nodes", "kind", "place", "error", "progress", "reason", "status"]
+    "key",
+    "time restarts nodes kind place error progress reason status seconds summary action".split(),
 )
 def test_hostile_events_are_read(key: str, value: object) -> None:
     line = {**start(1, 0), **KILLED, "reason": "failed", key: value}
     lines = [{**line, "event": event} for event in ("start", "end", "requeue", "hang", "stop", "start")]
     events = events_of(f"[]\n{{\n{'[' * 5000}\n{told(*lines)}")
     last_attempt(events)
+    for hang in hangs_of(events):
+        assert f"{hang}{json.dumps(hang.as_dict())}".isprintable()
     for restart in restarts_of(events, [(5.0, 3)]):
         assert f"{restart}{json.dumps(restart.as_dict())}".isprintable()

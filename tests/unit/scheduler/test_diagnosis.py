@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.scheduler.attempts import LastAttempt
+from clusterctl.scheduler.attempts import Hang, LastAttempt
 from clusterctl.scheduler.base import JobInfo, JobState, StepInfo
 from clusterctl.scheduler.diagnosis import Diagnosis, Evidence, catalogue, diagnose
 from clusterctl.transport.tree import format_size
@@ -595,12 +595,23 @@ def test_stop_of_the_restarts_is_told_with_its_cause(reason: str) -> None:
     assert usage.code == "python-exception"
 
 
+HANG = Hang(summary="rank 1 at loader.py:88", since=10, noticed=100, until=100)
+
+
 def test_hang_is_the_cause_and_not_the_kill_that_ended_it() -> None:
-    attempt = LastAttempt(hang="rank 1 at loader.py:88", hang_s=90)
+    attempt = LastAttempt(hang=replace(HANG, ended_job=True))
     found = diagnose(Evidence(job=JOB, log=SURVIVOR_KILLED, attempt=attempt, lost=WATCHED))
     assert found.code == "hang"
     assert "1m30s" in found.cause
-    assert attempt.hang in found.cause
+    assert HANG.summary in found.cause
+
+
+def test_hang_that_was_only_reported_is_told_at_the_time_limit() -> None:
+    attempt = LastAttempt(hang=HANG)
+    found = diagnose(Evidence(job=replace(JOB, state=JobState.TIMEOUT), attempt=attempt))
+    assert found.code == "time-limit"
+    assert str(HANG).removeprefix("no progress ") in found.cause
+    assert diagnose(Evidence(job=JOB, log=TRACEBACK + "KeyError: 1\n", attempt=attempt)).code != "hang"
 
 
 def test_rank_that_wrote_the_error_outweighs_the_first_to_end() -> None:

@@ -1,0 +1,60 @@
+"""Read the events of jobs (see ``clusterctl.scheduler.attempts``) in their folders on the cluster."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final
+
+from clusterctl.scheduler.attempts import Event, Restart, events_of, last_attempt, restarts_of
+from clusterctl.scheduler.base import JobInfo, JobState
+from clusterctl.scheduler.session import Session
+from clusterctl.transport.base import Transport, remote_argv
+from clusterctl.util.process import call_on_hosts
+
+# An array may have thousands of tasks.
+_MOST_READ: Final = 64  # jobs
+# A job that has run for a shorter time was not examined for a hang.
+_SOONEST_S: Final = 5
+
+
+def restarts_of_job(session: Session, job: JobInfo) -> tuple[Restart, ...]:
+    """Return the restarts of a job, as far as its folder on the cluster has a record of them."""
+    return restarts_of(_events(session, [job]).get(job.id, ()))
+
+
+def with_hangs(session: Session, jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]:
+    """Return the jobs. Those that are running without progress have their ``hang``."""
+    old = [job for job in jobs if job.state is JobState.RUNNING and (job.elapsed_s or 0) >= _SOONEST_S]
+    lasting = {job_id: last_attempt(events).hang for job_id, events in _events(session, old).items()}
+    hangs = {
+        job_id: replace(hang, until=max(hang.until, time.time())) for job_id, hang in lasting.items() if hang
+    }
+    return tuple(replace(job, hang=hangs.get(job.id)) for job in jobs) if hangs else tuple(jobs)
+
+
+def _events(session: Session, jobs: Sequence[JobInfo]) -> Mapping[str, Sequence[Event]]:
+    """Return the events of each job that clusterctl submitted, if its folder can be read."""
+    hosts: dict[str, Transport] = {}
+    folders: dict[str, dict[str, str]] = {}
+    for job in [job for job in jobs if job.token][:_MOST_READ]:
+        host, hosts[host] = session.hosts_with_files(job.nodes)[0]
+        task = "" if job.task is None else f"/task-{job.task}"
+        folders.setdefault(host, {})[job.id] = f"{job.work_dir}{task}"
+
+    def read(host: str) -> list[str]:
+        argv = remote_argv("clusterctl.scheduler.remote_logs", "events", *folders[host].values())
+        with suppress(ValueError):
+            answer = json.loads(hosts[host].run(argv, check=False).stdout)
+            return list(map(str, answer))
+        return []
+
+    answers, _ = call_on_hosts(hosts, read)
+    return {
+        job_id: events_of(text)
+        for host, texts in answers.items()
+        for job_id, text in zip(folders[host], texts, strict=False)
+    }
