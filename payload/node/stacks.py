@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import linecache
 import os
 import platform
 import re
@@ -29,6 +30,7 @@ from typing import NamedTuple
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from payload.node import task
+from payload.node.native import innermost_function
 from payload.node.rank import STACK_FILE, STACK_SIGNAL
 from payload.node.sensors import Gpus
 
@@ -186,8 +188,11 @@ class Tracer:
         self._ptrace = ctypes.CDLL(None).ptrace
         self._ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
         self._ptrace.restype = ctypes.c_long
-        # The index of the instruction's address among the registers.
+        # The indices of the instruction's address and of the stack pointer among the registers.
         self._index = {"x86_64": 16, "aarch64": 32}.get(platform.machine())
+        self._pointer_index = {"x86_64": 19, "aarch64": 31}.get(platform.machine(), 0)
+        # Thread -> its stack pointer, when it was last observed.
+        self.stack_pointers: dict[int, int] = {}
         # Threads that were told to stop, and have not stopped yet.
         self._seized: set[int] = set()
         self._maps: dict[int, list[tuple[int, int, str]]] = {}
@@ -226,6 +231,7 @@ class Tracer:
         self._ptrace(self.GETREGSET, thread, self.REGISTERS, ctypes.addressof(vector))
         self._ptrace(self.DETACH, thread, None, None)
         self._seized.discard(thread)
+        self.stack_pointers[thread] = registers[self._pointer_index]
         return self._file_at(pid, registers[self._index or 0])
 
     def _file_at(self, pid: int, address: int) -> str:
@@ -397,8 +403,10 @@ def place_of(pid: int, stack: Sequence[Frame]) -> tuple[str, str]:
     name = frame.file[len(folder) + 1 :] if frame.file.startswith(f"{folder}/") else frame.file
     # The path as the process sees it, which may be in a container.
     path = f"/proc/{pid}/root{frame.file}" if is_absolute else f"/proc/{pid}/cwd/{frame.file}"
-    lines = task.text_of(path).splitlines()
-    source = lines[frame.line - 1].strip() if 0 < frame.line <= len(lines) else ""
+    source = ""
+    # The file may be in no valid encoding, or may have changed.
+    with suppress(SyntaxError, ValueError):
+        source = linecache.getline(path, frame.line).strip()
     return f"{'/'.join(name.split('/')[-2:])}:{frame.line}", source[:MOST_SOURCE_CHARACTERS]
 
 
@@ -445,7 +453,10 @@ def observe(node: str) -> Iterator[Rank]:
             texts += [f"process {process.pid}: {' '.join(process.words)}", *_texts(stacks)]
             if stacks:
                 places[process.pid] = place_of(process.pid, next(iter(stacks.values())))
-        place, source = places.pop(main.pid, (os.path.basename(main.words[0]), ""))
+        if main.pid not in places:
+            function = innermost_function(main.pid, tracer.stack_pointers.get(main.pid, 0))
+            places[main.pid] = ":".join(filter(None, (os.path.basename(main.words[0]), function))), ""
+        place, source = places.pop(main.pid)
         workers = tuple(sorted({": ".join(filter(None, each)) for each in places.values()}))
         yield Rank(rank, node, main.pid, doing, within, place, source, workers, tuple(texts))
 

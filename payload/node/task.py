@@ -153,9 +153,9 @@ def open_for_writing(path: str, how: int) -> int:
 
 
 def text_of(path: str) -> str:
-    """Return the text of a file, or "" if it cannot be read."""
+    """Return the text of a file, or "" if it cannot be read. Bytes that are not UTF-8 are replaced."""
     try:
-        with open(path) as file:
+        with open(path, errors="replace") as file:
             return file.read()
     except OSError:
         return ""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import linecache
 import os
+import shutil
 import signal
+import struct
 import subprocess
 import sys
 import venv
@@ -15,7 +18,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from payload.node import hang, stacks
+from payload.node import hang, native, stacks
 from tests.support.played.batch import play
 from tests.support.processes import eventually
 
@@ -209,9 +212,9 @@ def rank_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[An
     monkeypatch.setenv("SLURM_JOB_ID", job)
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(number: int, text: str) -> subprocess.Popen[bytes]:
+    def start(number: int, text: str, encoding: str = "utf-8") -> subprocess.Popen[bytes]:
         program = tmp_path / f"rank{number}.py"
-        program.write_text(text)
+        program.write_text(text, encoding=encoding)
         command = [sys.executable, NODE / "rank.py", program]
         process = subprocess.Popen(command, env={**os.environ, "SLURM_JOB_ID": job, "RANK": str(number)})
         started.append(process)
@@ -273,6 +276,55 @@ def test_stacks_of_a_program_that_prints_none_are_read_by_py_spy(
     assert next(iter(found.items())) == (f"Thread {os.getpid()}", [stacks.Frame("next", "/a/loader.py", 7)])
     spy.write_text("#!/bin/sh\nexit 1\n")
     assert stacks.python_stacks(stacks.Process(os.getpid(), 1, ("sleep",))) == {}
+
+
+WAITS_IN_C = """\
+#include <unistd.h>
+#include <sched.h>
+__attribute__((noinline)) void first(void) { usleep(1); }
+__attribute__((noinline)) int waits(void) { return usleep(%s) + 1; }
+__attribute__((noinline)) void leaves(void) { for (;;) sched_yield(); }
+__attribute__((noinline)) void jumps(void) { sleep(1000); }
+int main(void) { first(); %s; return 7; }
+"""
+
+
+@pytest.mark.skipif(not shutil.which("gcc"), reason="there is no compiler")
+@pytest.mark.parametrize("options", [["-O0"], ["-O2"], ["-O2", "-no-pie"], ["-O2", "-fno-plt"]])
+@pytest.mark.parametrize("function", ["waits", "leaves", "jumps"])
+def test_a_program_in_c_is_named_with_its_function(tmp_path: Path, function: str, options: list[str]) -> None:
+    (tmp_path / "main.c").write_text(WAITS_IN_C % ("1000000000", f"{function}()"))
+    subprocess.run(["gcc", *options, "-o", tmp_path / "main", tmp_path / "main.c"], check=True)
+    with subprocess.Popen([tmp_path / "main"]) as process:
+        tracer = stacks.Tracer()
+
+        def found() -> str:
+            tracer.library_of(process.pid, process.pid) if function == "leaves" else None
+            return native.innermost_function(process.pid, tracer.stack_pointers.get(process.pid, 0))
+
+        try:
+            eventually(lambda: found() == function, 30)
+            process.send_signal(signal.SIGSTOP)
+            eventually(lambda: stacks._stat(f"/proc/{process.pid}")[0] == "T", 30)
+            assert found() == function
+        finally:
+            tracer.release()
+            process.kill()
+
+
+@pytest.mark.parametrize("program", [b"", b"\x7fELF", b"\x7fELF" + b"\xff" * 200, b"#!/bin/sh\n" * 20])
+def test_a_file_that_is_no_program_has_no_functions(program: bytes) -> None:
+    with pytest.raises((ValueError, IndexError, OverflowError, struct.error)):
+        native.Program(program)
+
+
+def test_a_source_in_any_encoding_is_quoted(rank_program: Any, tmp_path: Path) -> None:
+    text = f"# coding: latin-1\n# \f\u2028\n{WAITER}".replace("1000)", "1000)  # \xe9")
+    rank_program(0, text.replace("\u2028", "\xe9"), encoding="latin-1")
+    assert observed()[0].source == "time.sleep(1000)  # \xe9"
+    (tmp_path / "rank0.py").write_bytes(b"\xff\n" * 50)
+    linecache.clearcache()
+    assert observed()[0].source == ""
 
 
 @pytest.mark.parametrize(
