@@ -2,8 +2,10 @@
 
 Creates a cluster of its own, with a controller and three nodes. Each training has a rank on two of them; the
 third is the spare. Needs root, because it kills machines and daemons.
-Usage: python benchmarks/faults.py [table] [--only NAME]... [--rounds N] [--launcher srun|mpirun]
+Usage: python benchmarks/faults.py [table] [--only NAME]... [--rounds N] [--launcher NAME]
        python benchmarks/faults.py campaign [--seed S] [--trainings N] [--faults N] [--only NAME]...
+
+The training is the bundled one, or with the launcher torchrun that of examples/torch_ddp.py.
 
 table: each fault in a training of its own, N rounds: seconds until the first sign of the fault, and until
 training continued (median and worst), iterations that were repeated, the final weights compared with those of
@@ -133,7 +135,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--trainings", type=number, default=10)
     parser.add_argument("--faults", type=number, default=100)
-    parser.add_argument("--launcher", choices=["srun", "mpirun"], default="srun")
+    parser.add_argument("--launcher", choices=["srun", "mpirun", "torchrun"], default="srun")
     parser.add_argument("--patience", type=number, default=200, help="seconds without progress: hung")
     parser.add_argument("--cluster", default="", metavar="NAME", help="the cluster's name; default: random")
     parser.add_argument("--json", type=Path, metavar="FILE", help="default: build/faults-table.json")

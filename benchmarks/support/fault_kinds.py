@@ -119,6 +119,13 @@ def cut(seconds: float, training: Training) -> float:
     return at
 
 
+def cut_and_up(seconds: float, training: Training) -> float:
+    """Cut the node of rank 1 off the network for a time, and call `up` as soon as it is back."""
+    at = cut(seconds, training)
+    training.nodes.cluster.up()
+    return at
+
+
 def freeze(seconds: float, training: Training) -> float:
     """Stop rank 1 for a time. 0: for good."""
     pid = training.ranks()[1].pid
@@ -133,12 +140,15 @@ def freeze(seconds: float, training: Training) -> float:
 
 def tear(damage: Damage, training: Training) -> float:
     """Kill all ranks, and damage the newest checkpoint before the job starts again."""
+    while training.ranks() and not training.checkpoints()[1:]:
+        time.sleep(0.05)
     ranks = training.ranks()
     at = time.time()
     for process in ranks:
         with suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
-    file = training.checkpoints()[-1] / "rank-00001.safetensors"
+    newest = training.checkpoints()[-1]
+    file = newest / "rank-00001.safetensors" if newest.is_dir() else newest
     content = file.read_bytes()
     half = len(content) // 2
     if damage == "removed":
@@ -150,9 +160,17 @@ def tear(damage: Damage, training: Training) -> float:
     return at
 
 
-def requeue(training: Training) -> float:
+def call(command: str, training: Training) -> float:
+    """Run a command on the controller. Each {job} in it stands for the job's id."""
     at = time.time()
-    training.nodes.on_controller(f"scontrol requeue {training.job}")
+    training.nodes.on_controller(command.format(job=training.job))
+    return at
+
+
+def stop_slurmctld(seconds: float, training: Training) -> float:
+    at = call("systemctl stop slurmctld", training)
+    time.sleep(seconds)
+    call("systemctl start slurmctld", training)
     return at
 
 
@@ -172,6 +190,16 @@ def cut_power(training: Training) -> float:
     nodes = training.nodes
     at = time.time()
     nodes.signal_init(signal.SIGKILL, *nodes.machines)
+    nodes.cluster.up()
+    return at
+
+
+def kill_controller(seconds: float, training: Training) -> float:
+    """Kill the controller's machine, and call `up` after a time."""
+    nodes = training.nodes
+    at = time.time()
+    nodes.signal_init(signal.SIGKILL, nodes.cluster.controller)
+    time.sleep(seconds)
     nodes.cluster.up()
     return at
 
@@ -202,16 +230,27 @@ FAULTS = (
     Fault("network cut 10 s", partial(cut, 10)),
     Fault("network cut 40 s", partial(cut, 40), length=6),
     Fault("network cut 180 s", partial(cut, 180), length=24, drawn=False),
+    Fault("network cut 180 s, up", partial(cut_and_up, 180), length=24, drawn=False),
     Fault("SIGSTOP rank 1, 40 s", partial(freeze, 40)),
     Fault("SIGSTOP rank 1 for good", partial(freeze, 0), drawn=False),
     Fault("checkpoint truncated", partial(tear, "truncated")),
     Fault("checkpoint flipped", partial(tear, "flipped")),
     Fault("checkpoint removed", partial(tear, "removed")),
-    Fault("scontrol requeue", requeue),
+    Fault("scontrol requeue", partial(call, "scontrol requeue {job}")),
+    Fault("scancel", partial(call, "scancel {job}"), ends="CANCELLED", drawn=False),
     Fault("all machines die, up", cut_power),
     Fault("time limit", partial(await_event, "signal"), length=24, options=("--time", "2m"), drawn=False),
+    Fault(
+        "limits of 2 min, 10 min",
+        partial(await_event, "signal"),
+        length=75,
+        options=("--time", "2m", "--chain", "1h"),
+        drawn=False,
+    ),
     Fault("own exception", partial(await_event, "end"), ends="FAILED", program=RAISES, drawn=False),
     Fault("SIGKILL slurmd", partial(kill_daemons, "slurmd")),
+    Fault("controller dies, up", partial(kill_controller, 15), length=4),
+    Fault("slurmctld stopped 75 s", partial(stop_slurmctld, 75), length=12, drawn=False),
     Fault("SIGKILL slurmctld", partial(kill_daemons, "slurmctld")),
     Fault("SIGKILL slurmdbd, mariadbd", partial(kill_daemons, "slurmdbd mariadbd")),
     Fault("SIGKILL munged", partial(kill_daemons, "munged")),

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 from benchmarks.support.fault_kinds import Fault
 from benchmarks.support.nodes import Nodes
@@ -20,8 +21,13 @@ from benchmarks.support.watched import WORKS, Figures, Seen, Training, end_of, f
 _TRAINING_S, _CHECKPOINTS = 8.0, 10
 _LEAST_ITERATIONS = 100
 _MODEL = "--hidden 1024,1024 --global-batch-size 256 --epochs 1000000 --resume auto".split()
+_EXAMPLES = Path(__file__).parents[2] / "examples"
+# Iterations of an epoch of torch_ddp.py on two ranks.
+_EPOCH = 32
 # How long nodes may take to recover by themselves, and the remains of a job to disappear.
 _SETTLE_S = 20.0
+# Suffixes of unfinished checkpoints.
+_UNFINISHED = ("incomplete", "tmp")
 # The longest pause between two faults of a campaign.
 _PAUSE_S = 5.0
 
@@ -79,9 +85,11 @@ class Trials:
     @cached_property
     def iterations(self) -> int:
         """Number of iterations of a training of the usual length, at this machine's present speed."""
-        result = self._trial(Plan(_LEAST_ITERATIONS))
+        # Iterations of torch_ddp.py are short.
+        least = 10 * _LEAST_ITERATIONS if self.launcher == "torchrun" else _LEAST_ITERATIONS
+        result = self._trial(Plan(least))
         assert result.verdict == "ok", result
-        iterations = max(_LEAST_ITERATIONS, int(_TRAINING_S / result.iteration_s))
+        iterations = max(least, int(_TRAINING_S / result.iteration_s))
         self.save_interval = iterations // _CHECKPOINTS
         return iterations
 
@@ -94,7 +102,7 @@ class Trials:
         return self._compared(Plan(self.iterations * (3 + 2 * len(faults)) // 3, faults, draw))
 
     def _compared(self, plan: Plan) -> Result:
-        right = "" if plan.faults[0].program else self._weights(plan.iterations)
+        right = self._weights(plan.iterations) if plan.right_end == "COMPLETED" else ""
         result = self._trial(plan)
         if result.weights:
             result.compared = "same" if result.weights == right else "differ"
@@ -145,9 +153,15 @@ class Trials:
         options = ["--nodes", "2", "--requeue", "--launcher", self.launcher]
         options += plan.faults[0].options if plan.faults else ()
         if plan.faults and plan.faults[0].program:
-            script = self.nodes.cluster.folder / "program.py"
-            script.write_text(plan.faults[0].program)
-            return [str(script), *options, "--no-folder"]
+            program = self.nodes.cluster.folder / "program.py"
+            program.write_text(plan.faults[0].program)
+            return [str(program), *options, "--no-folder"]
+        if self.launcher == "torchrun":
+            requirements = _EXAMPLES / "requirements-torch.txt"
+            numbers = ["--epochs", str(plan.iterations // _EPOCH)]
+            numbers += ["--checkpoint-seconds", str(_TRAINING_S / _CHECKPOINTS)]
+            script = str(_EXAMPLES / "torch_ddp.py")
+            return [script, *options, "--requirements", str(requirements), "--", *numbers]
         numbers = ["--iterations", str(plan.iterations), "--save-interval", str(self.save_interval)]
         return ["train", *options, "--", *_MODEL, *numbers]
 
@@ -212,7 +226,9 @@ class Trials:
         while True:
             left = [f"process {words}" for words in training.left_processes()]
             left += sorted(self.nodes.files() - files)
-            left += [path.name for path in training.folder.glob("checkpoints/*.incomplete")]
+            left += [
+                path.name for end in _UNFINISHED for path in training.folder.glob(f"checkpoints/*.{end}")
+            ]
             if not left or time.monotonic() > deadline:
                 break
             time.sleep(0.5)

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,7 @@ _ENDED = {
 _SURE_S = 2.0
 _METRICS_S, _STATES_S = 0.1, 0.5
 _TAIL = 4096
+_NO_RANKS = re.compile(r"\btelemetry\b|/task\.py\b")
 # A shorter pause of a training on a busy machine is no stall.
 _STALL_S = 1.5
 # After a longer pause, a training without an end has not continued.
@@ -124,8 +126,8 @@ def _slurm_signs(at: float, seen: Seen) -> Iterator[tuple[float, str]]:
 
 def _repeated(start: float, seen: Seen, runs: Sequence[Record]) -> int:
     before = max((step for moment, step in seen.steps if moment < start), default=0)
-    done = next((int(run["done"]) for run in runs if run["time"] > start), before)
-    return before - done
+    begun = next((step - 1 for moment, step in seen.steps if moment > start), before)
+    return before - next((int(run["done"]) for run in runs if run["time"] > start), begun)
 
 
 def _resumed(at: float, until: float, seen: Seen, events: Sequence[Record]) -> float | None:
@@ -161,12 +163,9 @@ class Training:
 
     def ranks(self) -> list[Process]:
         """List the processes of the program, by rank."""
-        processes = self._processes()
-        ranks = [
-            process
-            for process in processes
-            if "RANK" in process.variables and "telemetry" not in process.words
-        ]
+        ranks = [process for process in self._processes() if "RANK" in process.variables]
+        # torchrun sets RANK for the program that starts the rank, too.
+        ranks = [process for process in ranks if not _NO_RANKS.search(" ".join(process.words))]
         return sorted(ranks, key=lambda process: int(process.variables["RANK"]))
 
     def host_of(self, rank: int) -> str:
@@ -195,6 +194,10 @@ class Training:
         return [record for record in _records(self.folder / "metrics.jsonl") if record["kind"] == "run"]
 
     def newest_iteration(self) -> tuple[float, int] | None:
+        # survive.py of the examples writes no metrics.
+        heartbeat = self.folder / "heartbeat"
+        with suppress(OSError, ValueError):
+            return heartbeat.stat().st_mtime, int(heartbeat.read_text())
         with suppress(OSError), (self.folder / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
             for line in reversed(file.read().split(b"\n")[:-1]):
@@ -206,12 +209,14 @@ class Training:
 
     def checkpoints(self) -> list[Path]:
         """List the complete checkpoints, oldest first."""
-        return sorted(self.folder.glob("checkpoints/iteration-????????"))
+        folders = self.folder.glob("checkpoints/iteration-????????")
+        return sorted([*folders, *self.folder.glob("checkpoints/step-*.pt")])
 
     def weights(self) -> str:
         """Return the SHA-256 of the final weights. Empty: there are no weights."""
-        with suppress(FileNotFoundError):
-            return hashlib.sha256((self.folder / "model/final.safetensors").read_bytes()).hexdigest()
+        for name in ("model/final.safetensors", "model.pt"):
+            with suppress(FileNotFoundError):
+                return hashlib.sha256((self.folder / name).read_bytes()).hexdigest()
         return ""
 
     def diagnosis(self) -> str:
