@@ -402,6 +402,12 @@ class JobCancelledError(ClusterctlError):
     exit_code = 5
 
 
+class JobStuckError(JobFailedError):
+    """The job that `submit` waited for never starts, unless a person changes the job or the cluster."""
+
+    code = "job-stuck"
+
+
 class WaitTimeoutError(ClusterctlError):
     """`submit` stopped waiting; the job keeps running. Not retryable: `submit` again starts a second job."""
 

@@ -43,7 +43,7 @@ def status(screen: Screen) -> None:
     if any(job.state is JobState.PENDING for job in cluster_status.jobs):
         from clusterctl.scheduler.diagnosis import diagnose_waiting
 
-        waits = diagnose_waiting(cluster_status.jobs)
+        waits = [*diagnose_waiting(cluster_status.jobs)]
     releases: tuple[PendingRelease, ...] = ()
     if workspace.releases.exists():
         from clusterctl.providers.base import pending_releases

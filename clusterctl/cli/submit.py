@@ -281,8 +281,9 @@ def watch_jobs(
             return True
         ended = wait_for(screen, session, [row["job_id"] for row in rows], watching.timeout_s)
         for row, job in zip(rows, jobs, strict=True):
-            row["state"] = worst_job([info for info in ended if info.whole_id == row["job_id"]]).state.value
-            if job.sweep:
+            tasks = [info for info in ended if info.whole_id == row["job_id"]]
+            row["state"] = worst_job(tasks).state.value
+            if job.sweep and all(task.ended for task in tasks):
                 # A slow import, which only a sweep needs.
                 from clusterctl.cli.runs import note_ranking
 

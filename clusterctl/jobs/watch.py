@@ -19,6 +19,7 @@ from clusterctl.errors import (
     Failure,
     JobCancelledError,
     JobFailedError,
+    JobStuckError,
     Notice,
     SchedulerError,
     TransportError,
@@ -41,9 +42,16 @@ OnChange = Callable[[Sequence[JobInfo], Sequence[JobInfo]], None]
 # After sbatch has answered, the accounting may not know the job for this long.
 _APPEAR_S = 30.0
 _RECONNECT_S = 60.0
+# Slurm may report such a reason for a moment, for example while `up` changes a partition.
+_STUCK_S = 10.0
 
 _PROGRAM = "clusterctl.jobs.remote_follow"
 _LOG = re.compile(r"(stdout|stderr)(?:-([0-9]+))?\.log|(?:task-([0-9]+)/)?rank-logs/([0-9]+)\.log")
+_ERRORS: Mapping[Outcome, type[ClusterctlError]] = {
+    Outcome.FAILED: JobFailedError,
+    Outcome.CANCELLED: JobCancelledError,
+    Outcome.GOES_ON: JobStuckError,
+}
 # The longest interval between two queries for a job that is followed.
 LONGEST_PAUSE_S = 5.0
 
@@ -58,10 +66,11 @@ class _Watched:
         self._clock, self._timeout_s = session.scheduler.clock, timeout_s
         self.deadline = None if timeout_s is None else self._clock.now() + timeout_s
         self._unknown_until = self._clock.now() + _APPEAR_S
+        self._stuck_since: float | None = None
         self.seen: dict[str, JobInfo] = {}
 
     def poll(self) -> tuple[JobInfo, ...] | None:
-        """Query the jobs and call ``on_change`` for changes. Return the jobs if all have ended, else None."""
+        """Query the jobs, and report changes. Return the jobs if all have ended or are stuck, else None."""
         jobs = with_hangs(self._session, self._session.scheduler.jobs(self._ids))
         previous = {job_id: reported_state(job) for job_id, job in self.seen.items()}
         self.seen |= {job.id: job for job in jobs}
@@ -72,10 +81,19 @@ class _Watched:
             if self._clock.now() > self._unknown_until:
                 raise self._session.scheduler.unknown(missing)
             return None
-        if not all(job.ended for job in jobs):
-            return None
-        self._remember(jobs)
-        return jobs
+        if all(job.ended for job in jobs):
+            self._remember(jobs)
+            return jobs
+        return jobs if self._are_stuck([job for job in jobs if not job.ended]) else None
+
+    def _are_stuck(self, active: Sequence[JobInfo]) -> bool:
+        """Return whether no active job could start for the last ``_STUCK_S`` seconds, or ever will."""
+        now = self._clock.now()
+        if not all(job.is_stuck for job in active):
+            self._stuck_since = None
+        elif self._stuck_since is None:
+            self._stuck_since = now
+        return self._stuck_since is not None and now - self._stuck_since >= _STUCK_S
 
     def pause(self, seconds: float) -> None:
         self.check_deadline()
@@ -86,7 +104,9 @@ class _Watched:
         if self.deadline is None or self._clock.now() < self.deadline:
             return
         subject = f"job {self._ids[0]} has" if len(self._ids) == 1 else f"jobs {', '.join(self._ids)} have"
-        states = (f"{j.id} is {j.state.value} ({j.reason or 'no reason given'})" for j in self.seen.values())
+        states = (
+            f"{j.id} is {j.state.value}{f' ({j.reason})' if j.reason else ''}" for j in self.seen.values()
+        )
         raise WaitTimeoutError(
             f"{subject} not ended within {self._timeout_s:g} s",
             why="; ".join(states),
@@ -105,7 +125,7 @@ class _Watched:
 def reported_state(job: JobInfo) -> tuple[object, ...]:
     """Return the fields of a job of which each change is shown to the user."""
     hang = job.hang and job.hang.noticed
-    return job.state, job.nodes, job.lacks_nodes, job.failed_to_launch, hang
+    return job.state, job.nodes, job.lacks_nodes, job.failed_to_launch, job.is_stuck, hang
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +170,7 @@ def wait(
     timeout_s: float | None = None,
     on_change: OnChange = lambda *_: None,
 ) -> tuple[JobInfo, ...]:
-    """Wait until all jobs have ended. An array's id selects all its tasks.
+    """Wait until all jobs have ended or can never start. An array's id selects all its tasks.
 
     Raises:
         WaitTimeoutError: ``timeout_s`` has passed. The jobs keep running.
@@ -174,7 +194,7 @@ def follow(
     timeout_s: float | None = None,
     on_change: OnChange = lambda *_: None,
 ) -> tuple[JobInfo, ...]:
-    """Pass on a job's output until the job has ended. Return the job, or each task of an array.
+    """Pass on a job's output until the job has ended or can never start. Return the job, or an array's tasks.
 
     After a lost connection, reading resumes where it stopped, so no output is repeated or left out.
 
@@ -228,24 +248,26 @@ def diagnosis_of(session: Session, jobs: Sequence[JobInfo]) -> Diagnosis | None:
 
 
 def raise_unless_completed(session: Session, jobs: Sequence[JobInfo], *, log_is_shown: bool = False) -> None:
-    """Raise an error with the cause if a job failed or was cancelled.
+    """Raise an error with the cause if a job failed, was cancelled or can never start.
 
+    jobs: the result of ``wait`` or ``follow``.
     log_is_shown: the job's log is on the screen already, so the error does not quote it.
 
     Raises:
         JobFailedError: a job failed.
         JobCancelledError: no job failed, and a job was cancelled or exceeded its time limit.
+        JobStuckError: all other jobs completed, and a job can never start.
     """
-    failures = diagnose(session, jobs)
+    failures = diagnose(session, jobs, waiting=True)
     if not failures:
         return
     head, more = failures[0], len(failures) - 1
-    kind = JobCancelledError if worst_job(jobs).outcome is Outcome.CANCELLED else JobFailedError
+    kind = _ERRORS[worst_job(jobs).outcome]
     quoted = () if log_is_shown else (f"| {line}" for line in head.lines)
     error = kind(
         f"{head.summary} (and {more} more)" if more else head.summary,
         why="\n".join([head.details, *quoted]),
-        fix=f"{head.fix}; the whole log: clusterctl logs {head.job_id}",
+        fix=_fix_of(head),
         failures=tuple(_failure(failure, kind) for failure in failures),
     )
     error.answer = {"diagnosis": head.as_dict()}
@@ -254,8 +276,12 @@ def raise_unless_completed(session: Session, jobs: Sequence[JobInfo], *, log_is_
 
 def _failure(diagnosis: Diagnosis, kind: type[ClusterctlError]) -> Failure:
     cause = "\n".join([f"{diagnosis.summary} ({diagnosis.details})", *diagnosis.lines])
-    fix = f"{diagnosis.fix}; the whole log: clusterctl logs {diagnosis.job_id}"
-    return Failure(kind.code, cause, host=diagnosis.host or None, fix=fix)
+    return Failure(kind.code, cause, host=diagnosis.host or None, fix=_fix_of(diagnosis))
+
+
+def _fix_of(diagnosis: Diagnosis) -> str:
+    has_log = diagnosis.state != JobState.PENDING
+    return diagnosis.fix + (f"; the whole log: clusterctl logs {diagnosis.job_id}" if has_log else "")
 
 
 def cancel(session: Session, ids: Sequence[str]) -> tuple[JobInfo, ...]:

@@ -29,7 +29,13 @@ _UNUSABLE = frozenset(
     "DOWN DRAIN DRAINED DRAINING FAIL ERROR UNKNOWN NOT_RESPONDING MAINT POWERED_DOWN FUTURE".split()
 )
 # Reasons of pending jobs whose nodes are out of service. Some versions of Slurm write _ instead of spaces.
-_NODES_OUT = re.compile(r"ReqNodeNotAvail|UnavailableNodes|Nodes.required.for.job.are.DOWN")
+_NODES_OUT = re.compile(r"ReqNodeNotAvail(?!.*[Rr]eserved)|UnavailableNodes|Nodes.required.for.job.are.DOWN")
+# Reasons of pending jobs that never start, unless a person changes the job, its limits or the cluster.
+_STUCK = re.compile(
+    r"DependencyNeverSatisfied|BadConstraints|Partition(Config|TimeLimit|NodeLimit)|JobHeld(User|Admin)"
+    r"|JobHoldMaxRequeue|(QOS|Assoc)Max\w+Per(Job|Node)(Limit)?|QOSMin\w+|MaxMemPerLimit"
+    r"|(Account|QOS)NotAllowed|Invalid(Account|QOS)|Reservation(Deleted|Invalid)"
+)
 _HELD = re.compile(r"launch.failed.requeued.held")
 _MARKS = "*~#!%$@^-"  # sinfo(1)
 
@@ -205,6 +211,11 @@ class JobInfo:
     def failed_to_launch(self) -> bool:
         """Whether Slurm holds the job because a node could not start the job."""
         return self.state is JobState.PENDING and _HELD.search(self.reason) is not None
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the job never starts, unless a person changes the job, its limits or the cluster."""
+        return self.state is JobState.PENDING and _STUCK.fullmatch(self.reason) is not None
 
     @property
     def ended(self) -> bool:

@@ -178,14 +178,15 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     )
 
 
-def diagnose_waiting(jobs: Iterable[JobInfo]) -> list[Diagnosis]:
-    """Return a diagnosis of each pending job."""
+def diagnose_waiting(jobs: Iterable[JobInfo]) -> Iterator[Diagnosis]:
+    """Yield a diagnosis of each pending job."""
     waits = [job for job in jobs if job.state is JobState.PENDING]
-    diagnoses: dict[tuple[str, int | None], Diagnosis] = {}
+    diagnoses: dict[tuple[object, ...], Diagnosis] = {}
     for job in waits:
-        if (key := (job.reason, job.expected_start)) not in diagnoses:
+        key = (job.reason, job.expected_start, job.partition, job.tres, job.time_limit_s)
+        if key not in diagnoses:
             diagnoses[key] = diagnose(Evidence(job=job))
-    return [replace(diagnoses[job.reason, job.expected_start], job_id=job.id, name=job.name) for job in waits]
+        yield replace(diagnoses[key], job_id=job.id, name=job.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +286,9 @@ def _words(evidence: Evidence, failed: Failed) -> dict[str, str]:
     soon = job.expected_start - time.time() if job.expected_start else 0
     hang = evidence.attempt.hang
     silent = hang.duration if hang else ""
+    asked = re.search(r"\bnode=(\d+)", job.tres)
     words = {
+        "asked": f"{asked[1]} nodes" if asked else "",
         "at": f" in {place}" if failed.rank is not None else f" {place}" if place else "",
         "where": f" ({place})" if place else "",
         "by": f" by {evidence.cancelled_by}" if evidence.cancelled_by else "",
@@ -303,6 +306,7 @@ def _words(evidence: Evidence, failed: Failed) -> dict[str, str]:
         "nodes": ", ".join(job.nodes),
         "silent": silent if hang and hang.ended_job else "",
         "hung": f"; the job had made no progress for {silent}: {hang.summary}" if hang else "",
+        "partition": job.partition,
         "rank": "" if failed.rank is None else str(failed.rank),
         "reason": job.reason,
         "signal": failed.signal,

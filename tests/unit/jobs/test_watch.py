@@ -15,6 +15,7 @@ import pytest
 from clusterctl.errors import (
     JobCancelledError,
     JobFailedError,
+    JobStuckError,
     SchedulerError,
     UnreachableError,
     UsageError,
@@ -121,6 +122,70 @@ def test_a_wait_that_runs_out(cluster, tmp_path):
         wait(session, [job_id], timeout_s=60)
     assert caught.value.why == f"{job_id} is PENDING (Resources)"
     assert cluster.job(job_id)["state"] == "PENDING"
+
+
+STUCK = (
+    *("DependencyNeverSatisfied", "BadConstraints", "PartitionConfig", "PartitionTimeLimit", "JobHeldUser"),
+    *("PartitionNodeLimit", "JobHeldAdmin", "JobHoldMaxRequeue", "QOSMaxNodePerJobLimit", "QOSMinMemory"),
+    *("AssocMaxCpuPerJobLimit", "AccountNotAllowed", "InvalidQOS", "ReservationDeleted", "MaxMemPerLimit"),
+)
+FREE = (
+    *("", "Priority", "Resources", "Dependency", "BeginTime", "Licenses", "Reservation", "QOSJobLimit"),
+    *("QOSMaxCpuPerUserLimit", "AssocMaxJobsLimit", "JobArrayTaskLimit", "PartitionDown", "NodeDown"),
+    *("ReqNodeNotAvail, UnavailableNodes:n1", "launch failed requeued held", "AssocGrpCpuLimit"),
+)
+
+
+def test_is_stuck_by_reason(session, cluster, tmp_path):
+    job_id, _ = held(cluster, session, tmp_path)
+    (job,) = session.scheduler.jobs([job_id])
+    stuck = [reason for reason in STUCK + FREE if replace(job, reason=reason).is_stuck]
+    assert stuck == [*STUCK]
+    assert not replace(job, reason=STUCK[0], state=JobState.RUNNING).is_stuck
+
+
+@pytest.mark.parametrize("reason", ["DependencyNeverSatisfied", "QOSMaxNodePerJobLimit"])
+def test_wait_job_never_starts_ends(cluster, tmp_path, reason):
+    """`--wait` ends with the reason, and not before the reason has lasted."""
+    times = iter(range(10**6))
+    session = cluster.session(clock=Clock(lambda: float(next(times)), lambda _s: None))
+    job_id, _ = held(cluster, session, tmp_path)
+    cluster.change(job_id, reason=reason)
+    with refused("job-stuck", JobStuckError, job_id) as caught:
+        raise_unless_completed(session, wait(session, [job_id], timeout_s=100))
+    diagnosis = caught.value.answer["diagnosis"]
+    assert (diagnosis["reason"], diagnosis["state"], caught.value.exit_code) == (reason, "PENDING", 4)
+    assert next(times) > 10
+    assert "clusterctl logs" not in caught.value.fix
+
+
+def test_follow_job_never_starts_ends(cluster, tmp_path):
+    """A reason that comes while the job waits ends `--follow` as well, and is reported once."""
+    states: list[str] = []
+    session = cluster.session(clock=Clock(iter(range(10**6)).__next__, lambda _s: None))
+    job_id, _ = held(cluster, session, tmp_path)
+    cluster.change(job_id, reason="Dependency")
+
+    def changed(jobs: Any, _: object) -> None:
+        states.extend(job.reason for job in jobs)
+        cluster.change(job_id, reason="DependencyNeverSatisfied")
+
+    (job,) = follow(session, job_id, on_output=Told(), on_change=changed)
+    assert (job.is_stuck, states) == (True, ["Dependency", "DependencyNeverSatisfied"])
+
+
+def test_wait_other_jobs_run_goes_on(session, cluster, tmp_path):
+    """A job that never starts does not hide the end of the jobs that run."""
+    stuck, _ = held(cluster, session, tmp_path)
+    cluster.change(stuck, reason="BadConstraints")
+    with cluster.state() as state:
+        state["hold"] = False
+    other = submitted(session, tmp_path, "exit 3")
+    times = iter(range(10**6))
+    waiting = cluster.session(clock=Clock(lambda: float(next(times)), lambda _s: None))
+    with refused("job-failed", JobFailedError, other) as caught:
+        raise_unless_completed(waiting, wait(waiting, [stuck, other]))
+    assert [failure.code for failure in caught.value.failures] == ["job-failed"] * 2
 
 
 def test_a_job_that_slurm_never_heard_of(cluster):

@@ -14,7 +14,7 @@ import pytest
 
 from clusterctl.scheduler.attempts import Hang, LastAttempt
 from clusterctl.scheduler.base import JobInfo, JobState, StepInfo
-from clusterctl.scheduler.diagnosis import Diagnosis, Evidence, catalogue, diagnose
+from clusterctl.scheduler.diagnosis import Diagnosis, Evidence, catalogue, diagnose, diagnose_waiting
 from clusterctl.transport.tree import format_size
 
 JOB = JobInfo(
@@ -207,7 +207,26 @@ def test_the_cause_is_named(code: str, log: str) -> None:
         ("waiting-for-dependency", "PENDING", "Dependency"),
         ("dependency-never-satisfied", "PENDING", "DependencyNeverSatisfied"),
         ("waiting-for-nodes-out-of-service", "PENDING", "ReqNodeNotAvail, UnavailableNodes:n1"),
+        (
+            "waiting-for-nodes-out-of-service",
+            "PENDING",
+            "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved",
+        ),
+        ("waiting-for-reserved-nodes", "PENDING", "ReqNodeNotAvail,_May_be_reserved_for_other_job"),
         ("waiting-for-quota", "PENDING", "QOSMaxJobsPerUserLimit"),
+        ("waiting-for-quota", "PENDING", "MaxGRESPerAccount"),
+        ("waiting-for-quota", "PENDING", "AssocGrpCPUMinutesLimit"),
+        ("waiting-for-own-array", "PENDING", "JobArrayTaskLimit"),
+        ("waiting-for-another-reason", "PENDING", "BurstBufferStageIn"),
+        ("waiting-beyond-partition", "PENDING", "PartitionConfig"),
+        ("waiting-beyond-limits", "PENDING", "BadConstraints"),
+        ("waiting-beyond-job-limit", "PENDING", "QOSMaxCpuPerJobLimit"),
+        ("waiting-beyond-job-limit", "PENDING", "AssocMaxWallDurationPerJobLimit"),
+        ("waiting-beyond-job-limit", "PENDING", "QOSMinGRES"),
+        ("waiting-without-permission", "PENDING", "AccountNotAllowed"),
+        ("reservation-gone", "PENDING", "ReservationDeleted"),
+        ("held", "PENDING", "JobHoldMaxRequeue"),
+        ("held", "PENDING", "JobHeldAdmin"),
         ("waiting-beyond-limits", "PENDING", "PartitionTimeLimit"),
         ("held", "PENDING", "JobHeldUser"),
         ("held-after-launch-failure", "PENDING", "launch failed requeued held"),
@@ -219,6 +238,17 @@ def test_the_schedulers_state_and_reason_are_sentences(code: str, state: str, re
     assert (found.code, found.state) == (code, state)
     verb = found.summary.removeprefix("job 12 (train) ").partition(":")[0]
     assert verb in ({"is waiting"} if state == "PENDING" else {"failed", "ended"})
+    # Only a job that can start some day is told to wait.
+    assert not (replace(JOB, state=JobState(state), reason=reason).is_stuck and found.fix.startswith("wait"))
+
+
+def test_waiting_jobs_are_told_apart_by_what_they_ask_for() -> None:
+    """Two jobs wait for the same reason, with different numbers of nodes."""
+    pending = replace(JOB, state=JobState.PENDING, reason="PartitionConfig", partition="train")
+    jobs = [replace(pending, number=count, tres=f"cpu=1,mem=1G,node={count}") for count in (2, 3)]
+    found = [*diagnose_waiting(jobs)]
+    assert [diagnosis.job_id for diagnosis in found] == ["2", "3"]
+    assert ["2 nodes" in found[0].cause, "3 nodes" in found[1].cause] == [True, True]
 
 
 @pytest.mark.parametrize(
