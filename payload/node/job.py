@@ -22,6 +22,7 @@ image, `watch` starts telemetry, and on the first node hang.py.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import signal
@@ -48,6 +49,9 @@ RANK_VARIABLES = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RA
 FIRST_PORT, PORTS = 65000, 536
 # After a failure, telemetry may wait for a dead node. It must not delay the requeue.
 TELEMETRY_END_S, TELEMETRY_FAILED_S = 3.0, 0.3
+# After an abort, slurmstepd kills the ranks of a node at once. If srun still waits after this time, a
+# slurmstepd is gone. srun itself would wait for KillWait (30 s) and 2 s more.
+ABORTED_S = 3.0
 # How long to wait for the first record of telemetry if the job is short.
 TELEMETRY_START_S = 2.0
 
@@ -90,6 +94,37 @@ class Telemetry:
                 os.unlink("telemetry.log")
 
 
+class Program:
+    """The job's program, which runs on this node: usually a launcher of ranks."""
+
+    def __init__(self, program: list[str], events: Events) -> None:
+        self._events, self._pid = events, task.start_or_exit(program)
+        self._is_srun = "srun" in program and program[0] in ("srun", "env")
+
+    def wait(self) -> int:
+        """Wait for the end of the program, and return its exit status. Kill it if it can't end by itself."""
+        is_killed, aborted_since = False, math.inf
+        while True:
+            status = task.supervise(self._pid, self._pass_on, task.POLL_S)
+            if status is not None:
+                return status
+            now = time.monotonic()
+            if self._is_srun and restarts.is_aborted(restarts.end_of_file(own_log())):
+                aborted_since = min(now, aborted_since)
+            is_stuck = now - aborted_since > ABORTED_S
+            if not is_killed and (is_stuck or os.path.exists(restarts.HANG_FILE)):
+                is_killed = True
+                if is_stuck:
+                    task.complain("srun waits for ranks that have no slurmstepd any more, and is killed")
+                self._pass_on(signal.SIGKILL)
+
+    def _pass_on(self, number: int) -> None:
+        if number == signal.SIGKILL:
+            kill_ranks()
+        os.kill(self._pid, number)
+        self._events.add("signal", signal=signal.Signals(number).name)
+
+
 def run(words: Sequence[str]) -> int:
     """Run a job's program, given the arguments of `job.py run`, and return the program's exit status."""
     options, program = task.split(words)
@@ -113,15 +148,7 @@ def run(words: Sequence[str]) -> int:
     if not restart.begin(nodes):
         return 1
     telemetry = Telemetry(options["telemetry"], options.get("hang", ""), nodes, options.get("ssh", ""))
-    pid = task.start_or_exit(program)
-
-    def pass_on(number: int) -> None:
-        if number == signal.SIGKILL:
-            kill_ranks()
-        os.kill(pid, number)
-        events.add("signal", signal=signal.Signals(number).name)
-
-    status = task.supervise(pid, pass_on, restarts.HANG_FILE)
+    status = Program(program, events).wait()
     # mpirun ends with 0 if it has lost a node.
     if status == 0 and restarts.has_lost_daemon(restarts.end_of_file(own_log())):
         status = restarts.LOST_PEER

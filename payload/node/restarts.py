@@ -24,9 +24,10 @@ HANG_FILE = "hang.json"
 USAGE = (2, 126, 127)
 # A shell returns this number plus the signal that ended a program.
 FROM_SHELL = 128
-# A rank ends with 14 if it has lost another rank (PMIx), and with 143 if the launcher ends it.
-LOST_PEER = 14
-ENDED_BY_ANOTHER = (LOST_PEER, SAVED, FROM_SHELL + signal.SIGTERM)
+# A rank ends with 14 if it has lost another rank (PMIx), with 195 if it has lost slurmstepd, and with 143 if
+# the launcher ends it.
+LOST_PEER, LOST_SERVER = 14, 195
+ENDED_BY_ANOTHER = (LOST_PEER, LOST_SERVER, SAVED, FROM_SHELL + signal.SIGTERM)
 # A job ends when it has failed this often in the same way, or with the same error of the program, without
 # progress in between.
 SAME_FAILURES, SAME_ERRORS = 3, 2
@@ -40,6 +41,7 @@ MOST_ENTRIES, DEEPEST = 2000, 3
 SEARCH_S = 5.0
 
 _RESTARTED = re.compile(r"^clusterctl: restart \d+ of this job$", re.MULTILINE)
+_STEP_ABORTED = re.compile(r"^srun: Job step aborted: Waiting up to", re.MULTILINE)
 _LOST_DAEMON = re.compile("RTE has lost communication with a remote daemon")
 _ABORTED = re.compile(r"MPI_ABORT was invoked on rank (\d+)")
 _LABEL = re.compile(r"^\[(?:rank|default)\d+\]: ?", re.MULTILINE)
@@ -209,6 +211,8 @@ def failure_now(status: int, log: str) -> Failure:
     text = this_attempt(end_of_file(f"rank-logs/{rank}.log")) if rank else log
     by_signal = kind_of(ended).startswith("SIG") and not aborted
     error = "" if by_signal else own_error(text)
+    if not rank and status == FROM_SHELL + signal.SIGKILL and is_aborted(log):
+        return Failure("loss of slurmstepd")
     place = " on ".join(filter(None, (rank and f"rank {rank}", host)))
     suspects = (host,) if by_signal and host else ()
     return Failure(kind_of(ended or status), error, place, suspects)
@@ -217,6 +221,11 @@ def failure_now(status: int, log: str) -> Failure:
 def has_lost_daemon(log: str) -> bool:
     """Return whether mpirun reports in this attempt that its program on a node is gone."""
     return bool(_LOST_DAEMON.search(this_attempt(log)))
+
+
+def is_aborted(log: str) -> bool:
+    """Return whether srun has ended its step in this attempt, and waits for the end of all ranks."""
+    return bool(_STEP_ABORTED.search(this_attempt(log)))
 
 
 def forget_ends() -> None:

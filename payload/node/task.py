@@ -117,20 +117,18 @@ def hold_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {*PASSED_ON, signal.SIGCHLD})
 
 
-def supervise(pid: int, on_signal: Callable[[int], None], kill_file: str = "") -> int:
+def supervise(pid: int, on_signal: Callable[[int], None], patience_s: float = FOREVER_S) -> int | None:
     """Wait for the end of program ``pid``, and return its exit status as in a shell.
+
+    Return None after ``patience_s`` seconds without a signal.
 
     on_signal: called for each signal to this process. Signals are fetched with sigtimedwait, so that no
         signal is passed on to a program that has ended.
-    kill_file: when this file appears, ``on_signal`` is called with SIGKILL.
     """
     while True:
-        if kill_file and os.path.exists(kill_file):
-            kill_file = ""
-            on_signal(signal.SIGKILL)
-        received = signal.sigtimedwait({*PASSED_ON, signal.SIGCHLD}, POLL_S if kill_file else FOREVER_S)
+        received = signal.sigtimedwait({*PASSED_ON, signal.SIGCHLD}, patience_s)
         if received is None:
-            continue
+            return None
         if received.si_signo != signal.SIGCHLD:
             on_signal(received.si_signo)
             continue
@@ -215,7 +213,9 @@ def rank(words: Sequence[str]) -> int:
     for stream in streams:
         os.close(stream)
     has_reached_it = is_signalled_with_its_program(launcher)
-    status = supervise(pid, lambda number: None if has_reached_it else os.kill(pid, number))
+    status = None
+    while status is None:
+        status = supervise(pid, lambda number: None if has_reached_it else os.kill(pid, number))
     if status:
         # Record when this rank failed: other ranks, which lose their connection to it, may end first.
         end = f"{time.time():.6f} {status} {host_name()}\n"

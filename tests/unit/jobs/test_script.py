@@ -443,6 +443,32 @@ def test_a_hang_ends_the_ranks_and_the_program(batch):
     assert (events(batch)[-1]["event"], events(batch)[-1]["reason"]) == ("requeue", "hang")
 
 
+ABORTED = """
+echo "$@" >>"$PLAYER_CALLS"
+while [[ $1 == -* ]]; do shift; done
+[[ $* == *task.py* ]] || exec "$@"
+echo 'srun: Job step aborted: Waiting up to 32 seconds for job step to finish.' >&2
+exec sleep 60"""
+
+
+def test_srun_that_waits_for_a_lost_slurmstepd_is_killed(batch):
+    """srun itself would wait for half a minute."""
+    batch.shorten("job", "ABORTED_S", 0.0)
+    play(batch.folder.parent / "bin" / "srun", ABORTED)
+    batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node-1"}
+    job = JobSpec(name="j", script=user_script(batch.folder, "p.py", ""), nodes=2, requeue=True)
+    assert batch.run(rendered(job).rstrip() + " 2>stderr.log\n")[0] == 137
+    last = events(batch)[-1]
+    assert (last["event"], last["kind"], last["suspects"]) == ("requeue", "loss of slurmstepd", [])
+
+
+def test_a_script_goes_on_after_a_step_was_aborted(batch):
+    batch.shorten("job", "ABORTED_S", 0.0)
+    message = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish."
+    job = shell_job(batch, f"echo '{message}' >&2; sleep 2; exit 7")
+    assert batch.run(rendered(job).rstrip() + " 2>stderr.log\n")[0] == 7
+
+
 SQUEUE = "echo RUNNING None {restarts} '(null)'"
 
 

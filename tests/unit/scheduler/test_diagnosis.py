@@ -545,6 +545,7 @@ SURVIVOR_KILLED = (
     f"{ABORTED}slurmstepd-n1: error: *** STEP 12.1 ON n1 CANCELLED AT 2026-11-26T17:17:55 ***\n"
     "srun: error: n1: task 0: Killed\nsrun: Terminating StepId=12.1\n"
 )
+ENDED_BY_JOB_PY = "clusterctl: srun waits for ranks that have no slurmstepd any more, and is killed\n"
 TIMED_OUT = "srun: error: Timed out waiting for job step to complete\n"
 PEER_RESET = (
     TRACEBACK + "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:1\n"
@@ -595,9 +596,10 @@ def test_rank_that_failed_by_itself_outweighs_a_lost_node(ranks: dict[int, str],
     assert (found.code, found.rank) == (code, 0)
 
 
-def test_killed_slurmstepd_is_not_the_fault_of_its_rank() -> None:
+@pytest.mark.parametrize("last", [TIMED_OUT, ENDED_BY_JOB_PY], ids=["srun", "job.py"])
+def test_killed_slurmstepd_is_not_the_fault_of_its_rank(last: str) -> None:
     """Open MPI ends the rank that lost slurmstepd with 195, and slurmstepd never reports the end."""
-    log, ends = SURVIVOR_KILLED + TIMED_OUT, {1: "5.0 195 n2"}
+    log, ends = SURVIVOR_KILLED + last, {1: "5.0 195 n2"}
     ranks = {0: "", 1: "[n2:00000] *** An error occurred in PMIx Event Notification\n"}
     found = diagnose(Evidence(job=JOB, log=log, ranks=ranks, ends=ends))
     assert (found.code, found.rank, found.host) == ("lost-slurmstepd", 1, "n2")
