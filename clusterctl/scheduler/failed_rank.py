@@ -15,6 +15,9 @@ _BY_LAUNCHER: Final = frozenset({"SIGTERM", "SIGKILL"})
 # Exit codes of ranks that Open MPI ends because they lost another rank, or slurmstepd.
 _LOST_PEER, LOST_SERVER = 14, 195
 _FROM_SHELL = 128  # plus the signal
+# Exit codes of ranks that ended because of another rank: lost it, saved their work, or got SIGTERM. The same
+# as in payload/node/restarts.py.
+_BY_ANOTHER: Final = frozenset({_LOST_PEER, LOST_SERVER, 75, _FROM_SHELL + signal.SIGTERM})
 _NAMES: Final = {number.value: number.name for number in signal.Signals}
 _SIGNALS: Final = {signal.strsignal(number): number.name for number in signal.Signals}
 
@@ -126,10 +129,8 @@ def _first_recorded(ranks: Mapping[int, str], ends: Mapping[int, str], log: str)
         with suppress(ValueError):  # invalid record
             when, code, host = record.split()
             if not _PEER_GONE.search(ranks.get(rank, "")):
-                has_lost_peer = int(code) == _LOST_PEER
-                candidates.append(
-                    (2 * has_lost_peer, float(when), rank, _ended(int(code), rank=rank, host=host))
-                )
+                order = 2 if int(code) in _BY_ANOTHER else 0
+                candidates.append((order, float(when), rank, _ended(int(code), rank=rank, host=host)))
     return min(candidates, key=lambda entry: entry[:3])[3] if candidates else None
 
 

@@ -53,6 +53,10 @@ _PEER_LOST = re.compile(
     r"|CUDA error|\bECC\b|input/output error|fallen off",
     re.IGNORECASE,
 )
+# Messages of Open MPI in the log of a rank that has lost another rank.
+_PEER_GONE = re.compile(
+    "MPI communication peer process has unexpectedly disconnected|An error occurred in Socket closed"
+)
 _CHECKPOINT_FOLDER = re.compile(r"(?:checkpoint|ckpt|step|iter|iteration|epoch|global_?step)[-_=]?(\d+)")
 _CHECKPOINT_FILE = re.compile(r"(.+)\.(?:pt|pth|ckpt|safetensors|npz)")
 _NUMBER = re.compile(r"(?:^|[-_=.]|step|iter|iteration|epoch|checkpoint|ckpt)(\d+)$")
@@ -246,19 +250,22 @@ def first_failed() -> tuple[int, str, str]:
     """Return exit status, rank and node of the first rank that failed by itself.
 
     Rank and node are "" if there is no such rank. The status is then 75 if ranks have saved their work, or 0.
+    clusterctl/scheduler/failed_rank.py follows the same rule.
     """
-    ends = [(True, 0.0, 0, "", "")]
+    ends = []
     for entry in islice(_entries("rank-logs"), MOST_ENTRIES):
         rank, _, suffix = entry.name.partition(".")
         if suffix == "end":
             with suppress(ValueError):
                 when, status, node = end_of_file(entry.path).split()
-                ends.append((int(status) in ENDED_BY_ANOTHER, float(when), int(status), rank, node))
-    is_consequence, _, status_of_first, rank, host = min(ends)
-    if is_consequence:
-        # torchrun ends with 1 although its ranks have saved their work.
-        return (SAVED if SAVED in [status for _, _, status, _, _ in ends] else 0), "", ""
-    return status_of_first, rank, host
+                ends.append((float(when), int(status), rank, node))
+    for _, code, rank, node in sorted(ends):
+        if code not in ENDED_BY_ANOTHER:
+            log = this_attempt(end_of_file(f"rank-logs/{rank}.log"))
+            if not _PEER_GONE.search(log):
+                return code, rank, node
+    # torchrun ends with 1 although its ranks have saved their work.
+    return (SAVED if SAVED in [code for _, code, _, _ in ends] else 0), "", ""
 
 
 def own_error(log: str) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from clusterctl.scheduler.base import JobInfo, JobState
+from clusterctl.scheduler.failed_rank import first_failed
 from payload.node import restarts
 from payload.node.restarts import Failure
 
@@ -180,6 +182,35 @@ def test_failure_now(folder: Path, ends: dict[str, str], status: int, failure: F
     assert restarts.failure_now(status, old) == failure
     restarts.forget_ends()
     assert [path.name for path in Path("rank-logs").iterdir()] == ["1.log"]
+
+
+GONE = "An MPI communication peer process has unexpectedly disconnected.\n"
+JOB = JobInfo(
+    number=1, name="j", user="ada", state=JobState.FAILED, reason="", exit_code=1, nodes=("n1", "n2", "n3")
+)
+
+
+@pytest.mark.parametrize(
+    ("ends", "gone", "rank"),
+    [
+        ({0: "20 1 n1", 1: "21 139 n2"}, [], 0),
+        ({0: "20 14 n1", 1: "21 139 n2"}, [], 1),
+        ({0: "20 143 n1", 1: "21 195 n2", 2: "22 7 n3"}, [], 2),
+        ({0: "20 75 n1", 1: "21 1 n2"}, [], 1),
+        ({0: "20 1 n1", 1: "21 137 n2"}, [0], 1),
+        ({0: "x", 1: "21 1 n2"}, [], 1),
+    ],
+)
+def test_job_and_diagnosis_name_the_same_rank(
+    folder: Path, ends: dict[int, str], gone: list[int], rank: int
+) -> None:
+    logs = {number: GONE if number in gone else "" for number in ends}
+    for number, end in ends.items():
+        (folder / "rank-logs" / f"{number}.end").write_text(end)
+        (folder / "rank-logs" / f"{number}.log").write_text(logs[number])
+    assert restarts.first_failed()[1] == str(rank)
+    aborted = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
+    assert first_failed(aborted, JOB, 1, ranks=logs, ends=ends).rank == rank
 
 
 def test_a_rank_that_called_mpi_abort_has_an_exception(folder: Path) -> None:
