@@ -4,7 +4,8 @@
     fence        Reads a request from stdin, and answers `ok` on stdout. systemd starts this for each
                  connection to the port of clusterctl-fence.socket. A request is a munge credential of root
                  with the text `fence n1 12 13` (this node in Slurm, ids of jobs) or `fence n1 all`.
-    fence start  Before slurmd starts: ends all jobs' processes if Slurm has set this node down.
+    fence start  Before slurmd starts: ends all jobs' processes if Slurm has set this node down, and removes
+                 the files of dead steps.
     fence stop   When slurmd has ended: sets this node down in Slurm if the machine is shutting down.
                  (Slurm would use the node again if slurmd still answered.)
 
@@ -25,12 +26,14 @@ from pathlib import Path
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ROOT = Path("/")
-# Patterns of files of PMIx, by job. A later start of the job can't create its socket if the file exists.
-PMIX_FILES = (
-    "var/spool/clusterctl-slurmd/stepd.slurm.pmix.{}.*",
-    "var/spool/clusterctl-slurmd/pmix.{}.*",
+# Patterns of files of a job's steps: sockets, hardware, PMIx. A later start of the job can't create its PMIx
+# socket if the file exists.
+STEP_FILES = (
+    "var/spool/clusterctl-slurmd/*_{}.*",
+    "var/spool/clusterctl-slurmd/*pmix.{}.*",
     "tmp/spmix_appdir_*_{}.*",
 )
+JOB_OF_FILE = re.compile(r"[._](\d+)\.")
 # They get such names, and are removed later: users can fill folders so that this takes long.
 OLD = "clusterctl-old."
 OLD_FILES = (f"var/spool/clusterctl-slurmd/{OLD}*", f"tmp/{OLD}*")
@@ -98,11 +101,20 @@ def end(jobs: Jobs) -> bool:
         if time.monotonic() > deadline:
             return False
         time.sleep(PAUSE_S)
-    patterns = (pattern.format("*" if job == ALL else job) for job in jobs for pattern in PMIX_FILES)
-    for path in (path for pattern in patterns for path in ROOT.glob(pattern)):
+    rename_files(jobs)
+    return True
+
+
+def files_of_steps(job: str) -> list[Path]:
+    return [
+        path for pattern in STEP_FILES for path in ROOT.glob(pattern.format("[0-9]*" if job == ALL else job))
+    ]
+
+
+def rename_files(jobs: Jobs) -> None:
+    for path in (path for job in jobs for path in files_of_steps(job)):
         with suppress(OSError):
             path.rename(path.with_name(f"{OLD}{os.getpid()}.{time.monotonic_ns()}"))
-    return True
 
 
 def remove_old_files() -> None:
@@ -122,10 +134,15 @@ def node_in_slurm(*names: str) -> tuple[str, str]:
 
 
 def start() -> None:
-    """End old processes of jobs if Slurm has set this node down. A restart of slurmd affects no job."""
+    """End old processes of jobs if Slurm has set this node down. A restart of slurmd affects no job.
+
+    Remove the files of steps that have ended without removing them.
+    """
     if any(processes([ALL])) and node_in_slurm()[1].startswith("DOWN"):
         end([ALL])
-        remove_old_files()
+    jobs = {match[1] for path in files_of_steps(ALL) if (match := JOB_OF_FILE.search(path.name))}
+    rename_files([job for job in jobs if not any(processes([job]))])
+    remove_old_files()
 
 
 def stop() -> None:
