@@ -21,6 +21,7 @@ N1, N2, N3 = "t-1", "t-2", "t-3"
 LIMIT = 3
 PREFIX = "clusterctl watcher: "
 FAN = "a fan is broken"
+BAD = "clusterctl: lost repeatedly: 26 Nov 20:00 (jobs 7), 26 Nov 21:00 (jobs 8)"
 KILLED = "RaisedSignal:9(Killed)"
 REQUEUE = "#!/bin/bash\n#SBATCH --requeue\n"
 
@@ -373,6 +374,29 @@ def test_a_node_that_answers_again_is_fenced_then_resumed(
     look(watcher)
     assert slurm.nodes[N2] == ["IDLE", ""]
     assert slurm.fenced == [(N2, "all")] * 2
+
+
+@pytest.mark.parametrize(
+    ("hours", "lost", "drained"), [(1, {N2}, True), (25, {N2}, False), (1, {N2, N3}, False)]
+)
+def test_a_node_that_is_lost_twice_in_a_day_stays_drained(
+    watcher: Any, slurm: Slurm, hours: int, lost: set[str], drained: bool
+) -> None:
+    """Nodes that are lost together have a common cause, such as a switch."""
+    for _ in range(2):
+        assert slurm.nodes[N2] == ["IDLE", ""]
+        slurm.jobs, slurm.silent = {"7": Job("t-[1-2]"), "8": Job(N3)}, lost
+        look(watcher, LIMIT)
+        slurm.silent = set()
+        look(watcher)
+        slurm.now += hours * 3600
+    state, reason = slurm.nodes[N2]
+    assert ("DRAIN" in state, reason.startswith("clusterctl: "), "jobs 7" in reason) == 3 * (drained,)
+    assert slurm.fenced.count((N2, "all")) == 2
+    look(watcher, 2)
+    # `up` may resume the node, but the watcher does not.
+    assert slurm.nodes[N2] == [state, reason]
+    assert standing_of(NodeInfo(N2, "down+drain", BAD, 1, 1, "", (), "root")) is Availability.OUT
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ processes on the job's other nodes (KillWait), then until credentials expire. Th
   its jobs, if all of them ask for that (`--requeue` in their scripts): other jobs may survive a short
   interruption of the network.
 - has the job's other nodes kill its processes (the role slurmd's program `fence`).
-- has a node that answers again kill the processes of its old jobs, and then resumes it.
+- has a node that answers again kill the processes of its old jobs, and then resumes it. A node that it has
+  set down twice in a day stays drained, with the times and jobs as reason.
 - starts requeued jobs at once.
 
 If no other host answers, the fault is the controller's own network, so no node is set down, except if the
@@ -37,6 +38,8 @@ from functools import lru_cache, partial
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PREFIX = "clusterctl watcher: "
+# A node with so many losses in a day stays drained. Nodes that are lost within a minute have a common cause.
+BAD, LOSSES, DAY_S, TOGETHER_S = "clusterctl: lost repeatedly: ", 2, 86400, 60
 ALIVE_PORT, FENCE_PORT, SLURMD_PORT = 6815, 6816, 6818
 EVERY_S, ASK_S, FENCE_S = 1.0, 10.0, 5.0
 # Time for the answer of a node that is lost already. Jobs are read more often shortly after a job ended.
@@ -232,6 +235,7 @@ class Watcher:
     completing: job -> time at which Slurm was first seen to end it.
     fenced: job of ``completing`` -> time at which its processes were last killed.
     settled: pending jobs that are not to start at once.
+    losses: (node, time at which it was set down, its jobs).
     """
 
     limit: int
@@ -248,6 +252,7 @@ class Watcher:
     completing: dict[str, float] = field(default_factory=dict)
     fenced: dict[str, float] = field(default_factory=dict)
     settled: set[str] = field(default_factory=set)
+    losses: list[tuple[str, float, str]] = field(default_factory=list)
 
     def run(self) -> None:
         while True:
@@ -329,7 +334,9 @@ class Watcher:
             update(name, "down", reason)
             if not is_down(read_nodes(name).get(name)):
                 continue
-            log(f"{name}: no answer for {self.misses[name]} s, set down; jobs {' '.join(j.id for j in jobs)}")
+            ids = [job.id for job in jobs]
+            self.losses.append((name, time.time(), ", ".join(ids)))
+            log(f"{name}: no answer for {self.misses[name]} s, set down; jobs {' '.join(ids)}")
             # Jobs that end have time to save their work: see fence_other_nodes.
             self.fence_jobs([job for job in jobs if job.state != "COMPLETING" or job in killed])
             # Otherwise, Slurm would use the node as soon as it answers, with the processes of its old jobs.
@@ -384,12 +391,29 @@ class Watcher:
                 returning.append(node)
         are_gone = fence(returning, ALL)
         for i, node in enumerate(returning):
-            if are_gone[i]:
+            if are_gone[i] and (evidence := self.evidence_against(node.name)):
+                update(node.name, "drain", evidence)
+                log(f"{node.name}: answers again, stays drained: {evidence}")
+            elif are_gone[i]:
                 update(node.name, "resume")
                 log(f"{node.name}: answers again, resumed; it was {node.state}: {node.reason}")
             else:
                 self.tried[node.name] = self.checks
                 update(node.name, "drain", f"{PREFIX}processes of its old jobs do not end")
+
+    def evidence_against(self, name: str) -> str:
+        """Return why a node should stay drained: it was lost repeatedly. "": it should not.
+
+        A loss counts only if no other node was lost then: a switch may have failed.
+        """
+        self.losses = [loss for loss in self.losses if time.time() - loss[1] < DAY_S]
+        others = [when for node, when, _ in self.losses if node != name]
+        losses = [
+            f"{time.strftime('%d %b %H:%M', time.localtime(when))} (jobs {jobs})"
+            for node, when, jobs in self.losses
+            if node == name and not any(abs(when - other) < TOGETHER_S for other in others)
+        ]
+        return f"{BAD}{', '.join(losses)}" if len(losses) >= LOSSES else ""
 
     def release(self) -> None:
         """Start requeued jobs that wait only until credentials of their earlier start have expired."""
