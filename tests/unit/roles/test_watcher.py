@@ -524,6 +524,24 @@ def test_only_requeued_jobs_start_at_once(watcher: Any, slurm: Slurm, job: Job, 
     assert sum("show job" in call for call in slurm.calls) <= 1
 
 
+@pytest.mark.parametrize(("delay", "fenced"), [(30, [(N1, "7"), (N2, "7")]), (9, [])])
+def test_remaining_processes_are_killed_before_a_job_starts(
+    watcher: Any, slurm: Slurm, delay: int, fenced: list[tuple[str, str]]
+) -> None:
+    """Slurm does not know of processes without slurmstepd. But a late request would kill the new start."""
+    slurm.jobs = {"7": Job("t-[1-2]")}
+    look(watcher)
+    for reason in ("None", "BeginTime"):
+        slurm.jobs = {"7": Job("", "PENDING", reason, restarts=1, starts_in_s=delay)}
+        assert slurm.fenced == []
+        watcher.look_at_jobs()
+    assert sorted(slurm.fenced) == fenced
+    assert slurm.jobs["7"].reason == "None"
+    slurm.jobs["7"].reason = "BeginTime"
+    watcher.look_at_jobs()
+    assert sorted(slurm.fenced) == fenced
+
+
 def test_a_job_does_not_start_in_the_second_in_which_it_ended(watcher: Any, slurm: Slurm) -> None:
     """slurmd would reject it: "Job credential revoked"."""
     slurm.jobs = {"7": Job("", "PENDING", "BeginTime", restarts=1)}

@@ -14,7 +14,7 @@ processes on the job's other nodes (KillWait), then until credentials expire. Th
 - has the job's other nodes kill its processes (the role slurmd's program `fence`).
 - has a node that answers again kill the processes of its old jobs, and then resumes it. A node that it has
   set down twice in a day stays drained, with the times and jobs as reason.
-- starts requeued jobs at once.
+- starts requeued jobs at once, after the nodes of their earlier start have killed remaining processes.
 
 If no other host answers, the fault is the controller's own network, so no node is set down, except if the
 controller has a single other node. Runs with the platform's Python, from 3.9 on.
@@ -33,7 +33,7 @@ import time
 from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -231,7 +231,7 @@ class Watcher:
     misses: node -> checks in a row without an answer. It lacks nodes that have never answered.
     silent: the nodes that did not answer the last check.
     tried: node -> check in which setting it down was last tried, or taking it back last failed.
-    ran_on: job -> its nodes, in Slurm's form, until all of them have ended it.
+    ran_on: job -> its nodes, in Slurm's form, until all of them have ended it, and a requeue starts it again.
     completing: job -> time at which Slurm was first seen to end it.
     fenced: job of ``completing`` -> time at which its processes were last killed.
     settled: pending jobs that are not to start at once.
@@ -304,7 +304,8 @@ class Watcher:
         completing = [job.id for job in self.jobs if job.state == "COMPLETING"]
         self.completing = {id_: self.completing.get(id_, now) for id_ in completing}
         self.fenced = {id_: time_ for id_, time_ in self.fenced.items() if id_ in self.completing}
-        before = {id_: self.ran_on[id_] for id_ in completing if id_ in self.ran_on}
+        pending = [job.id for job in self.jobs if job.state == "PENDING"]
+        before = {id_: self.ran_on[id_] for id_ in completing + pending if id_ in self.ran_on}
         self.ran_on = {job.id: job.nodes for job in self.jobs if job.state == "RUNNING"} | before
         return True
 
@@ -417,19 +418,24 @@ class Watcher:
 
     def release(self) -> None:
         """Start requeued jobs that wait only until credentials of their earlier start have expired."""
-        waiting = {job.task for job in self.jobs if (job.state, job.reason) == ("PENDING", "BeginTime")}
+        waiting = {job.task: job for job in self.jobs if (job.state, job.reason) == ("PENDING", "BeginTime")}
         # An id with a bracket is of the tasks of an array that have never started.
-        waiting = {task for task in waiting if "[" not in task}
-        self.settled &= waiting
+        waiting = {task: job for task, job in waiting.items() if "[" not in task}
+        self.settled &= waiting.keys()
         requeued = []
-        for task in waiting - self.settled:
+        for task in waiting.keys() - self.settled:
             details = ask("scontrol", "--oneliner", "show", "job", task)
             if not (match := RESTART.search(details)):
                 continue
-            if match[1] == "0" or int(match[2]) - time.time() > LONGEST_DELAY_S:
+            delay_s = int(match[2]) - time.time()
+            if match[1] == "0" or delay_s > LONGEST_DELAY_S:
                 self.settled.add(task)
-            else:
-                requeued.append(task)
+                continue
+            requeued.append(task)
+            # Slurm does not know of processes that have lost their slurmstepd. A request that arrives when
+            # the job runs again would kill the job.
+            if delay_s > CREDENTIAL_S and (nodes := self.ran_on.pop(waiting[task].id, "")):
+                self.fence_jobs([replace(waiting[task], nodes=nodes)])
         if requeued:
             # Nodes reject credentials from the second in which they were told to end the job.
             time.sleep(SECOND_S - time.time() % 1)
