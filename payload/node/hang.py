@@ -36,8 +36,9 @@ POLL_S = 1.0
 # No progress for this many times the longest interval may be a hang. Until ``SETTLED`` changes, and between
 # two looks at the same silence, wait up to ``PATIENT`` times the shortest time.
 FACTOR, PATIENT, SETTLED = 5, 10, 3
-# A hang is still the same after this share of the shortest time.
-CONFIRM = 1 / 6
+# A hang is still the same after this share of the shortest time. A rank that has used more than this share of
+# a core meanwhile has worked.
+CONFIRM, FEW_CPU = 1 / 6, 0.05
 # A node that transfers more bytes per second may be receiving data for a waiting rank, or writing data for a
 # blocked rank.
 QUIET_BYTES = 1 << 20
@@ -84,6 +85,26 @@ def is_hang(answers: Sequence[Answer]) -> bool:
         if answer.get("doing") in BUSY or max(answer.get("network", 0), disk) > QUIET_BYTES:
             return False
     return bool(ranks)
+
+
+def is_asleep(answers: Sequence[Answer]) -> bool:
+    """Return whether a rank sleeps for a fixed time."""
+    return any(answer.get("asleep") for answer in answers)
+
+
+def has_worked(before: Sequence[Answer], after: Sequence[Answer], elapsed_s: float) -> bool:
+    """Return whether a rank worked between two looks, such as a rank that is stopped again and again.
+
+    A rank that waits in a library, or at an unknown place, uses its processor as if it worked.
+    """
+    used = {answer["rank"]: answer["cpu_s"] for answer in before if "rank" in answer}
+    waiting = [
+        answer
+        for answer in after
+        if answer.get("doing") in (STOPPED, BLOCKED)
+        or (answer.get("doing") == WAITING and answer["within"] not in ("", *LIBRARIES))
+    ]
+    return any(each["cpu_s"] - used[each["rank"]] > FEW_CPU * elapsed_s for each in waiting)
 
 
 def groups(answers: Sequence[Answer]) -> list[list[Answer]]:
@@ -218,9 +239,10 @@ class Watch:
                 is_reported = False
                 Events().add("progress")
             is_due = self._patience.tick(elapsed_s, has_progress=has_progress)
-            if is_due and not is_reported and self.look():
-                is_reported = True
-                if self._mode == "end":
+            if is_due and not (is_reported and self._mode == "warn"):
+                action = self.look(is_reported=is_reported)
+                is_reported = is_reported or bool(action)
+                if action == "end":
                     return
 
     def state(self) -> list[tuple[int, int]]:
@@ -234,41 +256,50 @@ class Watch:
                 states.append((0, 0))
         return states
 
-    def look(self) -> bool:
-        """Ask where the ranks are. Report a hang, and return whether there is a hang.
+    def look(self, *, is_reported: bool = False) -> str:
+        """Ask where the ranks are. Report a hang, unless it was reported.
 
-        A look that fails tells nothing. It must not end the watch, because the next look may succeed.
+        Return the consequence, `warn` or `end`, or "" if there is no hang. A look that fails tells nothing.
+        It must not end the watch, because the next look may succeed.
         """
         try:
-            return self._look()
+            return self._look(is_reported)
         except Exception as exc:
             task.complain(f"could not find out whether the job hangs: {exc!r}")
-            return False
+            return ""
 
-    def _look(self) -> bool:
+    def _look(self, is_reported: bool) -> str:
         answers = ask_nodes(*self._where)
         if not is_hang(answers):
-            return False
+            return ""
+        begin = time.monotonic()
         time.sleep(self._shortest_s * CONFIRM)
         again = ask_nodes(*self._where)
         if not is_hang(again) or summary(again) != summary(answers) or self.state() != self._seen:
-            return False
-        self._report(again)
-        return True
+            return ""
+        if has_worked(answers, again, time.monotonic() - begin):
+            return ""
+        # A rank that sleeps continues by itself, so the program is ended later.
+        is_early = is_asleep(again) and self._patience.silent_s < PATIENT * self._shortest_s
+        action = "warn" if is_early else self._mode
+        if action == "end" or not is_reported:
+            self._report(again, action)
+        return action
 
-    def _report(self, answers: Sequence[Answer]) -> None:
+    def _report(self, answers: Sequence[Answer], action: str) -> None:
         silent_s = round(self._patience.silent_s + time.monotonic() - self._before)
         text = summary(answers)
-        Events().add("hang", seconds=silent_s, summary=text, action=self._mode)
-        advice = (
-            "the program is ended (--hang end)"
-            if self._mode == "end"
-            else "a program that works in silence should write to $CLUSTERCTL_HEARTBEAT, or use --hang off"
-        )
+        Events().add("hang", seconds=silent_s, summary=text, action=action)
+        advice = "a program that works in silence should write to $CLUSTERCTL_HEARTBEAT, or use --hang off"
+        if self._mode == "end":
+            later = (
+                f" after {PATIENT * self._shortest_s:g} s, because a rank sleeps" if action == "warn" else ""
+            )
+            advice = f"the program is ended{later} (--hang end)"
         line = f"\nclusterctl: hang: no progress for {silent_s} s: {text}; {advice}\n"
         task.write_all(task.open_for_writing(self._logs[0], os.O_APPEND), line.encode(errors="replace"))
         self._seen = self.state()
-        if self._mode == "end":
+        if action == "end":
             ranks = [answer for answer in answers if "rank" in answer]
             record = {"seconds": silent_s, "summary": text, "ranks": ranks, "nodes": suspects(answers)}
             with open(f"{HANG_FILE}.new", "w") as file:

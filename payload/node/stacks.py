@@ -20,6 +20,7 @@ import linecache
 import os
 import platform
 import re
+import struct
 import subprocess
 import sys
 import time
@@ -48,6 +49,9 @@ MOST_PROCESSES_OF_RANK, MOST_SOURCE_CHARACTERS = 16, 80
 MOST_WORKERS, MOST_BYTES = 3, 100
 SECTOR_BYTES = 512
 TRACE_S, DUMP_S, SPY_S = 0.05, 1.0, 10.0
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+# How many words of a stack are searched for the caller of the C library.
+CALLER_WORDS = 64
 # The environment of telemetry and of this program. Their processes are no part of a rank.
 WATCHER = "CLUSTERCTL_WATCHER"
 # Programs that start a rank, and wait for it.
@@ -64,9 +68,14 @@ _WAITS = (
 LIBRARIES = tuple(name for name, _ in _WAITS)
 # A wait calls these, too.
 _NEUTRAL = re.compile(r"libc[.-]|libpthread|ld-linux|libm\.so|\[")
+SLEEP = "sleep"
 # Function of the kernel in which a process waits -> its meaning.
 _KERNEL = (
-    (re.compile(r"nanosleep"), "sleep"),
+    (re.compile(r"nanosleep"), SLEEP),
+    (re.compile(r"fuse|request_wait_answer"), "FUSE"),
+    (re.compile(r"locks_|flock"), "file lock"),
+    (re.compile(r"wait_for_partner"), "opening of a pipe"),
+    (re.compile(r"percpu_rwsem|sb_start"), "frozen file system"),
     (re.compile(r"pipe"), "pipe read"),
     (re.compile(r"futex"), "lock"),
     (re.compile(r"poll|select"), "poll"),
@@ -109,6 +118,7 @@ class Rank(NamedTuple):
     doing: a constant of this module. within: the library, or the service of the kernel, in which it waits.
     place: the innermost line of the program, such as train.py:88. source: the text of this line.
     workers: the places, with their source, of the rank's other processes.
+    asleep: whether a process of the rank sleeps for a fixed time. cpu_s: processor time used so far.
     """
 
     rank: int
@@ -120,6 +130,8 @@ class Rank(NamedTuple):
     source: str
     workers: tuple[str, ...]
     stack: tuple[str, ...]
+    asleep: bool = False
+    cpu_s: float = 0.0
 
 
 def ranks_here(environment: Mapping[str, str] = os.environ) -> dict[int, list[Process]]:
@@ -229,19 +241,35 @@ class Tracer:
             self._seized.discard(thread)
             return ""
         self._ptrace(self.GETREGSET, thread, self.REGISTERS, ctypes.addressof(vector))
+        pointer = self.stack_pointers[thread] = registers[self._pointer_index]
+        name = self._file_at(pid, registers[self._index or 0])
+        if _NEUTRAL.match(name):
+            name = self._caller(pid, pointer) or name
         self._ptrace(self.DETACH, thread, None, None)
         self._seized.discard(thread)
-        self.stack_pointers[thread] = registers[self._pointer_index]
-        return self._file_at(pid, registers[self._index or 0])
+        return name
 
     def _file_at(self, pid: int, address: int) -> str:
-        for _ in range(2):
-            for start, end, name in self._maps.get(pid, ()):
-                if start <= address < end:
-                    return name
+        name = self._mapped(pid, address)
+        if not name:
             # The program may have loaded a library since the last call.
             self._maps[pid] = [*_executable_maps(pid)]
-        return "?"
+            name = self._mapped(pid, address)
+        return name or "?"
+
+    def _mapped(self, pid: int, address: int) -> str:
+        return next((name for start, end, name in self._maps.get(pid, ()) if start <= address < end), "")
+
+    def _caller(self, pid: int, pointer: int) -> str:
+        """Return the file that called the C library, by the return addresses on a thread's stack."""
+        try:
+            with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+                memory.seek(pointer)
+                words = struct.unpack(f"={CALLER_WORDS}Q", memory.read(8 * CALLER_WORDS))
+        except (OSError, ValueError, OverflowError, struct.error):
+            return ""
+        names = (self._mapped(pid, word) for word in words)
+        return next((name for name in names if name and not _NEUTRAL.match(name)), "")
 
 
 def _executable_maps(pid: int) -> Iterator[tuple[int, int, str]]:
@@ -259,16 +287,18 @@ class Activity:
         self.processes, self.main = processes, main_process(processes)
         self._before = self._counters()
         self._rounds: dict[str, int] = {}
-        self._blocked = 0
+        self._samples = self._blocked = self._runnable = 0
 
     def sample(self, tracer: Tracer) -> None:
         """Look at the threads that run now."""
         kinds = set()
+        self._samples += 1
         for process in self.processes:
             for thread, state, _ in _threads(process.pid):
                 self._blocked += state == "D" and thread == self.main.pid
                 if state in "Rt":
                     kinds.add(_kind(tracer.library_of(process.pid, thread)))
+        self._runnable += bool(kinds)
         for kind in kinds:
             self._rounds[kind] = self._rounds.get(kind, 0) + 1
 
@@ -278,17 +308,28 @@ class Activity:
         state = (_stat(folder) or "Z")[0]
         if state in "TtZX":
             return {"T": STOPPED, "t": TRACED}.get(state, ENDED), ""
-        ticks_and_bytes = self._counters()
-        ticks, transferred = (ticks_and_bytes[index] - self._before[index] for index in (0, 1))
+        now = self._counters()
+        ticks, transferred = (now[index] - self._before[index] for index in (0, 1))
         if transferred > FEW_BYTES:
             return TRANSFERRING, ""
         waits = max(LIBRARIES, key=lambda name: self._rounds.get(name, 0))
         has_waited = self._rounds.get(waits, 0) >= WAIT_ROUNDS
-        is_running = ticks > FEW_TICKS * WINDOW_S * os.sysconf("SC_CLK_TCK")
+        # On a busy node, a rank that could run all the time gets little processor time.
+        is_running = ticks > FEW_TICKS * WINDOW_S * TICKS_PER_S or self._runnable > self._samples // 2
         if self._rounds.get("own", 0) >= OWN_ROUNDS or (is_running and not has_waited):
             return (COMPUTING if can_trace else RUNNING), ""
-        state = BLOCKED if self._blocked > ROUNDS // 2 else WAITING
-        return state, waits if has_waited else meaning(task.text_of(f"{folder}/wchan").strip("0"))
+        state = BLOCKED if self._blocked > self._samples // 2 else WAITING
+        return state, waits if has_waited else _wait_of(self.main.pid)
+
+    @property
+    def cpu_s(self) -> float:
+        """The seconds of processor time that the rank has used."""
+        return self._counters()[0] / TICKS_PER_S
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether a process of the rank sleeps for a fixed time, after which it continues by itself."""
+        return any(_wait_of(process.pid) == SLEEP for process in self.processes)
 
     def _counters(self) -> tuple[int, int]:
         """Return the clock ticks of processor time that the rank has used, and the bytes transferred."""
@@ -303,6 +344,11 @@ class Activity:
 def meaning(function: str) -> str:
     """Return the meaning of a function of the kernel, or its name if the meaning is unknown."""
     return next((words for pattern, words in _KERNEL if pattern.search(function)), function)
+
+
+def _wait_of(pid: int) -> str:
+    """Return the function of the kernel in which a process waits, in words."""
+    return meaning(task.text_of(f"/proc/{pid}/wchan").strip("0"))
 
 
 def _threads(pid: int) -> Iterator[tuple[int, str, int]]:
@@ -458,7 +504,8 @@ def observe(node: str) -> Iterator[Rank]:
             places[main.pid] = ":".join(filter(None, (os.path.basename(main.words[0]), function))), ""
         place, source = places.pop(main.pid)
         workers = tuple(sorted({": ".join(filter(None, each)) for each in places.values()}))
-        yield Rank(rank, node, main.pid, doing, within, place, source, workers, tuple(texts))
+        facts = (rank, node, main.pid, doing, within, place, source, workers, tuple(texts))
+        yield Rank(*facts, activity.is_asleep, round(activity.cpu_s, 2))
 
 
 def _texts(stacks: Mapping[str, Sequence[Frame]]) -> Iterator[str]:

@@ -72,9 +72,9 @@ def test_a_silent_job_is_examined(ticks: Sequence[tuple[float, bool]], times: li
 
 
 def rank(
-    number: int, doing: str = stacks.WAITING, place: str = "a.py:1", node: str = "n1", **more: str
+    number: int, doing: str = stacks.WAITING, place: str = "a.py:1", node: str = "n1", **more: Any
 ) -> dict[str, Any]:
-    fields = {"within": "", "source": "", "pid": 10 + number, "workers": []}
+    fields = {"within": "", "source": "", "pid": 10 + number, "workers": [], "asleep": False, "cpu_s": 1.0}
     return {"rank": number, "doing": doing, "place": place, "node": node, **fields, **more}
 
 
@@ -125,7 +125,7 @@ def reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def look(mode: str, *answers: Any) -> tuple[str, str, dict[str, Any]]:
         monkeypatch.setattr(hang, "ask_nodes", Mock(side_effect=answers))
         watch = hang.Watch(mode, 0.0, (str(tmp_path), [], ""))
-        assert watch.look() == Path("job.events").exists()
+        assert bool(watch.look()) == Path("job.events").exists()
         texts = [
             Path(name).read_text() if Path(name).exists() else "" for name in ("job.events", "stderr.log")
         ]
@@ -192,6 +192,46 @@ def test_progress_after_a_warning_is_recorded(tmp_path: Path, monkeypatch: pytes
 )
 def test_a_hang_must_be_the_same_twice(reported: Any, second: list[dict[str, Any]]) -> None:
     assert reported("end", HANGING, second) == ("", "", {})
+
+
+@pytest.mark.parametrize(
+    ("used_s", "rank_state", "hangs"),
+    [
+        (1.0, (stacks.STOPPED, ""), True),
+        (1.01, (stacks.WAITING, "poll"), True),
+        (2.0, (stacks.STOPPED, ""), False),
+        (2.0, (stacks.BLOCKED, "disk"), False),
+        (2.0, (stacks.WAITING, "pipe read"), False),
+        (2.0, (stacks.WAITING, "MPI"), True),
+        (2.0, (stacks.WAITING, ""), True),
+    ],
+)
+def test_a_rank_that_works_between_two_looks_does_not_hang(
+    monkeypatch: pytest.MonkeyPatch, reported: Any, used_s: float, rank_state: tuple[str, str], hangs: bool
+) -> None:
+    """Such as a rank on a node that is stopped for a while, again and again."""
+    times = iter(range(0, 1000, 10))
+    monkeypatch.setattr(hang.time, "monotonic", lambda: float(next(times)))
+    doing, within = rank_state
+    looks = [[*HANGING, rank(2, doing, within=within, cpu_s=cpu_s)] for cpu_s in (1.0, used_s)]
+    assert bool(reported("warn", *looks)[0]) is hangs
+
+
+def test_a_rank_that_sleeps_has_more_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that sleeps continues by itself. It is reported at the usual time, and only once."""
+    monkeypatch.chdir(tmp_path)
+    sleeping = [rank(0, within="MPI"), rank(1, within="sleep", asleep=True)]
+    monkeypatch.setattr(hang, "ask_nodes", lambda *_: sleeping)
+    monkeypatch.setattr(hang.time, "sleep", lambda _: None)
+    watch = hang.Watch("end", 60.0, (str(tmp_path), [], ""))
+    watch._patience.silent_s = 100.0
+    assert watch.look() == "warn"
+    assert watch.look(is_reported=True) == "warn"
+    assert not Path("hang.json").exists()
+    watch._patience.silent_s = 600.0
+    assert watch.look(is_reported=True) == "end"
+    events = [json.loads(line)["action"] for line in Path("job.events").read_text().splitlines()]
+    assert (events, Path("hang.json").exists()) == (["warn", "end"], True)
 
 
 @pytest.mark.parametrize("trouble", [OSError("no srun"), [{"node": "n1", "rank": 0}]])
@@ -335,6 +375,10 @@ def test_a_source_in_any_encoding_is_quoted(rank_program: Any, tmp_path: Path) -
         ("futex_wait_queue", "lock"),
         ("do_epoll_wait", "poll"),
         ("rpc_wait_bit_killable", "NFS"),
+        ("locks_lock_inode_wait", "file lock"),
+        ("request_wait_answer", "FUSE"),
+        ("wait_for_partner", "opening of a pipe"),
+        ("percpu_rwsem_wait", "frozen file system"),
         ("unix_stream_read_generic", "socket read"),
         ("folio_wait_bit", "disk"),
         ("do_signal_stop", "do_signal_stop"),
