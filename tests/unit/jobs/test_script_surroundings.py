@@ -42,12 +42,22 @@ def test_steps_of_a_script_do_not_wait_long_for_a_failed_rank(batch, given, foun
     assert batch.run(rendered(job))[:2] == (3, f"{found} 0.1 $x\n")
 
 
+def test_ranks_record_the_operations_of_nccl_for_a_time_out(batch):
+    """Unless the user chooses other values."""
+    job = shell_job(batch, "env | grep ^TORCH_NCCL_", env={"TORCH_NCCL_TRACE_BUFFER_SIZE": "7"})
+    said = dict(line.split("=") for line in batch.run(rendered(job))[1].splitlines())
+    prefix = f"{batch.folder.resolve()}/rank-logs/nccl-"
+    values = (said["TORCH_NCCL_TRACE_BUFFER_SIZE"], said["TORCH_NCCL_DUMP_ON_TIMEOUT"])
+    assert (*values, said["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"]) == ("7", "1", prefix)
+
+
 def test_mpirun_hands_them_to_the_ranks(batch):
     play(batch.folder.parent / "bin" / "mpirun", 'echo "$*"; env | grep -E "^(A|B)="')
     job = python_job(batch, nodes=2, launcher="mpirun", env={"A": "1", "B": "x y", "OMP_NUM_THREADS": "2"})
     said = batch.run(rendered(job))[1]
     of_all = "PATH PYTHONUNBUFFERED OMP_NUM_THREADS MASTER_ADDR MASTER_PORT CLUSTERCTL_HEARTBEAT"
-    assert "".join(f" -x {name}" for name in (*of_all.split(), "A", "B ")) in said
+    nccl = [f"TORCH_NCCL_{name}" for name in ("TRACE_BUFFER_SIZE", "DUMP_ON_TIMEOUT", "DEBUG_INFO_TEMP_FILE")]
+    assert "".join(f" -x {name}" for name in (*of_all.split(), *nccl, "A", "B ")) in said
     assert said.endswith("A=1\nB=x y\n") or said.endswith("B=x y\nA=1\n")
 
 
