@@ -145,9 +145,8 @@ def run(words: Sequence[str]) -> int:
     set_rendezvous(nodes)
     # A program that works without output writes to this file to show its progress.
     os.environ["CLUSTERCTL_HEARTBEAT"] = os.path.abspath("heartbeat")
-    for name, value in NCCL_RECORDS.items():
-        os.environ.setdefault(name, value)
-    os.environ.setdefault("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", os.path.abspath("rank-logs/nccl-"))
+    record = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": os.path.abspath("rank-logs/nccl-")}
+    os.environ.update({**NCCL_RECORDS, **record, **os.environ})
     events = Events()
     task.hold_signals()
     restart = Restart(events, options, program)
