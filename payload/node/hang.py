@@ -88,7 +88,7 @@ def is_hang(answers: Sequence[Answer]) -> bool:
 
 
 def is_asleep(answers: Sequence[Answer]) -> bool:
-    """Return whether a rank sleeps for a fixed time."""
+    """Return whether a rank sleeps, or a process that it has started, so that it may continue by itself."""
     return any(answer.get("asleep") for answer in answers)
 
 
@@ -293,7 +293,9 @@ class Watch:
         advice = "a program that works in silence should write to $CLUSTERCTL_HEARTBEAT, or use --hang off"
         if self._mode == "end":
             later = (
-                f" after {PATIENT * self._shortest_s:g} s, because a rank sleeps" if action == "warn" else ""
+                f" after {PATIENT * self._shortest_s:g} s, because a rank may only sleep"
+                if action == "warn"
+                else ""
             )
             advice = f"the program is ended{later} (--hang end)"
         line = f"\nclusterctl: hang: no progress for {silent_s} s: {text}; {advice}\n"

@@ -118,7 +118,7 @@ class Rank(NamedTuple):
     doing: a constant of this module. within: the library, or the service of the kernel, in which it waits.
     place: the innermost line of the program, such as train.py:88. source: the text of this line.
     workers: the places, with their source, of the rank's other processes.
-    asleep: whether a process of the rank sleeps for a fixed time. cpu_s: processor time used so far.
+    asleep: whether the rank may continue by itself (see ``Activity``). cpu_s: processor time used so far.
     """
 
     rank: int
@@ -326,10 +326,13 @@ class Activity:
         """The seconds of processor time that the rank has used."""
         return self._counters()[0] / TICKS_PER_S
 
-    @property
-    def is_asleep(self) -> bool:
-        """Whether a process of the rank sleeps for a fixed time, after which it continues by itself."""
-        return any(_wait_of(process.pid) == SLEEP for process in self.processes)
+    def is_asleep(self, processes: Sequence[Process]) -> bool:
+        """Return whether a rank may continue by itself. processes: of the rank now.
+
+        A process sleeps for a fixed time, or the rank has started or ended a process.
+        """
+        has_changed = {each.pid for each in self.processes} ^ {each.pid for each in processes}
+        return bool(has_changed) or any(_wait_of(each.pid) == SLEEP for each in processes)
 
     def _counters(self) -> tuple[int, int]:
         """Return the clock ticks of processor time that the rank has used, and the bytes transferred."""
@@ -485,6 +488,7 @@ def observe(node: str) -> Iterator[Rank]:
             activity.sample(tracer)
         time.sleep(WINDOW_S / ROUNDS)
     tracer.release()
+    processes_now = ranks_here() if activities else {}
     gpu_use = Gpus().memory_use()
     for rank, activity in activities.items():
         main = activity.main
@@ -505,7 +509,8 @@ def observe(node: str) -> Iterator[Rank]:
         place, source = places.pop(main.pid)
         workers = tuple(sorted({": ".join(filter(None, each)) for each in places.values()}))
         facts = (rank, node, main.pid, doing, within, place, source, workers, tuple(texts))
-        yield Rank(*facts, activity.is_asleep, round(activity.cpu_s, 2))
+        is_asleep = activity.is_asleep(processes_now.get(rank, [])[:MOST_PROCESSES_OF_RANK])
+        yield Rank(*facts, is_asleep, round(activity.cpu_s, 2))
 
 
 def _texts(stacks: Mapping[str, Sequence[Frame]]) -> Iterator[str]:
