@@ -30,7 +30,7 @@ PAYLOADS: Final = f"$HOME/{ARCHIVES}"  # by hash
 # Variables that mpirun passes to the ranks.
 _EXPORTED: Final = (
     *("PATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS", "MASTER_ADDR", "MASTER_PORT", "CLUSTERCTL_HEARTBEAT"),
-    *("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
+    "TORCH_FR_DUMP_TEMP_FILE",
 )
 # PyTorch's variables for a single rank that no launcher starts.
 _ALONE: Final = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "0"}

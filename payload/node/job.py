@@ -45,9 +45,6 @@ OURS = frozenset(
     "hang.json heartbeat run.json sacct.json environment.json SHA256SUMS".split()
 )
 RANK_VARIABLES = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK".split()
-# If an operation of NCCL exceeds PyTorch's time-out, each rank writes its last operations to a file
-# (PyTorch: "Flight Recorder for Debugging Stuck Jobs").
-NCCL_RECORDS = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 # These ports are above the ranges of the kernel and srun.
 FIRST_PORT, PORTS = 65000, 536
 # After a failure, telemetry may wait for a dead node. It must not delay the requeue.
@@ -145,8 +142,8 @@ def run(words: Sequence[str]) -> int:
     set_rendezvous(nodes)
     # A program that works without output writes to this file to show its progress.
     os.environ["CLUSTERCTL_HEARTBEAT"] = os.path.abspath("heartbeat")
-    record = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": os.path.abspath("rank-logs/nccl-")}
-    os.environ.update({**NCCL_RECORDS, **record, **os.environ})
+    # If an operation of NCCL exceeds its time-out, PyTorch writes each rank's last operations to such a file.
+    os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", os.path.abspath("rank-logs/nccl-"))
     events = Events()
     task.hold_signals()
     restart = Restart(events, options, program)

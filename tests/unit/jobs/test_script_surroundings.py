@@ -42,13 +42,11 @@ def test_steps_of_a_script_do_not_wait_long_for_a_failed_rank(batch, given, foun
     assert batch.run(rendered(job))[:2] == (3, f"{found} 0.1 $x\n")
 
 
-def test_ranks_record_the_operations_of_nccl_for_a_time_out(batch):
-    """Unless the user chooses other values."""
-    job = shell_job(batch, "env | grep ^TORCH_NCCL_", env={"TORCH_NCCL_TRACE_BUFFER_SIZE": "7"})
-    said = dict(line.split("=") for line in batch.run(rendered(job))[1].splitlines())
-    prefix = f"{batch.folder.resolve()}/rank-logs/nccl-"
-    values = (said["TORCH_NCCL_TRACE_BUFFER_SIZE"], said["TORCH_NCCL_DUMP_ON_TIMEOUT"])
-    assert (*values, said["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"]) == ("7", "1", prefix)
+@pytest.mark.parametrize(("given", "prefix"), [({}, None), ({"TORCH_FR_DUMP_TEMP_FILE": "/x"}, "/x")])
+def test_ranks_record_the_operations_of_nccl_beside_their_logs(batch, given, prefix):
+    """Unless the user chooses another path."""
+    job = shell_job(batch, 'echo "$TORCH_FR_DUMP_TEMP_FILE"', env=given)
+    assert batch.run(rendered(job))[1].strip() == (prefix or f"{batch.folder.resolve()}/rank-logs/nccl-")
 
 
 def test_mpirun_hands_them_to_the_ranks(batch):
@@ -56,8 +54,7 @@ def test_mpirun_hands_them_to_the_ranks(batch):
     job = python_job(batch, nodes=2, launcher="mpirun", env={"A": "1", "B": "x y", "OMP_NUM_THREADS": "2"})
     said = batch.run(rendered(job))[1]
     of_all = "PATH PYTHONUNBUFFERED OMP_NUM_THREADS MASTER_ADDR MASTER_PORT CLUSTERCTL_HEARTBEAT"
-    nccl = [f"TORCH_NCCL_{name}" for name in ("TRACE_BUFFER_SIZE", "DUMP_ON_TIMEOUT", "DEBUG_INFO_TEMP_FILE")]
-    assert "".join(f" -x {name}" for name in (*of_all.split(), *nccl, "A", "B ")) in said
+    assert "".join(f" -x {name}" for name in (*of_all.split(), "TORCH_FR_DUMP_TEMP_FILE", "A", "B ")) in said
     assert said.endswith("A=1\nB=x y\n") or said.endswith("B=x y\nA=1\n")
 
 
