@@ -71,9 +71,10 @@ def reject_invalid_arguments(jobs: Sequence[JobSpec], chosen: ChosenModel | None
     lines: list[list[str]] = []
     for job in jobs:
         if job.bundled and (model_args or job.args or job.sweep or job.bundled in MODEL_JOBS):
-            for values in job.sweep.tasks if job.sweep is not None else [{}]:
-                tasks.append(job)
-                lines.append([job.bundled, *model_args, *job.args, *sweep_arguments(values)])
+            sweep = job.sweep
+            swept = [sweep_arguments(values, sweep.form) for values in sweep.tasks] if sweep else [[]]
+            tasks += [job] * len(swept)
+            lines += [[job.bundled, *model_args, *job.args, *words] for words in swept]
     answers = json.loads(_payload(["payload.cli.arguments"], json.dumps(lines)).stdout) if lines else []
     for job, problem in zip(tasks, answers, strict=True):
         if problem:

@@ -22,12 +22,13 @@ from clusterctl.jobs.source import MAX_BYTES, MAX_FILES, Source, is_taken
 from clusterctl.scheduler.script import sweep_variable
 from clusterctl.spec.job import BUNDLED_JOBS, JobSpec, job_of, sweep_arguments
 from clusterctl.spec.job_options import JobOptions, job_options
+from clusterctl.spec.sweep import are_pairs
 from clusterctl.state.submissions import ENVIRONMENT_FILE, SOURCE_FILE, SWEEP_FILE
 from clusterctl.transport.remote_open import read_json
 from clusterctl.transport.tree import Item, Kind, hash_items
 from clusterctl.util.assets import file_sha256
 
-_OPTION: Final = re.compile(r"(?P<dashes>--?|)(?P<name>[A-Za-z][\w.-]*)(?P<value>=.*)?", re.DOTALL)
+_OPTION: Final = re.compile(r"(?P<dashes>--?|\+{0,2})(?P<name>[A-Za-z][\w./@-]*)(?P<value>=.*)?", re.DOTALL)
 # Options that are not simply repeated: they are changed, computed again, or specific to the run.
 _NOT_AGAIN: Final = frozenset({"args", "array", "container", "env", "requirements", "sweep", "tag", "note"})
 _MAX_JSON: Final = 64 << 20
@@ -170,7 +171,7 @@ def _start_options(
     # A single task of a sweep becomes a job without a sweep.
     if sweep and again.task:
         values = _values(run, again.task)
-        args += sweep_arguments(values)
+        args += sweep_arguments(values, sweep.get("form"))
         env |= {sweep_variable(key): value for key, value in values.items()}
         sweep, array = {}, None
     elif again.task:
@@ -348,7 +349,8 @@ def with_changes(args: Sequence[str], changes: Mapping[str, str]) -> list[str]:
             done.add(key)
             words += _words(match["dashes"] + match["name"], changes[key], joined=match["value"] is not None)
     for key in changes:
-        words += _words(f"--{key}", changes[key], joined=False) if key not in done else []
+        new = [f"{key}={changes[key]}"] if are_pairs(args) else _words(f"--{key}", changes[key], joined=False)
+        words += new if key not in done else []
     return words + remaining
 
 

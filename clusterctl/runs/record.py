@@ -95,11 +95,12 @@ def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunR
     if not record.is_array:
         tasks = [_with_restarts(task, tree) for task in record.tasks]
         return record.model_copy(update={**submitted, "tasks": tuple(tasks), **vars(summarize(tree, args))})
-    values = sweep.pop("tasks") if isinstance(sweep, dict) else []
+    values, form = (sweep.pop("tasks"), sweep.get("form")) if isinstance(sweep, dict) else ([], None)
     tasks = []
     for task in record.tasks:
         number, folder = task.number, tree / task.folder
-        own = sweep_arguments(values[int(number)]) if number.isdecimal() and int(number) < len(values) else ()
+        has_values = number.isdecimal() and int(number) < len(values)
+        own = sweep_arguments(values[int(number)], form) if has_values else ()
         summary = summarize(folder, (*args, *own))
         tasks.append(_with_restarts(task, folder).model_copy(update=vars(summary)))
     return record.model_copy(update={**submitted, "tasks": tuple(tasks), "sweep": sweep})

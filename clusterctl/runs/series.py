@@ -31,6 +31,8 @@ from clusterctl.transport.remote_open import open_file, read_json
 
 _MAX_DEPTH: Final = 4
 _OPTION: Final = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
+# Arguments for Hydra, such as ++lr=0.1
+_PAIR: Final = re.compile(r"\+{0,2}([A-Za-z][\w./@-]*)=(.*)", re.DOTALL)
 METRICS_FILE: Final = "metrics.jsonl"
 _MAX_NAMES: Final = 200
 _MAX_TEXT: Final = 100
@@ -283,13 +285,14 @@ def summarize(folder: Path, args: Sequence[str] = ()) -> Summary:
 def config_of(args: Sequence[str]) -> tuple[dict[str, Value], list[str]]:
     """Split a program's arguments into options and the remaining arguments.
 
-    ``--lr 0.1`` and ``--lr=0.1`` are options with a value, ``--flag`` is True.
+    ``--lr 0.1``, ``--lr=0.1`` and ``lr=0.1`` are options with a value, ``--flag`` is True.
     """
     options: dict[str, Value] = {}
     arguments: list[str] = []
     words = list(args)
     while words and len(options) < _MAX_NAMES:
-        match = _OPTION.fullmatch(word := words.pop(0))
+        word = words.pop(0)
+        match = _OPTION.fullmatch(word) or _PAIR.fullmatch(word)
         if match is None:
             arguments.append(word)
             continue

@@ -249,7 +249,7 @@ def mpirun_exports(job: JobSpec) -> str:
 
 def sweep_variable(key: str) -> str:
     """Return the name of the environment variable for a parameter of a sweep, such as SWEEP_LR for lr."""
-    return "SWEEP_" + re.sub(r"\W", "_", key).upper()
+    return "SWEEP_" + re.sub(r"\W", "_", key.lstrip("+")).upper()
 
 
 def is_launched(job: JobSpec, script: UserScript | None) -> bool:

@@ -31,8 +31,13 @@ MODEL_JOBS = ("eval", "sample", "predict", "export")
 ONE_RANK_JOBS = ("sample", "predict", "export")
 
 
-def sweep_arguments(values: Mapping[str, str]) -> list[str]:
-    """Return a sweep task's values as arguments: ``--lr 0.1``, ``--flag`` for true, nothing for false."""
+def sweep_arguments(values: Mapping[str, str], form: object = None) -> list[str]:
+    """Return a sweep task's values as arguments: ``--lr 0.1``, ``--flag`` for true, nothing for false.
+
+    form: that of the sweep. If it is ``key=value``, the arguments are ``lr=0.1``, ``flag=true``.
+    """
+    if form == "key=value":
+        return [f"{key}={value}" for key, value in values.items()]
     words = []
     for key, value in values.items():
         if value != "false":
@@ -331,7 +336,7 @@ def job_of(target: str, options: Mapping[str, Any], *, folder: Path) -> JobSpec:
                 code="sweep-with-array",
                 fix="remove --array or --sweep",
             )
-        job = job.model_copy(update={"array": job.sweep.array})
+        job = job.model_copy(update={"array": job.sweep.array, "sweep": job.sweep.for_arguments(job.args)})
     if bundled in ONE_RANK_JOBS and job.tasks > 1:
         raise UsageError(
             f"the bundled job {bundled} runs on a single rank, but {job.tasks} ranks were requested",

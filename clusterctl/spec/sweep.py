@@ -6,7 +6,7 @@ import itertools
 import math
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from functools import cached_property
@@ -20,7 +20,10 @@ from clusterctl.spec.units import shown
 
 # Slurm's default MaxArraySize is 1001.
 MAX_TASKS: Final = 1000
-_KEY: Final = re.compile(r"[A-Za-z][\w.-]{0,63}")
+_OPTION: Final = re.compile(r"[A-Za-z][\w.-]{0,63}")
+# Hydra also has names such as ++lr and db/type.
+_KEY: Final = re.compile(r"\+{0,2}[A-Za-z][\w./@-]{0,63}")
+_PAIR: Final = re.compile(r"[+~]{0,2}[A-Za-z][\w./@-]*=.*", re.DOTALL)
 _RANGE: Final = re.compile(r"(log\s+)?(\S+?)\.\.(\S+)")
 # Parts of the names of metrics for which higher is better. For all other metrics, lower is better.
 _MORE: Final = re.compile(
@@ -38,6 +41,13 @@ class Goal(StrEnum):
 
     MIN = "min"
     MAX = "max"
+
+
+class Form(StrEnum):
+    """How a task gets its values as arguments: ``--lr 0.1``, or ``lr=0.1`` as Hydra reads them."""
+
+    OPTION = "--key value"
+    PAIR = "key=value"
 
 
 def _key(name: str) -> str:
@@ -148,6 +158,11 @@ class Sweep(Model):
     parallel: Annotated[int, Field(ge=1, le=MAX_TASKS, strict=True)] | None = Field(
         None, description="maximum number of tasks that run at the same time"
     )
+    form: Form | None = Field(
+        None,
+        description="how the program gets a value: `--key value`, or `key=value` as for Hydra; default: the "
+        "latter if all of the program's other arguments have this form, or a key begins with +",
+    )
     metric: str | None = Field(None, description="the metric that ranks the tasks", examples=["eval_loss"])
     goal: Goal | None = Field(
         None, description="whether the metric's minimum or maximum is best; default: judged by its name"
@@ -200,16 +215,24 @@ class Sweep(Model):
     def _holds(self, key: str, values: Values) -> bool:
         return all(values.get(other) in allowed for other, allowed in self.when.get(key, {}).items())
 
+    def for_arguments(self, args: Sequence[str]) -> Self:
+        """Return the sweep with its ``form``. Default: the form of the program's other arguments."""
+        is_of_hydra = any(not _OPTION.fullmatch(key) for values in self.tasks for key in values)
+        form = self.form or (Form.PAIR if is_of_hydra or are_pairs(args) else Form.OPTION)
+        return self.model_copy(update={"form": form})
+
     @property
     def record(self) -> dict[str, Any]:
         """The content of sweep-tasks.json: the values of each task, and the metric that ranks the tasks."""
         goal = self.goal or (goal_of(self.metric) if self.metric else None)
-        return {"version": 1, "metric": self.metric, "goal": goal, "keys": self.keys, "tasks": self.tasks}
+        ranking = {"metric": self.metric, "goal": goal}
+        return {"version": 1, **ranking, "keys": self.keys, "form": self.form, "tasks": self.tasks}
 
     @property
     def keys(self) -> list[str]:
-        """The names of the options that the sweep sets in at least one task."""
-        return list(dict.fromkeys(key for values in self.tasks for key in values))
+        """The names, as in a run's configuration, of the options that the sweep sets in at least one task."""
+        names = (key.lstrip("+").replace("-", "_") for values in self.tasks for key in values)
+        return list(dict.fromkeys(names))
 
     @property
     def array(self) -> str:
@@ -228,6 +251,11 @@ def _draw(rng: random.Random, choice: tuple[str, ...] | str) -> str:
     if match[2].lstrip("+-").isdecimal() and match[3].lstrip("+-").isdecimal():
         return str(rng.randint(int(low), int(high)))
     return f"{rng.uniform(float(low), float(high)):.6g}"
+
+
+def are_pairs(args: Sequence[str]) -> bool:
+    """Return whether a program has arguments, and all of them have the form ``lr=0.1``, as for Hydra."""
+    return bool(args) and all(map(_PAIR.fullmatch, args))
 
 
 def goal_of(metric: str) -> Goal:

@@ -66,10 +66,14 @@ Time = Annotated[int, Field(ge=0, le=1 << 40)]  # Unix seconds
 
 
 class SweepRecord(TypedDict, total=False):
-    """The options that a sweep varies (``keys``), and the metric and goal (min, max) that rank its tasks."""
+    """The options that a sweep varies (``keys``), and the metric and goal (min, max) that rank its tasks.
+
+    form: that of a task's arguments: ``--key value`` or ``key=value``.
+    """
 
     version: int
     keys: list[str]
+    form: str | None
     metric: str | None
     goal: str | None
 

@@ -197,7 +197,8 @@ def take_sweep_values() -> list[str]:
     number = os.environ["SLURM_ARRAY_TASK_ID"]
     try:
         with open("../sweep-tasks.json") as file:
-            values = dict(json.load(file)["tasks"][int(number)])
+            sweep = json.load(file)
+        values = dict(sweep["tasks"][int(number)])
     except (OSError, ValueError, LookupError, TypeError) as exc:
         task.complain(f"sweep-tasks.json does not contain valid values of task {number}: {exc!r}")
         sys.exit(2)
@@ -205,9 +206,11 @@ def take_sweep_values() -> list[str]:
         file.write(json.dumps(values) + "\n")
     words: list[str] = []
     for key, value in values.items():
-        variable = "".join(letter if letter.isalnum() else "_" for letter in key)
+        variable = "".join(letter if letter.isalnum() else "_" for letter in key.lstrip("+"))
         os.environ[f"SWEEP_{variable.upper()}"] = value
-        if value != "false":
+        if sweep.get("form") == "key=value":
+            words.append(f"{key}={value}")
+        elif value != "false":
             words += [f"--{key}"] if value == "true" else [f"--{key}", value]
     return words
 

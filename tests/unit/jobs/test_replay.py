@@ -103,6 +103,7 @@ def edit(run: Path, name: str, change: Callable[[Any], object]) -> None:
         ("plain.sh", {"container": "/images/a.sif", "folder": False}),
         ("train", {"nodes": 2, "launcher": "mpirun", "cpus": 2, "args": ["--epochs", "1"]}),
         ("train", {"sweep": ["lr=0.1,0.2"]}),
+        ("plain.sh", {"sweep": ["a.lr=0.1,0.2"], "args": ["x=1"]}),
     ],
 )
 def test_the_script_is_that_of_the_original(
@@ -135,6 +136,12 @@ def test_a_task_of_a_sweep_is_a_job_of_its_own(collected: Collected) -> None:
     assert replay.job.env == {"SWEEP_LR": "0.2", "SWEEP_FLAG": "true"}
     with refused("key-of-each-task", UsageError):
         replay_job(run, ReplayRequest("x", changes={"lr": "1"}))
+
+
+def test_a_task_of_a_sweep_of_pairs_keeps_its_form(collected: Collected) -> None:
+    run, _ = collected("plain.sh", sweep=["++a.lr=0.1,0.2"], args=["x=7"])
+    replay = replay_job(run, ReplayRequest("x", task="1", changes={"x": "8", "y": "9"}))
+    assert replay.job.args == ("x=8", "++a.lr=0.2", "y=9")
 
 
 def test_a_task_of_another_array_keeps_its_number(collected: Collected) -> None:
@@ -242,6 +249,7 @@ def test_a_model_that_was_sent_is_sent_again(really: Really, session: Session, p
         ("a -- --lr 1", {"lr": "2"}, "a --lr 2 -- --lr 1"),
         ("--lr -3 --x", {"lr": "--y"}, "--lr=--y --x"),
         ("", {"note": "a b"}, "--note a\0b"),
+        ("++db/type=a x=1", {"db/type": "b", "y": "true"}, "++db/type=b x=1 y=true"),
     ],
 )
 def test_options_are_changed_where_they_stand(args: str, changes: Mapping[str, str], expected: str) -> None:

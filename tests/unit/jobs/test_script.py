@@ -15,7 +15,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.script import UserScript
 from clusterctl.spec.job import JobSpec, sweep_arguments
-from clusterctl.spec.sweep import Sweep
+from clusterctl.spec.sweep import Form, Sweep
 from clusterctl.state.submissions import ADDED_FILES, SENT_FILES, WRITTEN_FILES
 from payload.node.job import OURS
 from tests.support.messages import refused
@@ -193,15 +193,16 @@ print(json.dumps([sys.argv[1:], os.environ["SWEEP_LR_X"], open("sweep-values.jso
 """
 
 
-def test_a_task_of_a_sweep_is_started_with_its_values(batch):
+@pytest.mark.parametrize("form", Form)
+def test_a_task_of_a_sweep_is_started_with_its_values(batch, form):
     script = user_script(batch.folder, "p.py", SWEPT)
-    sweep = Sweep(grid={"lr-x": ["0.1", "2 $x"], "on": "true", "off": "false"})
+    sweep = Sweep(grid={"++lr-x": ["0.1", "2 $x"], "on": "true", "off": "false"}, form=form)
     job = JobSpec(name="j", script=script, sweep=sweep, array=sweep.array, args=("a",))
     batch.environment["SLURM_ARRAY_TASK_ID"] = "1"
     assert batch.run(rendered(job))[0] == 2  # by hand, without the list
     (batch.folder / "sweep-tasks.json").write_text(json.dumps(sweep.record))
     words, variable, noted = json.loads(batch.run(rendered(job))[1])
-    assert (words, variable) == (["a", *sweep_arguments(sweep.tasks[1])], "2 $x")
+    assert (words, variable) == (["a", *sweep_arguments(sweep.tasks[1], form)], "2 $x")
     assert json.loads(noted) == sweep.tasks[1]
 
 

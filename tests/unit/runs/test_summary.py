@@ -19,9 +19,11 @@ def lines(folder: Path, *records: object) -> None:
 
 def test_options_of_any_program_are_its_configuration() -> None:
     words = "train.csv --lr=1e-3 --epochs 5 --name a b --warm-up --offset -3 -v --x= --seed 0x1".split()
+    words += "optimizer.lr=0.1 ++db/type=a=b ./c=d".split()
     switches = {"warm_up": True, "v": True}
     options = {"lr": 0.001, "epochs": 5, "name": "a", "offset": -3, "x": "", "seed": "0x1"}
-    assert config_of(words) == (switches | options, ["train.csv", "b"])
+    options |= {"optimizer.lr": 0.1, "db/type": "a=b"}
+    assert config_of(words) == (switches | options, ["train.csv", "b", "./c=d"])
 
 
 def test_each_metric_has_its_last_lowest_and_highest_value(tmp_path: Path) -> None:

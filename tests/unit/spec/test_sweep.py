@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from clusterctl.errors import BadValueError
 from clusterctl.spec.job import sweep_arguments
-from clusterctl.spec.sweep import Goal, Sweep, as_grid, goal_of
+from clusterctl.spec.sweep import Form, Goal, Sweep, as_grid, goal_of
 from tests.support.messages import refused
 
 
@@ -102,6 +102,32 @@ def test_values_are_options_and_switches() -> None:
 
 
 @pytest.mark.parametrize(
+    ("keys", "args", "form"),
+    [
+        ("lr", "model=resnet ++x.y=1 ~z=", "key=value"),
+        ("+optimizer.lr", "", "key=value"),
+        ("db/type@main", "--help", "key=value"),
+        ("optimizer.lr", "", "--key value"),
+        ("lr", "model=resnet --fast", "--key value"),
+        ("lr", "data/x.csv model=resnet", "--key value"),
+        ("lr", "=1", "--key value"),
+    ],
+)
+def test_form_of_values_follows_the_other_arguments(keys: str, args: str, form: str) -> None:
+    sweep = Sweep.model_validate({"grid": {key: ["1"] for key in keys.split()}})
+    assert sweep.for_arguments(args.split()).record["form"] == form
+    for chosen in Form:
+        assert sweep.model_copy(update={"form": chosen}).for_arguments(args.split()).form == chosen
+
+
+def test_values_are_pairs_for_hydra() -> None:
+    values = {"lr": "1e-4", "++fast": "true", "slow": "false", "name": ""}
+    assert sweep_arguments(values, Form.PAIR) == ["lr=1e-4", "++fast=true", "slow=false", "name="]
+    with pytest.raises(ValidationError):
+        Sweep.model_validate({"grid": {"a": ["1"]}, "form": "=value"})
+
+
+@pytest.mark.parametrize(
     ("metric", "goal"), [("eval_loss", Goal.MIN), ("Val_Acc", Goal.MAX), ("x", Goal.MIN)]
 )
 def test_which_values_are_the_best(metric: str, goal: Goal) -> None:
@@ -109,12 +135,13 @@ def test_which_values_are_the_best(metric: str, goal: Goal) -> None:
 
 
 def test_its_record_has_all_keys_and_the_goal() -> None:
-    sweep = Sweep.model_validate({"list": [{"a": "1"}, {"b": "2"}], "metric": "accuracy"})
+    sweep = Sweep.model_validate({"list": [{"a": "1"}, {"++b-c": "2"}], "metric": "accuracy"})
     assert sweep.record == {
         "version": 1,
         "metric": "accuracy",
         "goal": "max",
-        "keys": ["a", "b"],
-        "tasks": ({"a": "1"}, {"b": "2"}),
+        "keys": ["a", "b_c"],
+        "form": None,
+        "tasks": ({"a": "1"}, {"++b-c": "2"}),
     }
     assert Sweep.model_validate({"grid": {"a": ["1", "2"]}, "parallel": 1}).array == "0-1%1"
