@@ -430,9 +430,9 @@ def list_runs(
 ) -> list[Row]:
     """Return collected runs, newest first, like `runs list`; or the tasks of ``sweep``, best first."""
     if sweep is not None:
-        if where or since or tags or tasks or folders or everywhere or cluster or reverse:
-            raise excluded("sweep=", "reverse= or a condition on runs")
-        return ranked(named_run(sweep), sort)[0]
+        if where or since or tags or tasks or folders or everywhere or cluster:
+            raise excluded("sweep=", "a condition on runs")
+        return ranked(named_run(sweep), sort, reverse=reverse)[0]
     query = RunQuery(
         where=_as_list(where),
         sort=sort,

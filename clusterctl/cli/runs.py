@@ -83,9 +83,10 @@ def list_(screen: Screen, **given: Any) -> None:
     if given.keys() >= {"folders", "everywhere"}:
         raise excluded("--dir", "--everywhere")
     if "sweep" in given:
-        if given.keys() - {"sweep", "sort"}:
-            raise excluded("--sweep", "other options than --sort")
-        answer, lines = ranking_of(screen, named_run(given["sweep"]), given.get("sort"))
+        if given.keys() - {"sweep", "sort", "reverse"}:
+            raise excluded("--sweep", "other options than --sort and --reverse")
+        sweep, reverse = named_run(given["sweep"]), given.get("reverse", False)
+        answer, lines = ranking_of(screen, sweep, given.get("sort"), reverse=reverse)
         screen.result(answer, *lines)
         return
     chosen = [key.strip() for key in given.pop("columns", "").split(",") if key.strip()]
@@ -110,15 +111,18 @@ def list_(screen: Screen, **given: Any) -> None:
         screen.note(f"{older} more: {more}")
 
 
-def ranking_of(screen: Screen, run: Row, metric: str | None = None) -> tuple[dict[str, Any], list[str]]:
+def ranking_of(
+    screen: Screen, run: Row, metric: str | None = None, *, reverse: bool = False
+) -> tuple[dict[str, Any], list[str]]:
     """Rank a sweep's tasks by a metric, the best first. Return (JSON answer, lines to show).
 
     run: the collected sweep. metric: name of the metric. Default: the metric in the sweep's definition.
+    reverse: the other end of the metric's values is the best.
 
     Raises:
         UsageError: neither ``metric`` nor the sweep names a metric, or no task has the metric.
     """
-    rows, metric = ranked(run, metric)
+    rows, metric = ranked(run, metric, reverse=reverse)
     keys = (run.run.sweep or {}).get("keys") or []
     columns = ["job", *keys, metric, *(name for name in _metric_columns(rows) if name != metric), "state"]
     lines = _table(screen, rows, columns)

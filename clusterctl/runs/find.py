@@ -197,11 +197,13 @@ def ordered(rows: Sequence[Row], key: str, *, reverse: bool = False) -> list[Row
     return sorted(with_value, key=lambda row: _rank(row.value(key)), reverse=reverse) + without_value
 
 
-def ranked(run: Row, metric: str | None = None) -> tuple[list[Row], str]:
+def ranked(run: Row, metric: str | None = None, *, reverse: bool = False) -> tuple[list[Row], str]:
     """Return the tasks of a sweep, best first, and the name of the metric that ranks them.
 
     For a task that was submitted again, the newest run is used. The default metric is defined by the sweep,
-    or is a usual metric such as ``val_loss``. Raises UsageError if there are no tasks, or no metric.
+    or is a usual metric such as ``val_loss``. reverse: reverse the order, for example because the metric's
+    maximum is the best, although its name does not tell. Raises UsageError if there are no tasks, or no
+    metric.
     """
     tasks, sweep = latest_tasks(run), run.run.sweep or {}
     if not tasks:
@@ -220,7 +222,8 @@ def ranked(run: Row, metric: str | None = None) -> tuple[list[Row], str]:
         )
     reject_unknown_keys(tasks, [metric])
     goal = sweep.get("goal") if metric == sweep.get("metric") else None
-    return ordered(tasks, metric, reverse=(goal or goal_of(metric)) == Goal.MAX), metric
+    is_maximum_best = (goal or goal_of(metric)) == Goal.MAX
+    return ordered(tasks, metric, reverse=is_maximum_best != reverse), metric
 
 
 def latest_tasks(run: Row) -> list[Row]:

@@ -83,8 +83,7 @@ def select_runs(query: RunQuery, folders: Sequence[Path] = (), *, everywhere: bo
         notes = (*notes, f"note: the run.json of {damaged[0]}{more} can't be read")
     rows = [row for run in map(Row, runs) for row in ((query.tasks and run.tasks) or [run])]
     keys = [*query.columns, *([query.sort] if query.sort is not None else [])]
-    if not query.tasks:
-        _reject_keys_of_tasks(rows, keys)
+    _reject_keys_of_tasks(rows, keys)
     reject_unknown_keys(rows, keys)
     if query.cluster is not None:
         rows = [row for row in rows if row.run.cluster == query.cluster]
@@ -138,6 +137,7 @@ def _filter(rows: Sequence[Row], query: RunQuery) -> list[Row]:
                 fix="write a condition such as lr=0.1, loss<2, name~bert or state!=FAILED",
             )
         key, operator, expected = match.groups()
+        _reject_keys_of_tasks(rows, [key])
         reject_unknown_keys(rows, [key])
         meets_condition = _condition(key, operator, expected, [row.value(key) for row in rows])
         selected = [row for row in selected if meets_condition(row.value(key))]

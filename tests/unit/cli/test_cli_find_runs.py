@@ -121,8 +121,11 @@ def test_a_sweep_by_its_metric(made: Clusterctl) -> None:
         [],
         ["best:", "7_1", "lr=0.01:", "eval_loss", "1"],
     ]
-    assert json.loads(made("runs", "--sweep", "7", "-o", "json").stdout)["runs"][0]["job"] == "7_1"
-    assert "add --tasks" in made("runs", "--sort", "eval_loss", rc=2).stderr
+    for words, order in (("", "102"), ("--sort eval_loss", "102"), ("-r", "012"), ("--sort lr -r", "201")):
+        rows = json.loads(made("runs", "--sweep", "7", *words.split(), "-o", "json").stdout)["runs"]
+        assert [row["job"] for row in rows] == [f"7_{number}" for number in order]
+    for words in (("--sort", "eval_loss"), ("--where", "eval_loss<9"), ("--columns", "eval_loss")):
+        assert codes(made("-o", "json", "runs", *words, rc=2)) == ["key-of-tasks-only"]
     assert (
         made("runs", "--tasks", "--sort", "eval_loss")
         .stdout.splitlines()[1]
