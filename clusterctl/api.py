@@ -27,7 +27,7 @@ from clusterctl.errors import UsageError, excluded, printable
 from clusterctl.jobs import files, watch
 from clusterctl.jobs.bundled import ChosenModel, reject_invalid_arguments
 from clusterctl.jobs.log_text import KeptLogs, whole_lines
-from clusterctl.jobs.replay import replay_job
+from clusterctl.jobs.replay import Code, replay_job
 from clusterctl.jobs.stacks import stacks_of
 from clusterctl.jobs.submission import Preparer, Submission, read_jobs, submit_prepared
 from clusterctl.jobs.submit import Submitter
@@ -261,19 +261,21 @@ class Cluster:
         changes: Mapping[str, object] | None = None,
         *,
         failed: bool = False,
+        code: Literal["sent", "current"] = "sent",
         **flags: Any,
     ) -> Job | None:
         """Submit the job of a collected run again.
 
         changes: the program's options with other values: name -> value.
         failed: submit only failed tasks. If no task failed, submit nothing and return None.
+        code: the program's files: as sent with the run, or as they are in its folder now.
         flags: options of the command `replay`, such as ``partition`` and ``time``.
         """
         reject_unknown(flags, _REPLAY_OPTIONS, "replay has no option")
         row = run if isinstance(run, Row) else named_run(str(run))
         texts = {key.removeprefix("--"): str(_as_texts(value)) for key, value in (changes or {}).items()}
         given_flags = {name: value for name, value in flags.items() if value not in (None, [])}
-        again = select_replay(row, texts, failed=failed, flags=given_flags)
+        again = select_replay(row, texts, failed=failed, flags=given_flags, code=Code(code))
         if again is None:
             return None
         replay = replay_job(row.run.directory, again)

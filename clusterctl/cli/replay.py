@@ -27,7 +27,7 @@ from clusterctl.cli.submit import (
 from clusterctl.cluster.replayed_run import differences, select_replay
 from clusterctl.errors import UsageError
 from clusterctl.jobs.bundled import reject_invalid_arguments
-from clusterctl.jobs.replay import Replay, replay_job
+from clusterctl.jobs.replay import Code, Replay, replay_job
 from clusterctl.jobs.submission import Submission
 from clusterctl.runs.collect import collect
 from clusterctl.runs.compare import compare_losses
@@ -45,6 +45,9 @@ def replay(
     run: Run,
     set_: Annotated[Words, option("Set a program option. Repeatable.", "--set", metavar="KEY=VALUE")] = None,
     failed: Annotated[bool, option("For an array or sweep: only the tasks that did not complete.")] = False,
+    code: Annotated[
+        Code, option("The program's files: as sent with the run, or as they are in its folder now.")
+    ] = Code.SENT,
     dry_run: DryRun = False,
     wait: Annotated[bool, option("Wait until the job has ended, and compare its losses.")] = False,
     follow: Follow = False,
@@ -57,7 +60,7 @@ def replay(
     different one; differences are shown before anything is sent.
     """
     row, changes = named_run(run), _changes(set_ or [])
-    again = select_replay(row, changes, failed=failed, flags=given)
+    again = select_replay(row, changes, failed=failed, flags=given, code=code)
     if again is None:
         screen.result({"jobs": []}, f"nothing was submitted: all tasks of {row.shown} have completed")
         return

@@ -23,6 +23,7 @@ from clusterctl.runs.find import FIELDS, TIMES, USUAL_METRICS, Row, metric_names
 from clusterctl.runs.page import REPORT_FILE, write_report
 from clusterctl.runs.query import RunQuery, select_runs
 from clusterctl.runs.report import report_of, report_path
+from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.session import Session
 from clusterctl.state.ledger import Metric, Value
 from clusterctl.transport.tree import format_size
@@ -129,8 +130,23 @@ def ranking_of(
     if (best := rows[0].value(metric)) is not None:
         values = " ".join(f"{key}={shown_value(rows[0].value(key))}" for key in keys)
         lines += ["", f"best: {rows[0].value('job')} {values}: {metric} {shown_value(best)}"]
+    lines += _failed_tasks(run, rows)
     answer = {"sweep": run.run.job_id, "metric": metric, "runs": [_answer(row) for row in rows]}
     return answer, lines
+
+
+def _failed_tasks(run: Row, rows: Sequence[Row]) -> list[Notice]:
+    """Return lines about tasks to repeat, and about repeated tasks that ran other code than the rest."""
+    failed = sum(row.run.final and row.record.state != JobState.COMPLETED for row in rows)
+    replay = f"`clusterctl replay {run.run.job_id} --failed`, after a correction with `--code current`"
+    text = f"{failed} of {len(rows)} tasks did not complete; to repeat them: {replay}"
+    lines = [Notice("sweep-incomplete", text)] if failed else []
+    jobs = {row.run.source: row.run.job_id for row in rows}
+    if len(jobs) > 1:
+        first, second, *_ = sorted(jobs.values(), key=lambda job: (len(job), job))
+        text = f"jobs {first} and {second} ran different code: `clusterctl runs diff {first} {second}`"
+        lines.append(Notice("sweep-of-two-programs", text))
+    return lines
 
 
 def note_ranking(screen: Screen, session: Session, job_id: str) -> dict[str, Any] | None:

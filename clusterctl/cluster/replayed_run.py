@@ -8,7 +8,7 @@ from typing import Final
 
 from clusterctl import __version__
 from clusterctl.errors import UsageError
-from clusterctl.jobs.replay import Replay, ReplayRequest
+from clusterctl.jobs.replay import Code, Replay, ReplayRequest
 from clusterctl.runs.compare import Difference
 from clusterctl.runs.find import Row, latest_tasks
 from clusterctl.scheduler.base import JobState
@@ -17,15 +17,22 @@ from clusterctl.spec.job import JobSpec
 from clusterctl.state.facts import ClusterFacts
 from clusterctl.util.assets import payload_hash
 
+_MAX_FILES: Final = 20
 _NUMBER: Final = re.compile(r"[0-9]{1,7}")
 
 
 def select_replay(
-    row: Row, changes: Mapping[str, str], *, failed: bool, flags: Mapping[str, object]
+    row: Row,
+    changes: Mapping[str, str],
+    *,
+    failed: bool,
+    flags: Mapping[str, object],
+    code: Code = Code.SENT,
 ) -> ReplayRequest | None:
     """Return the submission that repeats the run ``row``. None: ``failed`` is set, and all have completed.
 
     changes: options of the program with their new values. flags: options of `submit`.
+    code: the files of the program.
     failed: submit only the array tasks that completed neither in this run nor in later replays. Raise
         UsageError if the run is not an array or has unfinished tasks.
     """
@@ -33,7 +40,7 @@ def select_replay(
     if failed and not indices:
         return None
     original = row.run.replay_of if failed and row.run.of_failed else row.run.token
-    return ReplayRequest(str(original), row.number, indices, changes, flags)
+    return ReplayRequest(str(original), row.number, indices, changes, flags, code)
 
 
 def _unfinished_tasks(row: Row, changes: Mapping[str, str]) -> list[int]:
@@ -82,4 +89,7 @@ def differences(
         ),
     ]
     # Values that the record of an older version lacks are "".
-    return [Difference(*v) for v in compared if v[2] != "" and str(v[2]) != str(v[3])]
+    listed = [Difference(*v) for v in compared if v[2] != "" and str(v[2]) != str(v[3])]
+    listed += [Difference("code", *file) for file in replay.changed_files[:_MAX_FILES]]
+    more = len(replay.changed_files) - _MAX_FILES
+    return [*listed, *([Difference("code", "more files", None, more)] if more > 0 else [])]

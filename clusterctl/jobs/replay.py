@@ -12,13 +12,14 @@ import stat
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from ClusterShell.RangeSet import RangeSet
 
-from clusterctl.errors import UsageError, printable
-from clusterctl.jobs.source import MAX_BYTES, MAX_FILES, Source, is_taken
+from clusterctl.errors import Notice, UsageError, printable
+from clusterctl.jobs.source import MAX_BYTES, MAX_FILES, Source, is_taken, source_of
 from clusterctl.scheduler.script import sweep_variable
 from clusterctl.spec.job import BUNDLED_JOBS, JobSpec, job_of, sweep_arguments
 from clusterctl.spec.job_options import JobOptions, job_options
@@ -37,6 +38,13 @@ _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _COMMIT: Final = re.compile(r"[0-9a-f]{40,64}")
 
 
+class Code(StrEnum):
+    """The files of a replayed script: those that were sent with the run, or its folder's current files."""
+
+    SENT = "sent"
+    CURRENT = "current"
+
+
 @dataclass(frozen=True, slots=True)
 class ReplayRequest:
     """The part of a run to submit again, and the changes.
@@ -52,6 +60,7 @@ class ReplayRequest:
     indices: Sequence[int] = ()
     changes: Mapping[str, str] = field(default_factory=dict)
     flags: Mapping[str, object] = field(default_factory=dict)
+    code: Code = Code.SENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +71,7 @@ class Replay:
     known: entries for the new job's record (environment.client.json), such as the original git commit.
     version, payload: clusterctl's version at the original submission, and the hash of its bundled programs.
     notes: messages for the user.
+    changed_files: path, shortened sha256 in the run, and now, of files that differ. None: no such file.
     """
 
     job: JobSpec
@@ -71,27 +81,34 @@ class Replay:
     version: str
     payload: str
     notes: tuple[str, ...]
+    changed_files: tuple[tuple[str, str | None, str | None], ...] = ()
 
 
 def replay_job(run: Path, again: ReplayRequest) -> Replay:
     """Rebuild the job of the collected run in folder ``run``. Files come from there or from their origin.
 
-    Raises UsageError if the run does not list its job's options, or a file is missing or changed.
+    Raises UsageError if the run does not list its job's options, or a file is missing or changed. With
+    ``Code.CURRENT``, only the script must exist.
     """
     client = _mapping(_read_mapping(run, ENVIRONMENT_FILE).get("client"))
     options = _mapping(client.get("job"))
     if not options:
         raise _no_replay(run, "the job was submitted from another machine, which has its options and files")
     lock, image = client.get("requirements"), client.get("image")
-    source = _source(run, client, options)
+    # A bundled job has no files of its own, but may have a model that was sent.
+    has_script = bool(options.get("script"))
+    is_current = again.code is Code.CURRENT and has_script
+    source = None if is_current else _source(run, client, options)
     local_image = _image(image, options.get("container"))
-    is_image_missing = image is not None and local_image is None
-    note = f"{printable(str(image))} is missing or changed on this machine; the cluster's copy is used"
     job = _job(run, client, {**options, "container": local_image or options.get("container")}, again, source)
+    source = source_of(job) if is_current else source
+    notes = [] if image is None or local_image is not None else [_image_notice(image)]
+    if has_script and not is_current and source is not None and (changed := _changed_here(run, source)):
+        notes.append(_code_notice(changed, source.folder))
+    original = {key: client.get(key) for key in ("git", "folder")}
+    original |= {"job": {"script": options.get("script")}}
     facts = {
-        "job": {"script": options.get("script")},
-        "git": client.get("git"),
-        "folder": client.get("folder"),
+        **({"code": Code.CURRENT} if is_current else original),
         "replay_of": again.token,
         **({"of_failed": True} if again.indices else {}),
     }
@@ -102,7 +119,43 @@ def replay_job(run: Path, again: ReplayRequest) -> Replay:
         facts,
         printable(str(client.get("clusterctl") or "")),
         printable(str(client.get("payload") or "")),
-        (note,) if is_image_missing else (),
+        tuple(notes),
+        _changed_files(run, source) if is_current and source is not None else (),
+    )
+
+
+def _image_notice(image: object) -> Notice:
+    text = f"{printable(str(image))} is missing or changed on this machine; the cluster's copy is used"
+    return Notice("image-of-the-cluster", text)
+
+
+def _code_notice(changed: Sequence[str], folder: Path) -> Notice:
+    more = f" and {len(changed) - 1} more" if changed[1:] else ""
+    return Notice(
+        "code-changed-since",
+        f"{printable(changed[0])}{more} in {folder} changed after the submission; the replay uses the files "
+        "that were sent, and with `--code current` those of today",
+    )
+
+
+def _changed_here(run: Path, source: Source) -> list[str]:
+    """Return the paths of a run's files that exist with other content in the folder that they came from."""
+    files = _parse_source(_read_mapping(run, SOURCE_FILE))[0]
+    changed = [file for file in files if os.path.lexists(source.folder / file.path)]
+    same = _matching_files(changed, source.folder, own=True)
+    return [file.path for file in changed if file.path not in same]
+
+
+def _changed_files(run: Path, source: Source) -> tuple[tuple[str, str | None, str | None], ...]:
+    """Return path, sha256 in the run and sha256 now of the files that differ, with shortened hashes."""
+    hashes = hash_items(source.files)
+    now = {item.path: hashes[item.origin] for item in source.files}
+    rows = _mappings(_read_mapping(run, SOURCE_FILE).get("files"))
+    sent = {str(row.get("path")): str(row.get("sha256")) for row in rows}
+    return tuple(
+        (printable(path), sent[path][:12] if path in sent else None, now[path][:12] if path in now else None)
+        for path in sorted(sent.keys() | now.keys())
+        if sent.get(path) != now.get(path)
     )
 
 
@@ -138,6 +191,10 @@ def _job(
     if source is not None and recorded.get("script"):
         script = _script_of(run, str(recorded["script"]), source)
         target, folder = f"./{script.name}", script.parent
+    elif again.code is Code.CURRENT and recorded.get("script"):
+        target = str(recorded["script"])
+        if not os.path.isfile(target):  # noqa: PTH113 - any name
+            raise _no_replay(run, f"the script {printable(target)} is not on this machine")
     elif target not in BUNDLED_JOBS:
         raise _no_replay(run, f"{ENVIRONMENT_FILE} has neither a script nor a bundled job")
     kept |= _given_options(run, client, recorded)
@@ -266,7 +323,7 @@ def _recover(run: Path, top: Path, commit: str) -> Source:
             where=str(run / SOURCE_FILE),
             why=f"neither {run} nor {top} has the file with the recorded sha256",
             fix=f"restore the file in {top}{f' from commit {commit[:12]}' if commit else ''}, "
-            "or submit the current version of the program",
+            "or replay with the current files: --code current",
         )
     items = [Item(path, Kind.FOLDER, top / path, 0o755, time.time_ns()) for path in folders]
     items += [items_found[file.path] for file in files]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +170,44 @@ def test_a_sweep_and_its_failed_tasks_are_ranked_together(swept: None, said: Sai
         assert [row["job"] for row in rows] == ["7_0", "8_1", "7_2", "8_3"]
     rows = json.loads(said("runs", "--sweep", "9", "-o", "json")[0])["runs"]
     assert [row["job"] for row in rows] == ["9_0", "9_1", "9_2", "9_3"]
+
+
+def test_replay_with_current_code_sends_and_lists_it(swept: None, said: Said) -> None:
+    shutil.copy("losses.sh", "runs/demo-7-losses")
+    err = said("replay", "7", "--failed", "--dry-run")[1]
+    assert not shows(err, "code-changed-since")
+    Path("losses.sh").write_text(f"{LOSSES}\n# corrected\n")
+    Path("more.txt").write_text("new\n")
+    assert shows(said("replay", "7", "--failed", "--dry-run")[1], "code-changed-since")
+    assert array(said("replay", "7", "--failed", "--code", "current", "--dry-run")[0]) == "1,3%2"
+    out, err = said("replay", "7_1", "--code", "current", "--wait", "-o", "json")
+    assert not shows(err, "code-changed-since")
+    (answer,) = json.loads(out)["jobs"]
+    changed = {entry["key"]: (entry["a"], entry["b"]) for entry in answer["differences"]}
+    assert list(changed) == ["losses.sh", "more.txt"]
+    sent = Path(answer["dir"], "losses.sh")
+    assert changed["losses.sh"][1] == sha256(sent.read_bytes()).hexdigest()[:12]
+    assert changed["more.txt"][0] is None
+    assert sent.read_text().endswith("# corrected\n")
+    facts = json.loads(Path("runs/demo-1-losses/environment.json").read_text())["client"]
+    assert (facts["code"], facts["job"]["script"]) == ("current", str(Path("losses.sh").absolute()))
+
+
+def test_a_ranking_names_failed_tasks_and_other_code(swept: None, said: Said) -> None:
+    out = said("runs", "--sweep", "7")[0]
+    assert shows(out, "sweep-incomplete")
+    assert not shows(out, "sweep-of-two-programs")
+    sweep({1: "COMPLETED", 3: "COMPLETED"}, 8, **AGAIN, source="0" * 64)
+    out = said("runs", "--sweep", "7")[0]
+    assert not shows(out, "sweep-incomplete")
+    assert shows(out, "sweep-of-two-programs")
+
+
+def test_current_code_of_a_script_that_is_gone(swept: None, said: Said) -> None:
+    Path("losses.sh").unlink()
+    refusal = said("replay", "7", "--failed", "--code", "current", "--dry-run", rc=2)[1]
+    assert shows(refusal, "not-replayable")
+    assert "losses.sh" in refusal
 
 
 def test_tasks_that_go_on_are_not_run_again(swept: None, said: Said) -> None:
