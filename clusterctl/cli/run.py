@@ -13,7 +13,7 @@ import signal
 import stat
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from enum import StrEnum
 from functools import partial
@@ -237,7 +237,7 @@ class LazyVerb(TyperCommand):
             raise
         # During completion, the command line is incomplete.
         if self.name == "submit" and not context.resilient_parsing:
-            _reject_words_before_dashes(typed, context.params["target"], context.params["args"] or ())
+            _reject_words_before_dashes(typed, context.params)
         return context
 
 
@@ -375,12 +375,20 @@ def _explain_unknown(text: str, fix: str, context: typer.Context | None) -> tupl
     return text, fix
 
 
-def _reject_words_before_dashes(typed: Sequence[str], target: str, args: Sequence[str]) -> None:
+def _reject_words_before_dashes(typed: Sequence[str], parameters: Mapping[str, Any]) -> None:
     """Reject arguments between JOB and ``--``, because they may be meant for `submit` or for the program.
 
-    typed: all arguments after `submit`. target: the argument JOB.
-    args: the arguments that click assigns to the program that the job runs.
+    Also reject a missing JOB. typed: all arguments after `submit`. parameters: name -> value found by click.
     """
+    target, args = parameters["target"], parameters["args"] or ()
+    if parameters["module"] is not None:
+        args = [*filter(None, [target]), *args]
+    elif not target:
+        raise UsageError(
+            "JOB is missing",
+            code="bad-command-line",
+            fix=f"`{PROGRAM} submit --help` lists the jobs and options",
+        )
     count_after = len(typed) - typed.index("--") - 1 if "--" in typed else 0
     words = shlex.join(args[: max(0, len(args) - count_after)])
     if words:

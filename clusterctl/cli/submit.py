@@ -26,7 +26,7 @@ from clusterctl.jobs.submit import PreparedJob, Submitter
 from clusterctl.jobs.watch import LogChunk, raise_unless_completed
 from clusterctl.scheduler.base import worst_job
 from clusterctl.scheduler.session import Session, open_session
-from clusterctl.spec.job import JobSpec, Weights
+from clusterctl.spec.job import MODULE_FLAG, JobSpec, Weights
 from clusterctl.state.submissions import Ledger
 from clusterctl.transport.tree import format_size
 from clusterctl.util.progress import SILENT
@@ -87,13 +87,21 @@ JOB_FLAGS: Final[Mapping[str, Any]] = {
         metavar="PATTERN",
     ),
     "exclude": flag(list[str], "Do not send files matching PATTERN. Repeatable.", metavar="PATTERN"),
-    "folder": flag(bool, "Send the script's folder to the cluster. Default: yes.", "--folder/--no-folder"),
+    "folder": flag(
+        Path,
+        "Send this folder with the script. Default: the script's, or the project if the script uses it.",
+        metavar="DIR",
+    ),
     "outputs": flag(list[str], "Pattern of files to collect, such as 'results/**'. Repeatable."),
     "env": flag(list[str], "Environment variable K=V. K alone passes your current value of K. Repeatable."),
     "requirements": flag(Path, "Requirements file with packages for the program's Python environment."),
     "container": flag(str, "Run in this Apptainer image: a .sif file, here or on the cluster."),
     "tag": flag(list[str], "Tag for finding the run with `clusterctl runs`. Repeatable."),
     "note": flag(str, "A remark about the run."),
+}
+SCRIPT_FLAGS: Final[Mapping[str, Any]] = {
+    "module": flag(str, "Run a module of your project, as `python -m` does.", "-m", metavar="MODULE"),
+    "no_folder": flag(bool, "Send only the script.", "--no-folder"),
 }
 # Slurm's names for some of these options, hidden from the help.
 SLURM_FLAGS: Final[Mapping[str, Any]] = {
@@ -128,10 +136,10 @@ TrainedRun = Annotated[
 ]
 
 
-@takes(JOB_FLAGS, **SLURM_FLAGS)
+@takes({**JOB_FLAGS, **SCRIPT_FLAGS}, **SLURM_FLAGS)
 def submit(
     screen: Screen,
-    target: Target,
+    target: Target = "",
     args: Annotated[Words, argument("Arguments of the program, after --.")] = None,
     variant: Annotated[Words, option("Submit only this variant of the job file. Repeatable.")] = None,
     run: TrainedRun = None,
@@ -149,8 +157,7 @@ def submit(
 
     Arguments after -- are passed to the program.
     """
-    options = {"args": args, **given} if args else given
-    jobs = read_jobs(target, options, variant or ())
+    jobs = read_jobs(*_job_and_options(target, args or [], given), variant or ())
     if program := bundled_job_with_help(jobs):
         text = help_of(program)
         screen.document({"help": text}, text)
@@ -178,6 +185,20 @@ def submit(
             if not rows[-1].get("sweep"):
                 lines[-1] += "; `clusterctl collect` copies its run here"
             screen.result(answer_of(rows), *lines)
+
+
+def _job_and_options(
+    target: str, args: list[str], given: Mapping[str, object]
+) -> tuple[str, Mapping[str, object]]:
+    """Return the job that the user named, and option of a job -> value. given: all options."""
+    options = dict(given)
+    module, no_folder = options.pop("module", None), options.pop("no_folder", False)
+    if module is not None:
+        # Without JOB, the first argument of the program takes its place.
+        args, target = [*filter(None, [target]), *args], f"{MODULE_FLAG}{module}"
+    if no_folder and "folder" in options:
+        raise excluded("--folder", "--no-folder")
+    return target, {**({"args": args} if args else {}), **options, **({"folder": False} if no_folder else {})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +271,8 @@ def submit_and_note(
     rows: list[JobRow] = []
     with screen.transfers() as progress:
         for submitted in submit_prepared(Submitter(session, screen.note, progress), jobs):
+            if submitted.source is not None:
+                screen.note(f"job {submitted.name}: {submitted.source.summary}")
             row = asdict(submitted)
             del row["token"]
             rows.append({"dir": row.pop("remote_dir"), **row, **more})

@@ -21,7 +21,7 @@ from ClusterShell.RangeSet import RangeSet
 from clusterctl.errors import Notice, UsageError, printable
 from clusterctl.jobs.source import MAX_BYTES, MAX_FILES, Source, is_taken, source_of
 from clusterctl.scheduler.script import sweep_variable
-from clusterctl.spec.job import BUNDLED_JOBS, JobSpec, job_of, sweep_arguments
+from clusterctl.spec.job import BUNDLED_JOBS, JobSpec, Project, is_module, job_of, sweep_arguments
 from clusterctl.spec.job_options import JobOptions, job_options
 from clusterctl.spec.sweep import are_pairs
 from clusterctl.state.submissions import ENVIRONMENT_FILE, SOURCE_FILE, SWEEP_FILE
@@ -31,7 +31,9 @@ from clusterctl.util.assets import file_sha256
 
 _OPTION: Final = re.compile(r"(?P<dashes>--?|\+{0,2})(?P<name>[A-Za-z][\w./@-]*)(?P<value>=.*)?", re.DOTALL)
 # Options that are not simply repeated: they are changed, computed again, or specific to the run.
-_NOT_AGAIN: Final = frozenset({"args", "array", "container", "env", "requirements", "sweep", "tag", "note"})
+_NOT_AGAIN: Final = frozenset(
+    {"args", "array", "container", "env", "folder", "requirements", "sweep", "tag", "note"}
+)
 _MAX_JSON: Final = 64 << 20
 _MAX_PATH: Final = 4096
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
@@ -106,7 +108,7 @@ def replay_job(run: Path, again: ReplayRequest) -> Replay:
     if has_script and not is_current and source is not None and (changed := _changed_here(run, source)):
         notes.append(_code_notice(changed, source.folder))
     original = {key: client.get(key) for key in ("git", "folder")}
-    original |= {"job": {"script": options.get("script")}}
+    original |= {"job": {"script": options.get("script"), "folder": options.get("folder")}}
     facts = {
         **({"code": Code.CURRENT} if is_current else original),
         "replay_of": again.token,
@@ -163,7 +165,7 @@ def _source(run: Path, client: Mapping[str, Any], options: Mapping[str, Any]) ->
     script, folder = options.get("script"), client.get("folder")
     if not script and not os.path.lexists(run / SOURCE_FILE):
         return None
-    top = Path(script).parent if isinstance(script, str) else Path(folder) if isinstance(folder, str) else run
+    top = Path(folder) if isinstance(folder, str) else Path(script).parent if isinstance(script, str) else run
     commit = str(_mapping(client.get("git")).get("commit") or "")
     return _recover(run, run if "\0" in str(top) else top, commit if _COMMIT.fullmatch(commit) else "")
 
@@ -188,13 +190,16 @@ def _job(
         kept |= {key: recorded[key] for key in ("tag", "note") if recorded.get(key)}
         array = str(RangeSet(again.indices)) + "".join(str(array or "").partition("%")[1:])
     target, folder = recorded.get("bundled"), Path()
+    project = None
     if source is not None and recorded.get("script"):
-        script = _script_of(run, str(recorded["script"]), source)
+        project = _project(run, recorded, source.folder)
+        script = _script_of(run, project.script, source)
         target, folder = f"./{script.name}", script.parent
     elif again.code is Code.CURRENT and recorded.get("script"):
         target = str(recorded["script"])
         if not os.path.isfile(target):  # noqa: PTH113 - any name
             raise _no_replay(run, f"the script {printable(target)} is not on this machine")
+        project = _project(run, recorded, Path(str(client.get("folder") or os.path.dirname(target))))
     elif target not in BUNDLED_JOBS:
         raise _no_replay(run, f"{ENVIRONMENT_FILE} has neither a script nor a bundled job")
     kept |= _given_options(run, client, recorded)
@@ -206,7 +211,29 @@ def _job(
         raise _no_replay(run, exc.why or exc.what) from exc
     if job.sweep is not None and [dict(values) for values in job.sweep.tasks] != _tasks(run):
         raise _no_replay(run, f"this version of clusterctl computes other sweep values than {SWEEP_FILE} has")
+    if project is not None and recorded.get("project"):
+        new_options |= {"project": project, "module": _module(recorded)}
     return job.model_copy(update={**indices.given, **new_options})
+
+
+def _project(run: Path, recorded: Mapping[str, Any], folder: Path) -> Project:
+    """Return the script's place in the files of a run, which are in ``folder``.
+
+    Raises UsageError if the run's record is damaged.
+    """
+    place = _mapping(recorded.get("project"))
+    script, start, roots = place.get("script"), place.get("start", "."), place.get("roots", [])
+    try:
+        paths = ["." if path == "." else _checked_path(path) for path in (start, *roots)]
+        script = _checked_path(Path(str(recorded["script"])).name if script is None else script)
+    except (ValueError, TypeError) as exc:
+        raise _no_replay(run, f"{ENVIRONMENT_FILE} is damaged: {printable(str(exc)[:200])}") from exc
+    return Project(folder, script, paths[0], tuple(paths[1:]))
+
+
+def _module(recorded: Mapping[str, Any]) -> str | None:
+    module = recorded.get("module")
+    return module if isinstance(module, str) and is_module(module) else None
 
 
 def _given_options(run: Path, client: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
@@ -260,9 +287,9 @@ def _values(run: Path, task: str) -> dict[str, str]:
 
 def _script_of(run: Path, script: str, source: Source) -> Path:
     for item in source.files:
-        if item.path == Path(script).name:
+        if item.path == script:
             return item.origin
-    raise _no_replay(run, f"{SOURCE_FILE} does not list the script {printable(Path(script).name)}")
+    raise _no_replay(run, f"{SOURCE_FILE} does not list the script {printable(script)}")
 
 
 def _no_replay(run: Path, reason: str) -> UsageError:

@@ -1,4 +1,4 @@
-"""The folder of a user's script, and the files in it that are sent with the job."""
+"""The files of a user's project that are sent with a job."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import Notice, UsageError, printable
+from clusterctl.jobs.project import project_obstacle
 from clusterctl.scheduler.script import TAKEN_NAMES
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.submissions import RUN_FILE
@@ -42,7 +43,7 @@ _BELOW = re.compile(r"/\*\*(\s*)$")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The files in a script's folder to send with a job. ``notes`` are messages for the user."""
+    """The files of a project to send with a job. ``notes`` are messages for the user."""
 
     folder: Path
     items: tuple[Item, ...]
@@ -58,7 +59,7 @@ class Source:
 
 
 def source_of(job: JobSpec) -> Source | None:
-    """Return the files to send with a job: the script's folder without ignored files; None for a bundled job.
+    """Return the files to send with a job: its project without ignored files; None for a bundled job.
 
     Raises:
         UsageError: a file can't be read, a link leads to a folder outside, a name is reserved for clusterctl,
@@ -75,16 +76,17 @@ def source_of(job: JobSpec) -> Source | None:
                 fix="leave out --include and --exclude",
             )
         return None
-    folder = job.script.parent
-    obstacle = _project_obstacle(folder) if job.folder else "excluded by --no-folder"
+    folder = job.place.folder
+    obstacle = project_obstacle(folder) if job.folder else "excluded by --no-folder"
     if not obstacle:
         walk = FolderWalk(
             folder,
-            job.script,
+            folder / job.place.script,
             patterns("--include", job.include, folder),
             patterns("--exclude", job.exclude, folder),
         )
         walk.run()
+        walk.add_folder(job.place.start)
         return Source(folder, tuple(walk.items), walk.notes())
     if job.include:
         raise UsageError(
@@ -139,21 +141,9 @@ def _is_executable(item: Item) -> bool:
     return item.kind is Kind.FILE and bool(item.mode & stat.S_IXUSR)
 
 
-def _project_obstacle(folder: Path) -> str:
-    """Return why a script's folder must not be sent, such as "your home folder"; "" if it can be sent."""
-    if folder == folder.parent:
-        return "the root of the file system"
-    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - unlike Path.home, it never raises
-    if folder.resolve() == home.resolve():
-        return "your home folder"
-    if folder.stat().st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH | stat.S_ISVTX:
-        return "a folder that all users share"
-    return ""
-
-
 @dataclass(slots=True)
 class FolderWalk:
-    """Walks through a script's folder and collects the files to send in ``items``."""
+    """Walks through a project's folder and collects the files to send in ``items``."""
 
     folder: Path
     script: Path
@@ -191,16 +181,20 @@ class FolderWalk:
         # The result describes a folder to search: its path, its patterns, and whether it is not sent itself.
         path = Path(entry.path)
         is_folder = entry.is_dir(follow_symlinks=False)
+        # Patterns that exclude the script's folder would also exclude the modules beside the script.
+        if is_folder and self.script.is_relative_to(path) and is_ignored(rules, path, is_folder=True):
+            rules = ()
         is_sent = self._is_included(path, rules, is_folder=is_folder, out=out)
         if is_sent and (item := self._item(path, entry)) is not None:
             self._add(item)
         # An excluded folder may contain files that --include selects.
         is_searched = is_folder and entry.name != _NEVER and (is_sent or self.include.spec is not None)
         excluded = is_searched and self.exclude.decide(path, is_folder=True) is True
-        return (path, rules, not is_sent) if is_searched and not excluded else None
+        leads_to_script = self.script.is_relative_to(path)
+        return (path, rules, not is_sent) if is_searched and (leads_to_script or not excluded) else None
 
     def _is_included(self, path: Path, rules: tuple[Ignore, ...], *, is_folder: bool, out: bool) -> bool:
-        if path == self.script:
+        if path == self.script or (is_folder and self.script.is_relative_to(path)):
             return True
         if path.name == _NEVER or self.exclude.decide(path, is_folder=is_folder):
             return False
@@ -241,15 +235,19 @@ class FolderWalk:
             )
         return Item.of(item.path, item.origin, status)
 
-    def _add(self, item: Item) -> None:
-        if is_taken(item.path):
-            self.ours.append(item.path)
-        for parent in map(str, reversed(item.origin.relative_to(self.folder).parents[:-1])):
-            # The parent folder may be excluded although a file in it is included.
-            if parent not in self.folders:
+    def add_folder(self, path: str) -> None:
+        """Add the folder ``path`` below the project, and those above it, unless they are added already."""
+        for parent in map(str, reversed((Path(path), *Path(path).parents[:-1]))):
+            if parent not in (".", *self.folders):
                 self.folders.add(parent)
                 origin = self.folder / parent
                 self.items += [made] if (made := Item.of(parent, origin, origin.lstat())) else []
+
+    def _add(self, item: Item) -> None:
+        if is_taken(item.path):
+            self.ours.append(item.path)
+        # The parent folder may be excluded although a file in it is included.
+        self.add_folder(str(Path(item.path).parent))
         if item.kind is Kind.FOLDER:
             self.folders.add(item.path)
         self.items.append(item)
@@ -258,18 +256,18 @@ class FolderWalk:
         if self.files > MAX_FILES or self.bytes > MAX_BYTES:
             limit = f"{MAX_FILES:,} files" if self.files > MAX_FILES else format_size(MAX_BYTES)
             raise UsageError(
-                f"the script's folder is too large to be sent with a job: more than {limit}",
+                f"the folder of the job is too large to be sent: more than {limit}",
                 code="folder-too-large",
                 where=str(self.folder),
                 why=f"the largest entries so far are {self._largest()}",
-                fix=f"{_LEAVE_OUT}; --no-folder sends only the script",
+                fix=f"{_LEAVE_OUT}; --folder selects a smaller folder, and --no-folder sends only the script",
             )
 
     def notes(self) -> tuple[str, ...]:
         if self.bytes <= LARGE_BYTES and self.files <= LARGE_FILES:
             return ()
         size = f"{format_size(self.bytes)} in {self.files:,} files, most of it in {self._largest()}"
-        return (Notice("folder-large", f"the script's folder is large: {size}; {_LEAVE_OUT}"),)
+        return (Notice("folder-large", f"the folder {self.folder} is large: {size}; {_LEAVE_OUT}"),)
 
     def _largest(self) -> str:
         sizes: Counter[str] = Counter()

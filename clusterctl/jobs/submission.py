@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from clusterctl.errors import ClusterctlError, Notice, NotUpError, UsageError, excluded
 from clusterctl.jobs.bundled import ChosenModel, reject_missing, with_model
+from clusterctl.jobs.project import with_project
 from clusterctl.jobs.source import source_of
 from clusterctl.jobs.submit import (
     PreparedJob,
@@ -64,7 +65,7 @@ class Submission:
 def read_jobs(target: str, given: Mapping[str, object], variants: Sequence[str] = ()) -> tuple[JobSpec, ...]:
     """Return the jobs for a target of `submit`.
 
-    target: the name of a bundled job, or the path of a script or a job file.
+    target: the name of a bundled job, the path of a script or a job file, or ``-m MODULE``.
     given: options by field name of JobOptions. They override those in a job file.
     variants: names of variants of the job file. Empty: all variants.
 
@@ -76,7 +77,8 @@ def read_jobs(target: str, given: Mapping[str, object], variants: Sequence[str] 
         # Importing the models for job files takes longer than the rest of `submit`.
         from clusterctl.spec.job_file import jobs_of_file  # noqa: PLC0415
 
-        return jobs_of_file(Path(target), given, variants)
+        jobs = jobs_of_file(Path(target), given, variants)
+        return tuple(with_project(job, Path(target).parent) for job in jobs)
     if variants:
         raise UsageError(
             f"--variant does not apply to {target}",
@@ -84,7 +86,7 @@ def read_jobs(target: str, given: Mapping[str, object], variants: Sequence[str] 
             why="only a job file defines variants",
             fix="leave out --variant, or submit a job file",
         )
-    return (job_spec(target, given),)
+    return (with_project(job_spec(target, given), Path()),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from clusterctl.errors import (
     TransportError,
     UnreachableError,
     UsageError,
+    printable,
 )
 from clusterctl.jobs.source import Source, manifest, source_hash
 from clusterctl.scheduler.base import JobRequest
@@ -44,7 +45,7 @@ from clusterctl.transport.base import Transport
 from clusterctl.transport.copies import Copies, record_copies
 from clusterctl.transport.openssh import start_conversation
 from clusterctl.transport.put import Sent, begin_new_folder, send_new_folder, send_to_store
-from clusterctl.transport.tree import Item, Kind, Progress, hash_items
+from clusterctl.transport.tree import Item, Kind, Progress, format_size, hash_items
 from clusterctl.util.assets import data_folder, payload_hash
 from clusterctl.util.process import parallel_map
 from clusterctl.util.progress import SILENT, LineReporter
@@ -82,10 +83,18 @@ class PreparedJob:
 class SentSource:
     """Number, size and hash of a job's files. ``sent_bytes``: size of the files that the cluster lacked."""
 
+    folder: str
     files: int
     bytes: int
     sent_bytes: int
     hash: str
+
+    @property
+    def summary(self) -> str:
+        """A line such as ``3 files, 2.5 KiB, of /home/ada/proj: 1.0 KiB sent``."""
+        amount = f"{self.files} files" if self.files != 1 else "1 file"
+        sent = f"{format_size(self.sent_bytes)} sent"
+        return f"{amount}, {format_size(self.bytes)}, from {printable(self.folder)}: {sent}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +239,7 @@ class Submitter:
     def _files(self, prepared: PreparedJob) -> dict[str, bytes]:
         """Return name -> content of the files that clusterctl adds to a job's folder."""
         job, source = prepared.job, prepared.source
-        folder = job.script.parent if job.script is not None else Path.cwd()
+        folder = job.place.folder if job.script is not None else Path.cwd()
         extra_facts = {"folder": str(source.folder) if source is not None else None, **prepared.extra_facts}
         facts = client_facts(job, prepared.environment, folder=folder, known=extra_facts)
         own_files = {
@@ -270,7 +279,9 @@ class Submitter:
             raise
         if source is None:
             return sent.folder, None, files
-        sent_source = SentSource(sent.files, sent.bytes, sent.sent_bytes, source_hash(items, hashes))
+        sent_source = SentSource(
+            str(source.folder), sent.files, sent.bytes, sent.sent_bytes, source_hash(items, hashes)
+        )
         return sent.folder, sent_source, files
 
     def _submit(self, job: JobSpec, entry: JobEntry) -> str:
@@ -334,7 +345,7 @@ def client_facts(
         # Paths that are not UTF-8 become text.
         "job": json.loads(json.dumps(recorded_job, default=str)),
         # All other fields are defaults, which a script's own #SBATCH lines override.
-        "given": sorted(job.model_fields_set),
+        "given": sorted(job.model_fields_set - {"module", "project"}),
         "requirements": environment.lock.text if environment.lock else None,
         "git": known["git"] if "git" in known else _git(folder, patience_s),
         **{key: value for key, value in known.items() if key not in {"git", "job"}},
@@ -386,6 +397,6 @@ def outputs_file(job: JobSpec) -> dict[str, bytes]:
     """
     if not job.outputs:
         return {}
-    script = [f"/{_SPECIAL.sub(_ESCAPED, job.script.name)}"] if job.script is not None else []
+    script = [f"/{_SPECIAL.sub(_ESCAPED, job.place.script)}"] if job.script is not None else []
     content = {"version": 2, "patterns": [*job.outputs, *script]}
     return {OUTPUTS_FILE: (json.dumps(content, indent=1) + "\n").encode()}

@@ -202,9 +202,12 @@ def program(job: JobSpec, script: UserScript | None, environment: Environment, w
     runner = ' "$node"/rank.py' if is_rank and script is not None and not torchrun else ""
     alone = _ALONE if script is not None and script.is_python and not is_rank else {}
     env = {name: shlex.quote(value) for name, value in {**alone, **job.env}.items()}
+    own_path = [env["PYTHONPATH"]] if job.env.get("PYTHONPATH") else []
     # So that Python finds the package `payload` first.
-    if job.bundled:
-        env["PYTHONPATH"] = '"$payload"' + (f":{env['PYTHONPATH']}" if job.env.get("PYTHONPATH") else "")
+    first = ['"$payload"'] if job.bundled else []
+    roots = [_below(words.folder, root) for root in job.place.roots]
+    if first or roots:
+        env["PYTHONPATH"] = ":".join((*first, *own_path, *roots))
     python = "python3" if job.container else environment.python
     # `env` rather than `export`: --env wins over what job.py sets.
     parts = ["env " + " ".join(f"{name}={value}" for name, value in env.items())] if env else []
@@ -212,6 +215,8 @@ def program(job: JobSpec, script: UserScript | None, environment: Environment, w
         parts += words.launcher
     if is_rank and not torchrun:
         parts.append(f'"$python" -IS "$node"/task.py{words.started_by}')
+    start = [] if job.place.start == "." else [f"env -C {shlex.quote(job.place.start)}"]
+    parts += [] if torchrun else start
     if job.container is not None:
         folders = f'{words.folder},"$payload"' if job.bundled or runner or torchrun else words.folder
         parts.append(
@@ -221,8 +226,13 @@ def program(job: JobSpec, script: UserScript | None, environment: Environment, w
     if torchrun:
         options = f"--nnodes={words.nodes} --nproc-per-node={words.slots} --rdzv-id={words.job_id}"
         parts += [f'{python} -IS "$node"/job.py torchrun {python}', options]
-        parts.append(f'{python} -IS "$node"/task.py --of=torchrun')
+        parts += [f'{python} -IS "$node"/task.py --of=torchrun', *start]
     return [*parts, _command(job, script, f"{python}{runner}", words.folder)]
+
+
+def _below(folder: str, path: str) -> str:
+    """Return a path below a folder, quoted for bash. folder: already quoted."""
+    return folder if path == "." else f"{folder}/{shlex.quote(path)}"
 
 
 def _image(path: str) -> str:
@@ -237,14 +247,15 @@ def _command(job: JobSpec, script: UserScript | None, python: str, folder: str) 
             raise UsageError("a job needs a bundled program or a script", code="nothing-to-run")
         return f"{python} -m payload {shlex.join([job.bundled, *job.args])}"
     interpreter = python if script.is_python else shlex.join(script.interpreter)
-    return " ".join([interpreter, f"{folder}/{shlex.quote(script.name)}", *map(shlex.quote, job.args)])
+    file = f"-m {job.module}" if job.module is not None else _below(folder, job.place.script)
+    return " ".join([interpreter, file, *map(shlex.quote, job.args)])
 
 
 def mpirun_exports(job: JobSpec) -> str:
     """Return the options of mpirun that pass environment variables to the ranks."""
     swept = map(sweep_variable, job.sweep.keys) if job.sweep is not None else ()
-    bundled = ("PYTHONPATH",) if job.bundled else ()
-    return " ".join(f"-x {name}" for name in dict.fromkeys((*_EXPORTED, *job.env, *bundled, *swept)))
+    path = ("PYTHONPATH",) if job.bundled or job.place.roots else ()
+    return " ".join(f"-x {name}" for name in dict.fromkeys((*_EXPORTED, *job.env, *path, *swept)))
 
 
 def sweep_variable(key: str) -> str:
@@ -375,10 +386,11 @@ def render_script(
 
 
 def watch_options(job: JobSpec, interval_s: float) -> list[str]:
-    """Return the options of job.py for telemetry and the watch for hangs."""
+    """Return the options of job.py for telemetry, the watch for hangs, and the program's folder."""
     mode, _, shortest_s = (job.hang or ("end" if job.bundled == "train" else "warn")).partition("@")
     hang = [] if mode == "off" else [f"--hang={mode}@{shortest_s or _SHORTEST_SILENCE_S}"]
-    return [f"--telemetry={interval_s:g}", *hang]
+    start = [] if job.place.start == "." else [f"--start={shlex.quote(job.place.start)}"]
+    return [f"--telemetry={interval_s:g}", *hang, *start]
 
 
 def common_words(
@@ -388,7 +400,7 @@ def common_words(
 
     ``needs`` lists the files that must be in the current folder to start the script by hand.
     """
-    files = [*([script.name] if script else []), *([SWEEP_FILE] if job.sweep is not None else [])]
+    files = [*([job.place.script] if script else []), *([SWEEP_FILE] if job.sweep is not None else [])]
     return {
         "title": job.name,
         "needs": " and ".join(["this file", *files]),

@@ -7,7 +7,7 @@ import re
 import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypedDict
@@ -73,7 +73,7 @@ class JobKeywords(TypedDict, total=False):
     chain: int | str
     launcher: str
     hang: str
-    folder: bool
+    folder: bool | str | Path
     include: Sequence[str]
     exclude: Sequence[str]
     outputs: Sequence[str]
@@ -84,10 +84,27 @@ class JobKeywords(TypedDict, total=False):
     note: str
 
 
+@dataclass(frozen=True, slots=True)
+class Project:
+    """The folder that is sent with a script, and the paths in it that start the program.
+
+    script: path of the script below ``folder``.
+    start: path of the folder in which the program starts, below ``folder``.
+    roots: paths of folders below ``folder`` that contain imported packages.
+    """
+
+    folder: Path
+    script: str
+    start: str = "."
+    roots: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, kw_only=True, init=False)
 class JobSpec:
     """A job: ``bundled`` (a program of clusterctl) or ``script`` is set. ``mem``: MiB. Times: seconds.
 
+    module: name of the module to run, as `python -m` does; ``script`` is its file. None: run ``script``.
+    project: None: the project is the script's folder.
     JobOptions documents the other fields. ``model_fields_set``: names of the fields that the caller set.
     JobSpec is not a pydantic model, because the import of pydantic is slow and most jobs do not need it.
     """
@@ -111,7 +128,7 @@ class JobSpec:
     chain: int | None = None
     launcher: Launcher = Launcher.SRUN
     hang: str | None = None
-    folder: bool = True
+    folder: bool | Path = True
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
@@ -122,6 +139,8 @@ class JobSpec:
     note: str | None = None
     bundled: str | None = None
     script: Path | None = None
+    module: str | None = None
+    project: Project | None = None
     model_fields_set: frozenset[str] = field(default=frozenset(), compare=False)
 
     def __init__(
@@ -156,7 +175,18 @@ class JobSpec:
         values |= {
             name: format_duration(values[name]) for name in ("time", "chain") if values[name] is not None
         }
+        if self.project is not None:
+            paths = asdict(self.project)
+            values["project"] = {name: path for name, path in paths.items() if name != "folder"}
         return values | ({"sweep": self.sweep.model_dump()} if self.sweep is not None else {})
+
+    @property
+    def place(self) -> Project:
+        """The script's place in the files that are sent. Only a job with a script has it."""
+        if self.project is not None:
+            return self.project
+        path = self.script or Path()
+        return Project(path.parent, path.name)
 
     @property
     def tasks(self) -> int:
@@ -167,6 +197,8 @@ class JobSpec:
 _DEFAULTS: Final = {item.name: item.default for item in fields(JobSpec) if item.default is not MISSING}
 JOB_FIELDS: Final = tuple(item.name for item in fields(JobSpec) if item.name != "model_fields_set")
 _SHEBANG: Final = re.compile(rb"#!\s*(?:/\S*/)?(?:env\s+(?:-S\s+)?)?(?:/\S*/)?([A-Za-z]+)[0-9.]*\b")
+# Before the name of a module, as in `-m pkg.train`.
+MODULE_FLAG: Final = "-m "
 _NO_TARGET: Final = f"no such file exists, and the bundled jobs are {', '.join(BUNDLED_JOBS)}"
 _JOB_FILES: Final = frozenset({".yaml", ".yml"})
 _SHELL_ENDINGS: Final = frozenset({".sh", ".bash"})
@@ -174,7 +206,7 @@ _SHELLS: Final = frozenset({b"sh", b"bash", b"dash", b"ksh", b"zsh"})
 
 
 def is_job_file(target: str) -> bool:
-    return Path(target).suffix.lower() in _JOB_FILES
+    return not target.startswith(MODULE_FLAG) and Path(target).suffix.lower() in _JOB_FILES
 
 
 def is_python(script: Path) -> bool:
@@ -210,10 +242,55 @@ def is_python(script: Path) -> bool:
     )
 
 
+def import_roots(folder: Path) -> tuple[Path, Path]:
+    """Return the folders in which a project's packages lie: the project's folder or its folder src."""
+    return folder, folder / "src"
+
+
+def holds_package(root: Path, name: str) -> bool:
+    """Return whether ``import NAME`` finds a module, or a folder with modules, in the folder ``root``."""
+    folder = root / name
+    if (root / f"{name}.py").is_file() or (folder / "__init__.py").is_file():
+        return True
+    return folder.is_dir() and any(next(folder.glob(names), None) for names in ("*.py", "*/__init__.py"))
+
+
+def repository_of(folder: Path) -> Path | None:
+    """Return the root of the git repository that contains ``folder``; None if there is no repository."""
+    return next((path for path in (folder, *folder.parents) if (path / ".git").exists()), None)
+
+
+def is_module(text: str) -> bool:
+    """Return whether a text can be the name of a module, such as ``pkg.train``."""
+    return re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", text) is not None
+
+
+def module_file(module: str, folder: Path) -> Path:
+    """Return the file that `python -m MODULE` would run, from ``folder`` or a folder above in its repository.
+
+    Raises UsageError if no such file exists.
+    """
+    here = folder.absolute()
+    here = Path(os.path.realpath(here)) if ".." in here.parts else here
+    top, name = repository_of(here) or here, module.replace(".", "/")
+    folders = [path for path in (here, *here.parents) if path.is_relative_to(top)]
+    for root in (root for path in folders for root in import_roots(path)):
+        for file in (root / f"{name}.py", root / name / "__main__.py"):
+            if is_module(module) and file.is_file():
+                return file
+    raise UsageError(
+        f"there is no module {shown(module)}",
+        code="unknown-module",
+        why=f"neither {here} nor its folder src has {name}.py or {name}/__main__.py",
+        fix="run the command in the project's folder; a shell script can run an installed module: python -m",
+    )
+
+
 def named_job(target: str, folder: Path) -> tuple[str | None, Path | None]:
     """Return (name of a bundled job, None) or (None, absolute path of a script).
 
     target: name or path. ``train`` is the bundled job even if there is a file train; ``./train`` is the file.
+        ``-m MODULE`` is the file of a module.
     folder: the folder that paths are relative to.
 
     Raises:
@@ -221,6 +298,8 @@ def named_job(target: str, folder: Path) -> tuple[str | None, Path | None]:
     """
     if target in BUNDLED_JOBS:
         return target, None
+    if target.startswith(MODULE_FLAG):
+        return None, module_file(target.removeprefix(MODULE_FLAG).strip(), folder)
     try:
         # The batch script, which is UTF-8, contains the name.
         target.encode()
@@ -308,8 +387,10 @@ def _plain(name: str, value: object) -> object:
     """Convert the value of an option as JobOptions would, but without pydantic. None: this needs pydantic."""
     if name in _COUNTS:
         return value if type(value) is int and _COUNTS[name] <= value <= MAX_COUNT else None
-    if name in {"folder", "requeue"}:
-        return value if isinstance(value, bool) else None
+    if name in {"folder", "requeue"} and isinstance(value, bool):
+        return value
+    if name == "folder" and isinstance(value, str | Path) and str(value):
+        return Path.cwd() / value
     if name == "args" and isinstance(value, list | tuple):
         return tuple(value) if all(isinstance(word, str) and word.isprintable() for word in value) else None
     if isinstance(value, str) and name in _UNITS:
@@ -320,13 +401,18 @@ def _plain(name: str, value: object) -> object:
 
 
 def job_of(target: str, options: Mapping[str, Any], *, folder: Path) -> JobSpec:
-    """Return a job. ``target``: a bundled job or a path relative to ``folder``. ``options``: already valid.
+    """Return a job. ``options``: already valid.
+
+    target: a bundled job, a path relative to ``folder``, or ``-m MODULE``.
 
     Raises:
         UsageError: there is no such job or script, or options exclude each other.
     """
     bundled, script = named_job(target, folder)
-    job = JobSpec(name=bundled or safe_name(target), bundled=bundled, script=script)
+    module = target.removeprefix(MODULE_FLAG).strip() if target.startswith(MODULE_FLAG) else None
+    name = safe_name(module.rpartition(".")[2] if module else target)
+    job = JobSpec(name=bundled or name, bundled=bundled, script=script)
+    job = job.model_copy(update={"module": module}) if module else job
     chosen = {field: value for field, value in options.items() if field != "name" or value is not None}
     job = job.model_copy(update=chosen)
     if job.sweep is not None:

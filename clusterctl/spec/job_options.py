@@ -104,7 +104,19 @@ def _pattern(value: str) -> str:
     return value
 
 
+def _folder(value: object, info: ValidationInfo) -> object:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str | Path) and str(value):
+        return folder_of(info) / value
+    raise BadValueError("wrong-type", f"must be true, false or the path of a folder, not {shown(value)}")
+
+
 Text = Annotated[str, AfterValidator(_can_travel)]
+# The folder to send with a script.
+Folder = Annotated[
+    bool | Path, BeforeValidator(_folder), WithJsonSchema({"type": ["boolean", "string"], "minLength": 1})
+]
 Argument = Annotated[Text, WithJsonSchema({"type": ["string", "number", "boolean"]})]
 Variables = Annotated[
     Mapping[Annotated[str, AfterValidator(_variable)], Text],
@@ -194,7 +206,12 @@ class JobOptions(Model):
         "(default of other jobs), or off; and the shortest silence in seconds (default: 60)",
         examples=["end@300"],
     )
-    folder: Toggle = Field(True, description="send the script's folder with the job")
+    folder: Folder = Field(
+        True,
+        description="the folder to send with the script; default: the script's folder, or the project if the "
+        "script uses more of it; false: only the script",
+        examples=["."],
+    )
     include: tuple[FilePattern, ...] = Field(
         (), description="patterns of files to send even if .gitignore excludes them"
     )

@@ -5,6 +5,7 @@
         --hang=MODE@SECONDS   watch the job's progress (see hang.py)
         --requeue             have Slurm requeue the job unless it succeeds, is cancelled or cannot succeed
         --chain=SECONDS       requeue the job only until its attempts have run this long together
+        --start=FOLDER        the folder below the job's in which the program starts
         --array               create links in the array task's folder to the files beside the script
         --sweep               pass the array task's values in sweep-tasks.json to the program
         --nodes=HOST,...      the job's nodes, without Slurm
@@ -129,8 +130,7 @@ def run(words: Sequence[str]) -> int:
     """Run a job's program, given the arguments of `job.py run`, and return the program's exit status."""
     options, program = task.split(words)
     nodes = [node for node in options.get("nodes", "").split(",") if node]
-    if "array" in options:
-        link_given_files()
+    prepare_folder(options.get("start", ""), is_task="array" in options)
     if "sweep" in options:
         program += take_sweep_values()
     task.mark_restart([1, 2])
@@ -176,12 +176,30 @@ def kill_ranks() -> None:
             wait_for(["scancel", "--signal=KILL", *ranks])
 
 
-def link_given_files() -> None:
-    """Create links in the current folder (of an array task) to the job's input files in the parent folder."""
-    for name in os.listdir(".."):
-        if name not in OURS and not is_numbered(name):
-            with suppress(FileExistsError):
-                os.symlink(f"../{name}", name)
+def prepare_folder(start: str, *, is_task: bool) -> None:
+    """Create the links that the program needs in the current folder. start: folder in which it starts."""
+    if is_task:
+        link_given_files(start)
+    if start:
+        # A program that writes its metrics in this folder writes them to the job's folder.
+        with suppress(OSError):
+            os.symlink(os.path.relpath("metrics.jsonl", start), f"{start}/metrics.jsonl")
+
+
+def link_given_files(start: str) -> None:
+    """Create links in the current folder (of an array task) to the job's input files in the parent folder.
+
+    The folder ``start`` is created, so that each task has its own, with links to the files in the job's.
+    """
+    parts = start.split("/") if start else []
+    for depth, next_part in enumerate((*parts, "")):
+        folder = "/".join((".", *parts[:depth]))
+        os.makedirs(folder, exist_ok=True)
+        for name in os.listdir(f"../{folder}"):
+            is_ours = depth == 0 and (name in OURS or is_numbered(name))
+            if name != next_part and not is_ours:
+                with suppress(FileExistsError):
+                    os.symlink(os.path.relpath(f"../{folder}/{name}", folder), f"{folder}/{name}")
 
 
 def is_numbered(name: str) -> bool:

@@ -1,6 +1,7 @@
 """Runs a Python program as an MPI rank whose failure ends the whole job. Supports Python 3.6.
 
     python rank.py PROGRAM ARGUMENT...
+    python rank.py -m MODULE ARGUMENT...
 
 When the interpreter exits, mpi4py calls MPI_Finalize, which waits for all ranks. So a failed rank and the
 other ranks would wait for each other. Like `python -m mpi4py`, this program calls MPI_Abort instead.
@@ -46,19 +47,38 @@ def allow_stacks() -> None:
             ctypes.CDLL(None).prctl(_SET_PTRACER, ctypes.c_long(_ANY_PROCESS), 0, 0, 0)
 
 
+def describe_module(main: ModuleType, name: str) -> str:
+    """Set the variables of ``main`` that `python -m NAME` sets. Return the path of the module's file."""
+    # This import is slow, and few programs need it.
+    from importlib.util import find_spec
+
+    spec = find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = find_spec(f"{name}.__main__")
+    if spec is None or spec.origin is None:
+        sys.exit(f"{sys.executable}: No module named {name}")
+    main.__dict__.update(__file__=spec.origin, __cached__=spec.cached, __loader__=spec.loader)
+    main.__dict__.update(__spec__=spec, __package__=spec.parent)
+    return spec.origin
+
+
 class Rank:
     """A rank of an MPI program. ``status``: the program's exit status."""
 
     status = 0
 
-    def run(self, path: str) -> None:
-        """Run the Python program ``path`` as `python PROGRAM` would."""
+    def run(self, path: str, module: str = "") -> None:
+        """Run the Python program ``path`` as `python PROGRAM` would, or ``module`` as `python -m` would."""
         # With -P, sys.path does not start with the script's folder.
         if sys.path[0] == os.path.dirname(os.path.realpath(__file__)):
-            sys.path[0] = os.path.dirname(os.path.realpath(path))
+            sys.path[0] = os.getcwd() if module else os.path.dirname(os.path.realpath(path))
         main = ModuleType("__main__")
-        loader = SourceFileLoader("__main__", path)
-        main.__dict__.update(__file__=path, __cached__=None, __loader__=loader, __builtins__=__builtins__)
+        if module:
+            sys.argv[0] = path = describe_module(main, module)
+        else:
+            loader = SourceFileLoader("__main__", path)
+            main.__dict__.update(__file__=path, __cached__=None, __loader__=loader)
+        main.__dict__["__builtins__"] = __builtins__
         sys.modules["__main__"] = main
         for stream in (sys.stdout, sys.stderr):
             # Python 3.6 has no reconfigure, and a stream may be None.
@@ -130,4 +150,8 @@ def _below(exc: BaseException) -> "TracebackType | None":
 if __name__ == "__main__":
     del sys.argv[0]
     allow_stacks()
-    Rank().run(sys.argv[0])
+    if sys.argv[0] == "-m":
+        del sys.argv[0]
+        Rank().run("", sys.argv[0])
+    else:
+        Rank().run(sys.argv[0])

@@ -16,6 +16,7 @@ from clusterctl.errors import UsageError
 from clusterctl.jobs.bundled import reject_missing
 from clusterctl.jobs.replay import Replay, ReplayRequest, replay_job, with_changes
 from clusterctl.jobs.source import manifest, source_of
+from clusterctl.jobs.submission import read_jobs
 from clusterctl.jobs.submit import client_facts, script_of
 from clusterctl.runs.collect import collect
 from clusterctl.scheduler.session import Session
@@ -183,6 +184,39 @@ def test_files_are_those_that_were_sent_wherever_they_are_found(collected: Colle
     (run / "conf" / "a.txt").write_text("the job changed it\n")
     with refused("sent-files-missing", UsageError, str(project)):
         replay_job(run, AGAIN)
+
+
+@pytest.mark.parametrize("target", ["-m pkg.train", "src/pkg/train.py"])
+def test_a_project_is_replayed_from_its_run(really, session, project, monkeypatch, target):
+    """The files, the module, and the folder in which the program starts are those of the run."""
+    (project / "src" / "pkg").mkdir(parents=True)
+    for name in ("__init__", "data"):
+        (project / "src" / "pkg" / f"{name}.py").touch()
+    (project / "src" / "pkg" / "train.py").write_text("import pkg.data, os\nprint(os.getcwd())\n")
+    (project / "pyproject.toml").touch()
+    (project / ".git").mkdir()
+    monkeypatch.chdir(project / "conf")
+    (job,) = read_jobs(target if target.startswith("-m") else f"../{target}", {})
+    assert (job.place.folder, job.place.start) == (project, "conf")
+    script = script_of(session.facts, job)
+    run = really(job).directory
+    monkeypatch.chdir(project.parent)
+    for moved in (False, True):
+        if moved:
+            project.rename(project.with_name("moved"))
+        again = replay_job(run, AGAIN)
+        assert listed(again) == json.loads((run / "source.json").read_text())
+        assert script_of(session.facts, again.job) == script
+
+
+def test_a_damaged_project_is_not_replayed(really, project):
+    run = really(job_spec("plain.sh", {})).directory
+    record = json.loads((run / "environment.json").read_text())
+    for damage in ({"start": "../x"}, {"roots": ["/"]}, {"script": "../plain.sh"}, {"roots": 3}):
+        record["client"]["job"]["project"] = {"script": "plain.sh", **damage}
+        (run / "environment.json").write_text(json.dumps(record))
+        with refused("not-replayable", UsageError):
+            replay_job(run, AGAIN)
 
 
 def git(folder: Path, *words: str) -> None:

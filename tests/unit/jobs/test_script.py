@@ -14,7 +14,7 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.script import UserScript
-from clusterctl.spec.job import JobSpec, sweep_arguments
+from clusterctl.spec.job import JobSpec, Project, sweep_arguments
 from clusterctl.spec.sweep import Form, Sweep
 from clusterctl.state.submissions import ADDED_FILES, SENT_FILES, WRITTEN_FILES
 from payload.node.job import OURS
@@ -159,6 +159,41 @@ def test_a_task_of_an_array_has_a_folder_of_its_own(batch):
     (batch.folder / "stderr-3.log").touch()
     rc, out, _ = run(batch, "pwd; cat ../'my job.sh' >/dev/null; ls -d *task* std*", array="0-9")
     assert (rc, out.splitlines()) == (0, [f"{batch.folder}/task-7", "stdout-of-mine.log", "task-configs"])
+
+
+MODULE = """\
+import os, pkg.data
+print(__name__, os.path.relpath(os.getcwd(), os.environ["SLURM_SUBMIT_DIR"]), open("near").read().strip())
+open("out", "w").close()
+open("metrics.jsonl", "w").write("{}")
+"""
+
+
+@pytest.mark.parametrize("module", [None, "pkg.train"])
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("task", ["", "task-7"])
+def test_program_of_a_project_starts_in_its_folder(batch, module, ranks, task):
+    """It imports the project's packages. Each task of an array has its own folder."""
+    for path, text in {
+        "src/pkg/__init__.py": "",
+        "src/pkg/data.py": "",
+        "src/pkg/train.py": MODULE,
+        "exp/one/near": "here",
+        "exp/far": "",
+    }.items():
+        (batch.folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (batch.folder / path).write_text(text)
+    script = batch.folder / "src" / "pkg" / "train.py"
+    job = JobSpec(name="j", script=script, tasks_per_node=ranks, **({"array": "0-9"} if task else {}))
+    project = Project(batch.folder, "src/pkg/train.py", "exp/one", ("src",))
+    batch.environment["SLURM_ARRAY_TASK_ID"] = "7"
+    rc, out, err = batch.run(rendered(job.model_copy(update={"project": project, "module": module})))
+    start = f"{task}/exp/one" if task else "exp/one"
+    assert (rc, out) == (0, f"__main__ {start} here\n"), err
+    folder = batch.folder / task
+    assert (folder / "exp" / "one" / "out").exists()
+    assert (folder / "metrics.jsonl").read_text() == "{}"
+    assert (batch.folder / "exp" / "one" / "out").exists() is not bool(task)
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,27 @@ def test_it_runs_as_by_python_alone(folder, name):
     assert (ranked.returncode, ranked.stdout, ranked.stderr) == (plain.returncode, plain.stdout, plain.stderr)
 
 
+NAMES = (
+    "print(__name__, __package__, __file__, sys.argv, sys.path[0], __spec__.name, sys.modules['__main__'].X)"
+)
+
+
+@pytest.mark.parametrize("module", ["pkg", "pkg.sub", "pkg.nope", "nope"])
+def test_a_module_runs_as_by_python_alone(folder, module):
+    package = folder / "pkg"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    for name in ("__main__", "sub"):
+        (package / f"{name}.py").write_text(f"import sys\nfrom . import __name__ as own\nX = own\n{NAMES}\n")
+
+    def end(*before: str) -> tuple[int, str]:
+        argv = [sys.executable, *before, "-m", module, "a b", "-c"]
+        done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False, timeout=90)
+        return done.returncode, done.stdout
+
+    assert end(RANK) == end()
+
+
 @pytest.mark.parametrize("waits", ["world.Barrier()", *in_sweep("world.recv(source=1)", "time.sleep(600)")])
 def test_an_error_of_one_rank_ends_the_others(folder, waits):
     done = ran(folder, RANKS + FAILS + waits, *MPIRUN, sys.executable, RANK)

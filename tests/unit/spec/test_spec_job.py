@@ -41,10 +41,11 @@ def test_a_bundled_job() -> None:
 
 def test_a_job_has_the_options_of_the_model_and_their_defaults() -> None:
     job = JobSpec(name="a", bundled="train")
-    assert set(JOB_FIELDS) == {*JobOptions.model_fields, "bundled", "script"}
+    assert set(JOB_FIELDS) == {*JobOptions.model_fields, "bundled", "script", "module", "project"}
     for name, one in JobOptions.model_fields.items():
         assert name == "name" or getattr(job, name) == one.default
-    assert job.record == {**job_options({"name": "a"}).model_dump(), "bundled": "train", "script": None}
+    target = {"bundled": "train", "script": None, "module": None, "project": None}
+    assert job.record == {**job_options({"name": "a"}).model_dump(), **target}
     full = {
         "mem": "4G",
         "time": "90",
@@ -54,7 +55,7 @@ def test_a_job_has_the_options_of_the_model_and_their_defaults() -> None:
         "requirements": "r.txt",
     }
     said = JobSpec(name="a", bundled="train", **full).record
-    assert said == {**job_options({"name": "a", **full}).model_dump(), "bundled": "train", "script": None}
+    assert said == {**job_options({"name": "a", **full}).model_dump(), **target}
 
 
 PLAIN = (
@@ -64,13 +65,16 @@ PLAIN = (
     *({"mem": value} for value in ("4", "4G", "1.5GiB", "512MiB")),
     *({name: value} for name in ("time", "chain") for value in ("90", "1-12:30", "1:30:00", "2h")),
     *({name: "train2"} for name in ("name", "partition", "account", "qos")),
+    *({"folder": value} for value in ("proj", "/proj", Path("..") / "proj")),
     {"args": []},
     {"args": ["--epochs", "3", "a b", "", "\u00e9"]},
 )
 NOT_PLAIN = (
     *({name: value} for name in ("nodes", "cpus") for value in (0, 65_534, True, 1.0, "2", None)),
     *({"gpus": value} for value in (-1, False)),
-    *({name: value} for name in ("folder", "requeue") for value in (1, "yes", None)),
+    *({name: value} for name in ("folder", "requeue") for value in (1, None)),
+    {"requeue": "yes"},
+    {"folder": ""},
     *({"mem": value} for value in ("", "0", "-1", "4X", None)),
     *({"time": value} for value in ("", "0", "1:2:3:4", "soon", 5)),
     *({name: value} for name in ("name", "qos") for value in ("", "A", "a\n", "a" * 99, "9a", None)),

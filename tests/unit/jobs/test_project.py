@@ -1,0 +1,202 @@
+"""The folder that is sent with a script, and where the program starts, for many layouts of a project."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.errors import UsageError
+from clusterctl.jobs.source import source_of
+from clusterctl.jobs.submission import read_jobs
+from clusterctl.spec.job import JobSpec
+from tests.support.messages import refused
+
+
+@pytest.fixture
+def top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is no home, for a project."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    folder = tmp_path / "work; $(x)"
+    folder.mkdir()
+    return folder
+
+
+def write(top: Path, files: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        (top / name).parent.mkdir(parents=True, exist_ok=True)
+        (top / name).write_text(text)
+
+
+def job_from(here: Path, target: str, monkeypatch: pytest.MonkeyPatch, *args: str, **options: Any) -> JobSpec:
+    monkeypatch.chdir(here)
+    (job,) = read_jobs(target, {"args": list(args), **options} if args else options)
+    return job
+
+
+def sent(job: JobSpec) -> set[str]:
+    source = source_of(job)
+    assert source is not None
+    return {item.path for item in source.files}
+
+
+PACKAGE = {
+    "pyproject.toml": "",
+    "mypkg/__init__.py": "",
+    "mypkg/model.py": "",
+    "mypkg/train.py": "from mypkg.model import fit\n",
+    "configs/base.json": "{}",
+    "scripts/train.sh": "#!/bin/bash\nexport PYTHONPATH=$PWD\npython mypkg/train.py\n",
+    "tools/run.py": "import json, sys\njson.load(open(sys.argv[1]))\n",
+}
+SRC = {
+    "config.yaml": "",
+    "src/pkg/__init__.py": "",
+    "src/pkg/util.py": "",
+    "src/pkg/train.py": "from pkg.util import X\nopen('config.yaml')\n",
+    "go.sh": "#!/bin/bash\nsrun python -m pkg.train\n",
+}
+MONOREPO = {
+    ".git/HEAD": "",
+    "apps/train/pyproject.toml": "",
+    "apps/train/app/__init__.py": "",
+    "apps/train/app/main.py": "import app.data\n",
+    "apps/train/app/data.py": "",
+    "apps/serve/big.bin": "x",
+    "shared.py": "",
+    "apps/eval/eval.py": "import shared\n",
+    "apps/alone/run.py": "import helper\n",
+    "apps/alone/helper.py": "import shared\n",
+    "apps/own/run.py": "import helper, yaml\n",
+    "apps/own/helper.py": "",
+}
+# Layout, the user's folder, JOB, arguments -> the sent folder, the program's folder in it, import roots.
+Case = tuple[Mapping[str, str], str, str, tuple[str, ...], str, str, tuple[str, ...]]
+CASES: tuple[Case, ...] = (
+    (PACKAGE, ".", "mypkg/train.py", (), ".", ".", (".",)),
+    (PACKAGE, ".", "scripts/train.sh", (), ".", ".", ()),
+    (PACKAGE, ".", "tools/run.py", ("--config=configs/base.json",), ".", ".", ()),
+    (PACKAGE, ".", "tools/run.py", ("none.json",), "tools", ".", ()),
+    (PACKAGE, ".", "-m mypkg.train", (), ".", ".", (".",)),
+    (PACKAGE | {".git/HEAD": ""}, "mypkg", "train.py", (), ".", "mypkg", (".",)),
+    (PACKAGE | {".git/HEAD": ""}, "mypkg", "-m mypkg.train", (), ".", "mypkg", (".",)),
+    (PACKAGE | {".git/HEAD": ""}, "..", "work; $(x)/mypkg/train.py", (), ".", ".", (".",)),
+    (SRC, ".", "src/pkg/train.py", (), ".", ".", ("src",)),
+    (SRC, ".", "go.sh", (), ".", ".", ("src",)),
+    (SRC, ".", "-m pkg.train", (), ".", ".", ("src",)),
+    (SRC, "src", "pkg/train.py", (), "src", ".", (".",)),
+    (SRC, "..", "work; $(x)/go.sh", (), ".", ".", ("src",)),
+    (MONOREPO, ".", "apps/train/app/main.py", (), "apps/train", ".", (".",)),
+    (MONOREPO, "apps/train", "app/main.py", (), "apps/train", ".", (".",)),
+    (MONOREPO, "apps/eval", "eval.py", (), ".", "apps/eval", (".",)),
+    (MONOREPO, "apps/alone", "run.py", (), ".", "apps/alone", (".",)),
+    (MONOREPO, "apps/own", "run.py", (), "apps/own", ".", ()),
+    (MONOREPO, ".", "apps/own/run.py", (), "apps/own", ".", ()),
+    # Neither a marker nor a use: only the script's folder.
+    ({"a/t.py": "import numpy\n", "b/x": ""}, ".", "a/t.py", (), "a", ".", ()),
+    ({"m/__init__.py": "", "m/t.py": "import m\n", "x": ""}, ".", "m/t.py", (), ".", ".", (".",)),
+    # The user starts the program in a folder below it.
+    ({"train.py": "", "out/old": ""}, "out", "../train.py", (), ".", "out", ()),
+    # Names of the standard library, and of modules beside the script, are not searched above.
+    (
+        {"logging.py": "", "a/t.py": "import logging, util\n", "a/util.py": "", "util.py": ""},
+        *(".", "a/t.py", (), "a", ".", ()),
+    ),
+    # Python 2, and bytes that are not UTF-8, are read as far as possible.
+    ({"a/t.py": "print 'x'\n", "x": ""}, ".", "a/t.py", (), "a", ".", ()),
+    # Notebooks with a script beside them.
+    ({"nb/a.ipynb": "", "nb/t.py": "import lib\n", "lib/x.py": ""}, ".", "nb/t.py", (), ".", ".", (".",)),
+    # A nested project: the nearest that contains the package.
+    (
+        {"pyproject.toml": "", "sub/setup.py": "", "sub/p/__init__.py": "", "sub/p/t.py": "import p\n"},
+        *(".", "sub/p/t.py", (), "sub", ".", (".",)),
+    ),
+    (
+        {"setup.cfg": "", "p/q/__init__.py": "", "p/t.sh": "python -m p.q\n"},
+        *(".", "p/t.sh", (), ".", ".", (".",)),
+    ),
+)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_project_of_layout_is_sent(top: Path, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
+    files, here, target, args, folder, start, roots = case
+    write(top, files)
+    job = job_from((top / here).resolve(), target, monkeypatch, *args)
+    place = job.place
+    assert (place.folder, place.start, place.roots) == ((top / folder).resolve(), start, roots)
+    assert (place.folder / place.script).samefile(job.script)
+    assert place.script in sent(job)
+
+
+def test_folder_option_selects_the_project(top, monkeypatch):
+    write(top, MONOREPO)
+    job = job_from(top / "apps", "own/run.py", monkeypatch, folder=Path(".."))
+    assert (job.place.folder, job.place.start) == (top, "apps")
+    assert job.place.script == "apps/own/run.py"
+    assert {"shared.py", "apps/serve/big.bin"} <= sent(job)
+    job = job_from(top, "apps/train/app/main.py", monkeypatch, folder=Path("apps/train/app"))
+    assert (job.place.script, job.place.start, job.place.roots) == ("main.py", ".", ())
+
+
+@pytest.mark.parametrize("folder", ["nowhere", "b", "a/t.py", "/"])
+def test_folder_option_without_the_script_is_refused(top, monkeypatch, folder):
+    write(top, {"a/t.py": "", "b/x": ""})
+    with refused("folder-unfit", UsageError):
+        job_from(top, "a/t.py", monkeypatch, folder=Path(folder))
+
+
+def test_module_that_does_not_exist_is_refused(top, monkeypatch):
+    write(top, SRC)
+    for module in ("pkg.nope", "pkg/train", "..pkg", "pkg.train; rm"):
+        with refused("unknown-module", UsageError):
+            job_from(top, f"-m {module}", monkeypatch)
+    with refused("options-exclusive", UsageError):
+        job_from(top, "-m pkg.train", monkeypatch, folder=False)
+
+
+def test_package_with_main_is_a_module(top, monkeypatch):
+    write(top, SRC | {"src/pkg/__main__.py": ""})
+    job = job_from(top, "-m pkg", monkeypatch)
+    assert (job.module, job.place.script, job.name) == ("pkg", "src/pkg/__main__.py", "pkg")
+
+
+def test_home_folder_is_never_a_project(top, monkeypatch):
+    monkeypatch.setenv("HOME", str(top))
+    write(top, PACKAGE | {".git/HEAD": ""})
+    job = job_from(top, "mypkg/train.py", monkeypatch)
+    assert job.place.folder == top / "mypkg"
+
+
+def test_script_behind_a_link_is_sent_from_there(top, monkeypatch):
+    write(top, {"pyproject.toml": "", "lib.py": "", "real/t.py": "import lib\n"})
+    (top / "link").symlink_to("real")
+    job = job_from(top, "link/t.py", monkeypatch)
+    assert job.place.folder == top / "link"
+    assert sent(job) == {"t.py"}
+
+
+def test_ignored_folder_of_the_script_is_sent(top, monkeypatch):
+    write(top, {".git/HEAD": "", ".gitignore": "scratch/\n*.bin\n", "lib.py": "", "x.bin": ""})
+    write(top, {"scratch/a/t.py": "import lib\nimport util\n", "scratch/a/util.py": "", "scratch/b.py": ""})
+    job = job_from(top, "scratch/a/t.py", monkeypatch)
+    assert {"lib.py", "scratch/a/t.py", "scratch/a/util.py"} <= sent(job)
+    assert "x.bin" not in sent(job)
+    assert "scratch/a/t.py" in sent(job_from(top, "scratch/a/t.py", monkeypatch, exclude=("scratch",)))
+
+
+def test_start_folder_is_sent_even_if_ignored(top, monkeypatch):
+    write(top, {".gitignore": "build\n", "train.py": "", "build/x": ""})
+    job = job_from(top / "build", "../train.py", monkeypatch)
+    source = source_of(job)
+    assert source is not None
+    assert [item.path for item in source.items] == [".gitignore", "train.py", "build"]
+
+
+def test_job_file_is_the_current_folder(top, monkeypatch):
+    write(top, SRC | {"job.yaml": "job: src/pkg/train.py\n", "mod.yaml": "job: -m pkg.train\nfolder: .\n"})
+    for file in ("job.yaml", "mod.yaml"):
+        job = job_from(top.parent, f"{top.name}/{file}", monkeypatch)
+        assert (job.place.folder, job.place.start, job.place.roots) == (top, ".", ("src",))
