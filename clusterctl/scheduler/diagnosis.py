@@ -33,6 +33,8 @@ from clusterctl.util.assets import fill_in
 from clusterctl.util.terminal import plain_line
 
 _DATA: Final = Path(__file__).with_name("data") / "causes.toml"
+# Placeholders for files of this machine.
+_LOCAL: Final = frozenset({"above", "beside", "elsewhere", "home", "listed", "own", "venv"})
 _FRAMES = 3  # of a traceback
 _MESSAGE_LINES = 8  # of an exception
 _TAIL_LINES = 10
@@ -76,8 +78,8 @@ class Evidence:
     log: end of the job's own log. ranks: rank -> end of the rank's log.
     ends: failed rank -> record of when and how the rank ended (see ``first_failed``).
     attempt: the job's last attempt. lost: node -> reason of the nodes that stopped answering.
-    left_here: called with a file or module that the job did not find. Returns its path on this machine if it
-        lies beside the script and was not sent with the job, otherwise "".
+    left_here: called with a file, or the path of a module, that the job did not find. Returns placeholder ->
+        text for the causes that depend on the files of this machine.
     excluded: patterns of files that were not sent (--exclude).
     """
 
@@ -90,7 +92,7 @@ class Evidence:
     lost: Mapping[str, str] = field(default_factory=dict)
     steps: tuple[StepInfo, ...] = ()
     cancelled_by: str = ""
-    left_here: Callable[[str], str] = lambda _: ""
+    left_here: Callable[..., Mapping[str, str]] = lambda _, is_module: {}  # noqa: ARG005
     excluded: tuple[str, ...] = ()
 
 
@@ -270,8 +272,9 @@ class _Case:
         words["package"] = packages.get(module) or packages.get(top_module) or top_module
         if "peak" in words:
             words["used"] = f": {format_size(int(words['peak']))} used of {format_size(int(words['most']))}"
-        if "home" in cause.when:
-            words["home"] = self.evidence.left_here(words.get("file") or module.replace(".", "/"))
+        if not _LOCAL.isdisjoint(cause.when):
+            name = words.get("file") or module.replace(".", "/")
+            words |= self.evidence.left_here(name, is_module="file" not in words)
         return words if all(words.get(name) for name in cause.when) else None
 
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ from clusterctl.scheduler import remote_logs
 from clusterctl.scheduler.attempts import events_of, last_attempt
 from clusterctl.scheduler.base import JobInfo, JobState, Outcome, StepInfo
 from clusterctl.scheduler.diagnosis import Diagnosis, Evidence, diagnose, diagnose_waiting
+from clusterctl.scheduler.local_files import LocalFiles
 from clusterctl.scheduler.session import Session
 from clusterctl.state.submissions import CLIENT_FACTS, SOURCE_FILE
 from clusterctl.transport.base import remote_argv
@@ -85,7 +83,7 @@ def evidence_of(session: Session, job: JobInfo, logs: _Json) -> Evidence:
         lost=lost,
         steps=steps,
         cancelled_by=canceller,
-        left_here=partial(_left_here, request.get("script"), source, entry.remote_dir or "" if entry else ""),
+        left_here=LocalFiles.of(facts, source, entry.remote_dir or "" if entry else "").find,
         excluded=tuple(request.get("exclude") or ()),
     )
 
@@ -137,17 +135,3 @@ def _accounted(session: Session, job: JobInfo) -> tuple[tuple[StepInfo, ...], st
                 break
         return steps, ""
     return (), ""
-
-
-def _left_here(script: str | None, source: _Json, folder: str, name: str) -> str:
-    """Return the local path of the file or module ``name``; "" if it does not exist or was sent."""
-    script_folder = Path(script).parent if script else None
-    path = os.path.normpath(name.removeprefix(f"{folder}/") if folder else name)
-    if script_folder is None or os.path.isabs(path) or path.startswith(".."):  # noqa: PTH117
-        return ""
-    sent = [str(file.get("path")) for file in source.get("files", ())]
-    for candidate in (path, f"{path}.py"):
-        is_sent = any(other == candidate or other.startswith(f"{candidate}/") for other in sent)
-        if not is_sent and os.path.exists(script_folder / candidate):  # noqa: PTH110  # any name
-            return shlex.quote(candidate)
-    return ""

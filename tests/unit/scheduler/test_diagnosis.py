@@ -269,11 +269,12 @@ def test_a_missing_module_names_the_package_that_provides_it(module: str, packag
 
 def test_what_stayed_at_home_is_included() -> None:
     log = TRACEBACK + "FileNotFoundError: [Errno 2] No such file or directory: 'data/x.csv'\n"
-    evidence = Evidence(job=JOB, log=log, left_here=lambda name: name if name == "data/x.csv" else "")
+    here = {"data/x.csv": "data/x.csv", "pkg/tools": "pkg/tools.py"}
+    evidence = Evidence(job=JOB, log=log, left_here=lambda name, **_: {"home": here[name]})
     module = TRACEBACK + "ModuleNotFoundError: No module named 'pkg.tools'\n"
     for more, flags in (
         ({}, "--include data/x.csv"),
-        ({"log": module, "left_here": lambda name: f"{name}.py"}, "--include pkg/tools.py"),
+        ({"log": module}, "--include pkg/tools.py"),
         ({"excluded": ("data",)}, "--include data/x.csv and without --exclude data"),
     ):
         found = diagnose(replace(evidence, **more))

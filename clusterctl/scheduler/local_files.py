@@ -1,0 +1,126 @@
+"""Search of this machine for a file or a module that a failed job did not find."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clusterctl.spec.job import holds_package, import_roots, repository_of
+
+_MOST_FOLDERS = 5_000
+_REQUIREMENTS = "requirements.txt"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFiles:
+    """The folder of this machine that was sent with a job.
+
+    script: path of the job's script; None for a bundled job. start: folder in which the program started.
+    sent: paths of the sent files below ``folder``. remote: the job's folder on the cluster.
+    requirements: the job's requirements file. Empty: the job has no such file.
+    is_alone: whether only the script was sent, because of --no-folder.
+    """
+
+    folder: Path
+    script: Path | None
+    start: str
+    sent: Collection[str]
+    remote: str
+    requirements: str
+    is_alone: bool
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any], source: Mapping[str, Any], remote: str) -> LocalFiles:
+        """Read the facts of a submission (environment.client.json), and its list of files (source.json)."""
+        request = facts.get("job") or {}
+        script = Path(request["script"]) if request.get("script") else None
+        sent = [str(file.get("path")) for file in source.get("files", ())]
+        folder = Path(facts.get("folder") or (script.parent if script else ""))
+        start = str((request.get("project") or {}).get("start") or ".")
+        requirements, is_alone = str(request.get("requirements") or ""), request.get("folder") is False
+        return cls(folder, script, start, sent, remote, requirements, is_alone)
+
+    def find(self, name: str, *, is_module: bool) -> dict[str, str]:
+        """Return placeholder -> text for the causes in causes.toml that depend on this machine's files.
+
+        home: the path that --include must name. above: the folder that --folder must name.
+        venv: the virtual environment that contains the file. beside: the value that PYTHONPATH needs.
+        own: the package of the user that lacks the module. listed: the file that lists the package.
+        """
+        if self.script is None:
+            return {}
+        remote = f"{self.remote}/"
+        is_of_job = bool(self.remote) and name.startswith(remote)
+        # An absolute path replaces the start.
+        path = os.path.normpath(name.removeprefix(remote) if is_of_job else Path(self.start) / name)
+        if venv := self._virtual_environment(path):
+            return {"venv": venv}
+        if os.path.isabs(path) or path.startswith(".."):  # noqa: PTH117 - any name
+            return {}
+        if home := self._unsent(path, is_module):
+            return {"above": shlex.quote(str(self.folder))} if self.is_alone else {"home": home}
+        if is_module:
+            return self._module(name)
+        above = next((folder for folder in self._above() if os.path.lexists(folder / name)), None)
+        return {} if above is None else {"above": shlex.quote(str(above))}
+
+    def _virtual_environment(self, path: str) -> str:
+        parents = (str(parent) for parent in Path(path).parents)
+        return next((name for name in parents if (self.folder / name / "pyvenv.cfg").is_file()), "")
+
+    def _unsent(self, path: str, is_module: bool) -> str:
+        bases = dict.fromkeys((path, os.path.relpath(path, self.start)))
+        for candidate in (f"{base}{ending}" for base in bases for ending in ("", ".py")[: 1 + is_module]):
+            is_sent = any(other == candidate or other.startswith(f"{candidate}/") for other in self.sent)
+            if not is_sent and os.path.lexists(self.folder / candidate):
+                return shlex.quote(candidate)
+        return ""
+
+    def _module(self, path: str) -> dict[str, str]:
+        """Search for a module. path: its name, with slashes in place of dots."""
+        top = path.partition("/")[0]
+        pattern = re.compile(rf"(?:(?P<root>.+)/)?{re.escape(top)}(?:\.py|/.*\.py)")
+        roots = [match["root"] or "." for sent in self.sent if (match := pattern.fullmatch(sent))]
+        if roots and "/" in path:
+            return {"own": top}
+        if roots:
+            return {"beside": shlex.quote(os.path.relpath(min(roots, key=len), self.start))}
+        for folder in self._above():
+            if any(holds_package(root, top) for root in import_roots(folder)):
+                return {"above": shlex.quote(str(folder))}
+        for root in self._elsewhere():
+            if holds_package(root, top):
+                return {"elsewhere": shlex.quote(str(root / top)), "root": shlex.quote(str(root))}
+        return self._requirements()
+
+    def _above(self) -> Iterator[Path]:
+        """Yield the folders above the sent folder, up to the repository's root or below the home folder."""
+        top = repository_of(self.folder)
+        for folder in self.folder.parents:
+            if folder in (Path(os.path.expanduser("~")), folder.parent):  # noqa: PTH111 - it never raises
+                return
+            yield folder
+            if folder == top:
+                return
+
+    def _elsewhere(self) -> Iterator[Path]:
+        """Yield the folders of the repository that contains the sent folder."""
+        root = repository_of(self.folder)
+        for count, (folder, names, files) in enumerate(os.walk(root or self.folder)):
+            if count > _MOST_FOLDERS:
+                return
+            names[:] = [] if "pyvenv.cfg" in files else [name for name in names if not name.startswith(".")]
+            yield Path(folder)
+
+    def _requirements(self) -> dict[str, str]:
+        script_folder = self.script.parent if self.script else self.folder
+        for folder in () if self.requirements else dict.fromkeys((script_folder, self.folder)):
+            if (file := folder / _REQUIREMENTS).is_file():
+                is_below = file.is_relative_to(Path.cwd())
+                return {"listed": shlex.quote(os.path.relpath(file) if is_below else str(file))}
+        return {"listed": shlex.quote(self.requirements)} if self.requirements else {}

@@ -1,0 +1,116 @@
+"""Advice on files and modules that a job did not find, for many layouts of the user's folders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.scheduler.diagnosis import Diagnosis, Evidence, diagnose
+from clusterctl.scheduler.local_files import LocalFiles
+from tests.unit.scheduler.test_diagnosis import JOB, TRACEBACK
+
+REMOTE = "/home/ada/clusterctl/jobs/train-1"
+
+
+def diagnosed(top: Path, place: str, log: str, sent: tuple[str, ...], **request: Any) -> Diagnosis:
+    """Diagnose a job whose script is train.py in the folder ``place`` below ``top``."""
+    facts = {"folder": str(top / place), "job": {"script": str(top / place / "train.py"), **request}}
+    source = {"files": [{"path": path} for path in (*sent, "train.py")]}
+    files = LocalFiles.of(facts, source, REMOTE)
+    return diagnose(Evidence(job=JOB, log=log, left_here=files.find))
+
+
+def write(top: Path, *names: str) -> None:
+    for name in names:
+        (top / name).parent.mkdir(parents=True, exist_ok=True)
+        (top / name).touch()
+
+
+def no_module(name: str) -> str:
+    return TRACEBACK + f"ModuleNotFoundError: No module named '{name}'\n"
+
+
+def no_file(name: str) -> str:
+    return TRACEBACK + f"FileNotFoundError: [Errno 2] No such file or directory: '{name}'\n"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        (["mypkg/__init__.py"], "mypkg", "mypkg", (), "module-stayed-at-home", "--folder {top}"),
+        (["lib.py"], "a/b", "lib", (), "module-stayed-at-home", "--folder {top}"),
+        (["src/pkg/x.py"], "scripts", "pkg.x", (), "module-stayed-at-home", "--folder {top}"),
+        (["a/utils.py"], "a", "utils", (), "module-stayed-at-home", "--include utils.py"),
+        (["libs/common/x.py"], "apps/a", "common", (), "module-stayed-at-home", "{top}/libs/common"),
+        (
+            ["libs/common/x.py"],
+            "",
+            "common",
+            ("libs/common/x.py",),
+            "own-module-not-found",
+            "PYTHONPATH=libs",
+        ),
+        (["pkg/a.py"], "", "pkg.b", ("pkg/a.py",), "own-module-not-found", "pkg"),
+        (["requirements.txt"], "", "torch", (), "missing-module", "--requirements {top}/requirements.txt"),
+        (["torch/notes.md"], "a", "torch", (), "missing-module", "add torch"),
+        ([".venv/pyvenv.cfg", ".venv/lib/torch/x.py"], "a", "torch", (), "missing-module", "add torch"),
+    ],
+)
+def test_module_of_the_user_is_never_to_be_installed(tmp_path, case):
+    files, folder, module, sent, code, words = case
+    write(tmp_path, ".git/HEAD", f"{folder}/train.py" if folder else "train.py", *files)
+    found = diagnosed(tmp_path, folder, no_module(module), sent)
+    assert found.code == code
+    assert words.format(top=tmp_path) in found.fix
+    if code != "missing-module":
+        assert "requirements" not in found.fix
+
+
+def test_requirements_of_the_job_are_named(tmp_path):
+    write(tmp_path, "train.py", "requirements.txt")
+    found = diagnosed(tmp_path, "", no_module("torch"), (), requirements="other.txt")
+    assert "--requirements other.txt" in found.fix
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        (["configs/a.json"], "scripts", "configs/a.json", "file-stayed-at-home", "--folder {top}"),
+        (["a/data/x"], "a", "data/x", "file-stayed-at-home", "--include data/x"),
+        (["a/data/x"], "a", f"{REMOTE}/data/x", "file-stayed-at-home", "--include data/x"),
+        (["a/.venv/pyvenv.cfg"], "a", ".venv/bin/activate", "virtual-environment-not-sent", "--requirements"),
+        (["env/pyvenv.cfg"], "a", "{top}/env/bin/python", "virtual-environment-not-sent", "--requirements"),
+        (["b/x"], "a", "x", "missing-file", "put"),
+    ],
+)
+def test_file_of_the_user_is_named(tmp_path, case):
+    files, folder, path, code, words = case
+    write(tmp_path, ".git/HEAD", f"{folder}/train.py", *files)
+    found = diagnosed(tmp_path, folder, no_file(path.format(top=tmp_path)), ())
+    assert found.code == code
+    assert words.format(top=tmp_path) in found.fix
+    assert ("--include" in found.fix) is ("--include" in words or code == "missing-file")
+
+
+@pytest.mark.parametrize(
+    ("project", "path", "words"),
+    [({"start": "sub"}, "x.csv", "--include sub/x.csv"), ({"start": "."}, "sub/x.csv", "sub/x.csv")],
+)
+def test_paths_begin_where_the_program_starts(tmp_path, project: Mapping[str, str], path, words):
+    write(tmp_path, "train.py", "sub/x.csv")
+    assert words in diagnosed(tmp_path, "", no_file(path), (), project=project).fix
+
+
+def test_without_its_folder_a_script_gets_no_include(tmp_path):
+    write(tmp_path, "train.py", "utils.py")
+    found = diagnosed(tmp_path, "", no_module("utils"), (), folder=False)
+    assert f"--folder {tmp_path}" in found.fix
+
+
+@pytest.mark.parametrize("command", ["conda", "module", "ml"])
+def test_commands_of_other_clusters_are_to_be_removed(tmp_path, command):
+    found = diagnosed(tmp_path, "", f"/x/run.sh: line 3: {command}: command not found\n", ())
+    assert (found.code, "remove" in found.fix) == ("command-not-found", True)
