@@ -24,7 +24,7 @@ from clusterctl.cluster.status import status_of
 from clusterctl.cluster.up import UpOptions, UpResult
 from clusterctl.errors import ClusterctlError as ClusterctlError  # noqa: PLC0414
 from clusterctl.errors import UsageError, excluded, printable
-from clusterctl.jobs import files, watch
+from clusterctl.jobs import files, queue, watch
 from clusterctl.jobs.bundled import ChosenModel, reject_invalid_arguments
 from clusterctl.jobs.log_text import KeptLogs, whole_lines
 from clusterctl.jobs.replay import Code, replay_job
@@ -286,18 +286,20 @@ class Cluster:
     def job(self, job_id: str) -> Job:
         """Return a job of the cluster by its ID, even if it was submitted from another machine."""
         with self._session() as session:
-            info = watch.known_jobs(session, [job_id])[0]
+            info = queue.known_jobs(session, [job_id])[0]
         return Job(self, job_id, info.name, info.work_dir)
 
     def jobs(self, ids: _Names = ()) -> tuple[JobInfo, ...]:
         """Return your jobs, newest first, or the jobs with these IDs. An array has an entry for each task."""
         with self._session(SOON_S) as session:
-            return watch.known_jobs(session, _as_list(ids)) if ids else watch.list_jobs(session)[0]
+            return queue.known_jobs(session, _as_list(ids)) if ids else queue.list_jobs(session).jobs
 
     def cancel(self, ids: _Names) -> tuple[JobInfo, ...]:
         """Cancel jobs. Return their state before the cancellation."""
         with self._session(SOON_S) as session:
-            return watch.cancel(session, _as_list(ids))
+            cancellation = queue.cancel(session, _as_list(ids))
+        cancellation.raise_errors()
+        return cancellation.jobs
 
     def collect(
         self,
@@ -404,7 +406,7 @@ class Job:
     def diagnosis(self) -> Diagnosis | None:
         """Return the cause of the job's failure, or the reason that it is pending."""
         with self.cluster._session(SOON_S) as session:
-            return watch.diagnosis_of(session, watch.known_jobs(session, [self.id]))
+            return watch.diagnosis_of(session, queue.known_jobs(session, [self.id]))
 
     def cancel(self) -> None:
         """Cancel the pending or running job."""

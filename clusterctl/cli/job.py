@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from clusterctl.cli.options import argument, job_ids, option
 from clusterctl.cli.output import ENDINGS, Screen
 from clusterctl.errors import Notice, SchedulerError, TransportError, UsageError, excluded
-from clusterctl.jobs import watch
+from clusterctl.jobs import queue, watch
 from clusterctl.jobs.log_text import KeptLogs, labelled
 from clusterctl.jobs.stacks import stacks_of
 from clusterctl.jobs.watch import ChangeNotes, OnOutput
@@ -106,7 +106,8 @@ def stacks(screen: Screen, job_id: Id) -> None:
 def cancel(screen: Screen, ids: Ids) -> None:
     """Cancel jobs. The ID of an array cancels all its tasks."""
     with open_session(screen.chosen(), patience_s=SOON_S) as session:
-        jobs = watch.cancel(session, ids)
+        cancellation = queue.cancel(session, ids)
+    jobs = [job for job in cancellation.jobs if not {job.id, job.whole_id} & cancellation.errors.keys()]
     cancelled, ended = ([job for job in jobs if job.ended is over] for over in (False, True))
     lines = [f"cancelled job {job.id} ({job.name})" for job in cancelled]
     lines += [f"job {job.id} ({job.name}) had already ended: {job.state}" for job in ended]
@@ -114,6 +115,10 @@ def cancel(screen: Screen, ids: Ids) -> None:
         "cancelled": [job.id for job in cancelled],
         "already_ended": [{"job_id": job.id, "state": job.state.value} for job in ended],
     }
+    if cancellation.errors:
+        screen.partial_answer = answer
+        screen.note(*lines)
+        cancellation.raise_errors()
     screen.result(answer, *lines)
 
 

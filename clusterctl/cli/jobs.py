@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -15,7 +16,8 @@ from clusterctl.cli.output import ENDINGS, Screen
 from clusterctl.cluster.status import Status, status_of
 from clusterctl.errors import Notice, TransportError, excluded
 from clusterctl.jobs.events import restarts_of_job, with_hangs
-from clusterctl.jobs.watch import diagnosis_of, known_jobs, list_jobs, reported_state
+from clusterctl.jobs.queue import Listing, known_jobs, list_jobs
+from clusterctl.jobs.watch import diagnosis_of, reported_state
 from clusterctl.scheduler.base import JobInfo, JobState, state_counts, worst_job
 from clusterctl.scheduler.session import SOON_S, Session, open_session
 from clusterctl.scheduler.slurm_parse import fold_nodes
@@ -60,6 +62,7 @@ def status(screen: Screen) -> None:
         ],
         "jobs": [job.as_dict() for job in cluster_status.jobs],
         "waiting": [diagnosis.as_dict() for diagnosis in waits],
+        "accounting_failure": cluster_status.accounting_failure,
         "auto_down": cluster_status.auto_down,
         "pending_releases": [release.as_dict() for release in releases],
     }
@@ -80,6 +83,9 @@ def _lines(
     if cluster_status.jobs:
         lines += ["", *job_table(screen, cluster_status.jobs, users=True)]
         lines += ["", *(diagnosis.summary for diagnosis in waits[:_MOST_WAITING])] if waits else []
+    if reason := cluster_status.accounting_failure:
+        text = "Slurm's accounting (slurmdbd) does not answer, but jobs run; start it with `clusterctl up`"
+        lines += ["", Notice("no-accounting", text), f"  {reason.splitlines()[-1]}"]
     if auto_down := cluster_status.auto_down:
         state = "" if auto_down["armed"] else ", but its timer is stopped; start it with `clusterctl up`"
         lines += ["", f"the cluster shuts itself down after {auto_down['after']} without jobs{state}"]
@@ -113,27 +119,32 @@ def jobs(
             with suppress(*ENDINGS):
                 _watch(screen, _rounds(session, ids, everything=everything))
             return
-        infos, older = _list_or_find(session, ids, everything=everything)
-        if ids and len({job.whole_id for job in infos}) == 1:
-            _show_in_full(screen, session, infos)
+        listing = _list_or_find(session, ids, everything=everything)
+        if ids and len({job.whole_id for job in listing.jobs}) == 1:
+            _show_in_full(screen, session, listing.jobs)
             return
-    screen.result({"jobs": [job.as_dict() for job in infos]}, *job_table(screen, infos))
-    if older:
+    answer = {"jobs": [job.as_dict() for job in listing.jobs], "unlisted": listing.unlisted}
+    screen.result(answer, *job_table(screen, listing.jobs))
+    if older := listing.older:
         screen.note(Notice("older-jobs", f"{older} older jobs are hidden: `clusterctl jobs --all` shows all"))
+    if listing.unlisted:
+        text = f"{listing.unlisted} jobs that have left the queue are missing in this list, because Slurm's "
+        text += "accounting (slurmdbd) does not answer; start it with `clusterctl up`"
+        screen.note(Notice("unlisted-jobs", text))
 
 
-def _list_or_find(session: Session, ids: Words, *, everything: bool) -> tuple[tuple[JobInfo, ...], int]:
+def _list_or_find(session: Session, ids: Words, *, everything: bool) -> Listing:
     if ids:
-        infos, older = known_jobs(session, ids), 0
+        listing = Listing(known_jobs(session, ids))
     else:
-        infos, older = list_jobs(session, None if everything else _RECENT)
-    return with_hangs(session, infos), older
+        listing = list_jobs(session, None if everything else _RECENT)
+    return replace(listing, jobs=with_hangs(session, listing.jobs))
 
 
 def _rounds(session: Session, ids: Words, *, everything: bool) -> Iterator[tuple[JobInfo, ...]]:
     """Every 2 s yield all listed jobs, or with ``ids`` only these jobs, until all of them have ended."""
     while True:
-        yield (infos := _list_or_find(session, ids, everything=everything)[0])
+        yield (infos := _list_or_find(session, ids, everything=everything).jobs)
         if ids and all(job.ended for job in infos):
             return
         session.scheduler.clock.sleep(_REFRESH_S)

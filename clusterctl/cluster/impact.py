@@ -237,13 +237,14 @@ def reject_taken_uids(spec: ClusterSpec, accounts: str) -> None:
 def cancel_jobs(affected: Sequence[AffectedJob], scheduler: Jobs) -> None:
     """Cancel these jobs, with the reason in Slurm's accounting, and wait at most 60 s for their end.
 
-    Raise SchedulerError if jobs are still active after that time.
+    Raise SchedulerError if a job can't be cancelled, or is still active after that time.
     """
     if isinstance(scheduler, Nodes):
         for job in affected:
             scheduler.annotate(job.job.id, f"clusterctl up --force: {job.why}")
     ids = [job.job.id for job in affected]
-    scheduler.cancel(ids)
+    for error in scheduler.cancel(ids).values():
+        raise error
     for _ in scheduler.clock.polls(END_S, longest_s=_PAUSE_S):
         remaining = [job.id for job in active_jobs(scheduler) if job.id in ids]
         if not remaining:

@@ -15,6 +15,7 @@ from clusterctl.state.facts import facts_of
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
 from clusterctl.transport.ssh import Connections
+from clusterctl.util.process import start_in_thread
 
 if TYPE_CHECKING:
     from clusterctl.spec.models import ClusterSpec
@@ -26,6 +27,7 @@ class Status:
 
     ready: whether every node can be used. nodes: all nodes, as shown by the scheduler.
     jobs: the waiting and running jobs.
+    accounting_failure: why Slurm's accounting does not answer; "" if it answers.
     auto_down: the idle time after which the cluster removes itself, and whether the timer is active.
     """
 
@@ -34,6 +36,7 @@ class Status:
     ready: bool
     nodes: tuple[NodeInfo, ...]
     jobs: tuple[JobInfo, ...]
+    accounting_failure: str = ""
     auto_down: dict[str, Any] | None = None
 
 
@@ -48,7 +51,9 @@ def status_of(workspace: Workspace) -> Status:
         connections = stack.enter_context(Connections(workspace.ssh_config, stays=facts.controller))
         controller = connections.to(facts.controller)
         scheduler = scheduler_client(facts, workspace, controller, connections.to, SOON_S)
+        accounting_failure = start_in_thread(scheduler.accounting_failure)
         nodes, jobs = scheduler.nodes_and_jobs()
+        no_accounting = accounting_failure()
         # Parsing a spec with all its rules takes time, and most specs don't set auto_down.
         has_auto_down = b"auto_down" in workspace.spec.read_bytes() if workspace.spec.exists() else False
         timer = auto_down(read_applied_spec(workspace), controller) if has_auto_down else None
@@ -56,7 +61,7 @@ def status_of(workspace: Workspace) -> Status:
     # Only the job user can read the files of its jobs.
     with connect_session(facts, workspace, patience_s=SOON_S) as session:
         active = with_hangs(session, [job for job in jobs if not job.ended])
-    return Status(facts.cluster, facts.provider, ready, tuple(nodes), active, timer)
+    return Status(facts.cluster, facts.provider, ready, tuple(nodes), active, no_accounting, timer)
 
 
 def auto_down(spec: ClusterSpec, controller: Transport) -> dict[str, Any] | None:

@@ -29,6 +29,7 @@ NOTABLE_SKEW_S: Final = 2
 LEAST_INODES: Final = 50_000
 _SLURM: Final = frozenset({"slurmctld", "slurmd", "slurmdbd"})
 # systemd itself listens for clusterctl-fence.
+_DAEMONS: Final = _SLURM | {"munge", "mariadb"}
 _OUR_LISTENERS: Final = _SLURM | {"systemd"}
 _LOOPBACK: Final = "127."
 # Beginnings of normal fabric states of a card.
@@ -81,7 +82,7 @@ def check_hosts(
         {host: examined.facts.accounts for host, examined in answers.items()}, leader
     )
     for host, examined in answers.items():
-        of_slurm = (_cgroups, _ports, _services_in_use)
+        of_slurm = (_cgroups, _ports, _services_in_use, _daemons)
         for check in (_system, _space, _gpus, _accounts, *of_slurm):
             findings += check(host, examined.facts, expected[host])
     order = {host: i for i, host in enumerate(expected)}
@@ -277,6 +278,14 @@ def cgroup_finding(host: str) -> Finding:
     )
     fix = f"if that matters, use a distribution with the plugin: see {NO_CGROUPS} in docs/doctor.md"
     return Finding(host, "warning", NO_CGROUPS, "Slurm runs without control groups", cause, fix)
+
+
+def _daemons(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
+    for unit in sorted((expected.runs & _DAEMONS) - facts.units):
+        log = f"clusterctl ssh {host} --admin -- sudo journalctl -u {unit}"
+        fix = f"start it with `clusterctl up`; its log: `{log}`"
+        cause = "systemd reports that the unit is not active"
+        yield Finding(host, "warning", "daemon-stopped", f"{unit} is not running", cause, fix)
 
 
 def _services_in_use(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:

@@ -256,7 +256,8 @@ class HostRequirements:
 
     ports: port -> daemon that will listen. accounts: account -> uid and gid. free_mib: path -> disk space.
     gpus: number of GPUs, if the spec gives it. brings: units that `up` will start or reconfigure on a host
-    that has not joined yet. driver, branch: kind and branch of the NVIDIA driver that `up` installs, if any.
+    that has not joined yet. runs: units that run on a host that has joined. driver, branch: kind and branch
+    of the NVIDIA driver that `up` installs, if any.
     here: clusterctl runs on the host. cgroups: Slurm will limit jobs by control groups.
     """
 
@@ -266,6 +267,7 @@ class HostRequirements:
     free_mib: Mapping[str, int]
     gpus: int | None = None
     brings: frozenset[str] = frozenset()
+    runs: frozenset[str] = frozenset()
     driver: str = ""
     branch: str | None = None
     here: bool = False
@@ -312,6 +314,7 @@ def requirements_of_hosts(
     cupy, nvidia = set(gpus) - set(installed) if spec.software.cupy else (), spec.software.nvidia
     cgroups = spec.scheduler == "slurm" and not spec.provider.shares_kernel
     here = [name for name, machine in spec.provider.machines.items() if machine.is_here]
+    none: frozenset[str] = frozenset()
     return {
         member.name: HostRequirements(
             address=member.address,
@@ -319,7 +322,8 @@ def requirements_of_hosts(
             accounts=required_accounts(spec),
             free_mib=needed_mib[member.name in installed] | (_CUPY if member.name in cupy else {}),
             gpus=gpus.get(member.name),
-            brings=frozenset() if member.name in installed else role_units(spec, member.roles),
+            brings=none if member.name in installed else role_units(spec, member.roles),
+            runs=role_units(spec, member.roles) if member.name in installed else none,
             driver=nvidia.driver if nvidia.has_driver else "",
             branch=nvidia.of_branch,
             here=member.name in here,

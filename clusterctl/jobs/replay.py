@@ -199,7 +199,7 @@ def _job(
         target = str(recorded["script"])
         if not os.path.isfile(target):  # noqa: PTH113 - any name
             raise _no_replay(run, f"the script {printable(target)} is not on this machine")
-        project = _project(run, recorded, Path(str(client.get("folder") or os.path.dirname(target))))
+        project = _project(run, recorded, Path(str(client.get("folder") or Path(target).parent)))
     elif target not in BUNDLED_JOBS:
         raise _no_replay(run, f"{ENVIRONMENT_FILE} has neither a script nor a bundled job")
     kept |= _given_options(run, client, recorded)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from clusterctl.errors import SchedulerError, UsageError
-from clusterctl.jobs.watch import folder_of, known_jobs
+from clusterctl.jobs.queue import known_jobs
+from clusterctl.jobs.watch import folder_of
 from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.names import MPI_SSH

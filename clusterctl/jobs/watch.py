@@ -1,4 +1,4 @@
-"""List, cancel and wait for jobs, follow a job's output, and report how jobs ended.
+"""Wait for jobs, follow a job's output, and report how jobs ended.
 
 Waiting sends a single query for all jobs, at growing intervals.
 """
@@ -29,7 +29,7 @@ from clusterctl.errors import (
 )
 from clusterctl.jobs.events import restarts_of_job, with_hangs
 from clusterctl.scheduler.base import JobInfo, JobState, Outcome, state_counts, unmanaged_job_error, worst_job
-from clusterctl.scheduler.session import Session, resolve_submissions
+from clusterctl.scheduler.session import Session
 from clusterctl.transport.base import Transport, remote_argv, split_lines
 from clusterctl.util.progress import LineReporter, backoff
 
@@ -282,56 +282,6 @@ def _failure(diagnosis: Diagnosis, kind: type[ClusterctlError]) -> Failure:
 def _fix_of(diagnosis: Diagnosis) -> str:
     has_log = diagnosis.state != JobState.PENDING
     return diagnosis.fix + (f"; the whole log: clusterctl logs {diagnosis.job_id}" if has_log else "")
-
-
-def cancel(session: Session, ids: Sequence[str]) -> tuple[JobInfo, ...]:
-    """Cancel jobs and return their state before the cancellation. An array's id selects all its tasks.
-
-    Raises:
-        UsageError: an id is malformed.
-        SchedulerError: a job is unknown (then no job is cancelled), or the scheduler refused.
-    """
-    jobs = known_jobs(session, ids)
-    active_ids = {active_id for job in jobs if not job.ended for active_id in (job.id, job.whole_id)}
-    if active_ids:
-        session.scheduler.cancel([job_id for job_id in ids if job_id in active_ids])
-    return jobs
-
-
-def known_jobs(session: Session, ids: Sequence[str]) -> tuple[JobInfo, ...]:
-    """Return the jobs with these ids. An array's id selects all its tasks.
-
-    Raises:
-        UsageError: an id is malformed.
-        SchedulerError: a job is unknown.
-    """
-    jobs = session.scheduler.jobs(ids)
-    unknown = [i for i in ids if not any(i in (job.id, job.whole_id) for job in jobs)]
-    if unknown:
-        raise session.scheduler.unknown(unknown)
-    return jobs
-
-
-def list_jobs(session: Session, most: int | None = None) -> tuple[tuple[JobInfo, ...], int]:
-    """Return the job user's active and recent jobs, and jobs submitted from this machine, newest first.
-
-    Also returns the number of older jobs that are left out. Rejected submissions are not listed.
-
-    most: the maximum number of ended jobs, where an array counts as a single job. None: all jobs.
-    """
-    resolve_submissions(session.scheduler, session.ledger)
-    entries = session.ledger.entries()
-    refused = {entry.token for entry in entries if entry.refused}
-    jobs = tuple(job for job in session.scheduler.own_jobs() if job.token not in refused)
-    listed = {job.whole_id for job in jobs}
-    others = [entry.job_id for entry in entries if entry.job_id is not None and entry.job_id not in listed]
-    queried = others[-most:] if most else others
-    jobs = tuple(sorted(jobs + session.scheduler.jobs(queried), key=lambda job: (-job.number, job.task or 0)))
-    ids = list(dict.fromkeys(job.whole_id for job in jobs))
-    recent = {*ids[:most]}
-    shown = tuple(job for job in jobs if job.whole_id in recent or not job.ended)
-    older = len(ids) - len({job.whole_id for job in shown}) + len(others) - len(queried)
-    return shown, older
 
 
 @dataclass(frozen=True, slots=True)

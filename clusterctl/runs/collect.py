@@ -9,6 +9,7 @@ import string
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -43,7 +44,13 @@ from clusterctl.runs.folder import (
     write_kept,
     write_sums,
 )
-from clusterctl.scheduler.base import JobInfo, JobState, comment_of, unmanaged_job_error
+from clusterctl.scheduler.base import (
+    AccountingAwayError,
+    JobInfo,
+    JobState,
+    comment_of,
+    unmanaged_job_error,
+)
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, Session, resolve_submissions
 from clusterctl.scheduler.session import connect_session as session_of
 from clusterctl.state.facts import facts_of, facts_of_spec
@@ -220,12 +227,24 @@ class _Collection:
 
     def query_jobs(self, ids: Sequence[str]) -> None:
         try:
-            for job in self.session.scheduler.jobs(ids):
-                self.jobs.setdefault(job.whole_id, []).append(job)
+            jobs = self.session.scheduler.jobs(ids)
+        except AccountingAwayError as exc:
+            jobs = exc.queued
         except SchedulerError as exc:
             if exc.retryable:
                 raise
             # The scheduler rejected the request, so each job is queried separately later.
+            return
+        for job in jobs:
+            self.jobs.setdefault(job.whole_id, []).append(job)
+
+    def jobs_of(self, entry: JobEntry) -> Sequence[JobInfo]:
+        job_id = entry.job_id or ""
+        try:
+            return self.jobs.get(job_id) or self.session.scheduler.jobs([job_id]) or (_purged(entry),)
+        except AccountingAwayError as exc:
+            # The job has left the queue, so it has ended. A later collect completes the record.
+            return exc.queued or (replace(_purged(entry), state=JobState.UNKNOWN, reason=exc.what),)
 
     def collect_run(self, entry: JobEntry) -> RunRecord:
         """Collect the run of a job, or return its record if the run is already on this machine."""
@@ -238,7 +257,7 @@ class _Collection:
         job_id = entry.job_id or ""
         name = f"{self.session.facts.cluster}-{job_id}-{entry.name}"
         final = choose_run_folder(self.out, name, entry.token)
-        jobs = self.jobs.get(job_id) or self.session.scheduler.jobs([job_id]) or (_purged(entry),)
+        jobs = self.jobs_of(entry)
         with self.reporting_write_errors(job_id, final), working_folder(final) as work:
             hosts = tuple(dict.fromkeys(node for job in jobs for node in job.nodes))
             recorder = start_in_thread(partial(_recorder, self.session, entry, jobs))

@@ -16,7 +16,7 @@ from clusterctl.providers.registry import node_price
 from clusterctl.runs.fetch import Manifest
 from clusterctl.runs.folder import ACCOUNTING, GOING_ON, write_kept, write_sums
 from clusterctl.runs.series import restarts_in, summarize
-from clusterctl.scheduler.base import JobInfo, Jobs, JobState, Outcome, worst_job
+from clusterctl.scheduler.base import AccountingAwayError, JobInfo, Jobs, JobState, Outcome, worst_job
 from clusterctl.scheduler.evidence import diagnose_run
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import sweep_arguments
@@ -59,9 +59,10 @@ class Recorder:
         try:
             accounting = _accounting(session.scheduler, jobs[0].whole_id, ended=has_final_state)
         except SchedulerError as exc:
-            if exc.retryable:
+            if exc.retryable and not isinstance(exc, AccountingAwayError):
                 raise
-            return cls(session, entry, jobs, None, printable(exc.cause), version)
+            reason = exc.what if isinstance(exc, AccountingAwayError) else exc.cause
+            return cls(session, entry, jobs, None, printable(reason), version)
         return cls(session, entry, jobs, accounting, "", version)
 
     def write(self, tree: Path, manifest: Manifest) -> RunRecord:

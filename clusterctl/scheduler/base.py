@@ -302,6 +302,22 @@ class JobRequest:
     submitted_at: float = 0.0
 
 
+class AccountingAwayError(SchedulerError):
+    """Slurm's accounting (slurmdbd) did not answer. The same command may succeed later.
+
+    queued: the requested jobs that the queue has. The accounting has all jobs.
+    """
+
+    code = "accounting-away"
+    retryable = True
+    queued: tuple[JobInfo, ...] = ()
+
+    def of_job(self, job_id: str) -> AccountingAwayError:
+        """Return the error for a job that the queue does not have."""
+        message = f"job {job_id} is not in Slurm's queue, and Slurm's accounting does not answer"
+        return AccountingAwayError(message, why=self.why, fix=self.fix)
+
+
 def unmanaged_job_error(job: JobInfo) -> SchedulerError:
     return SchedulerError(
         f"job {job.id} was not submitted by clusterctl",
@@ -392,7 +408,12 @@ class Jobs(Protocol):
         """
 
     def jobs(self, ids: Sequence[str]) -> tuple[JobInfo, ...]:
-        """Return the jobs with these ids; leave unknown ids out. Raises UsageError for an invalid id."""
+        """Return the jobs with these ids; leave unknown ids out.
+
+        Raises:
+            UsageError: an id is invalid.
+            AccountingAwayError: the accounting does not answer, and the queue lacks some of the jobs.
+        """
 
     def own_jobs(self) -> tuple[JobInfo, ...]:
         """Return this user's pending, running and recently ended jobs."""
@@ -410,8 +431,11 @@ class Jobs(Protocol):
     def by_token(self, token: str, submitted_at: float) -> JobInfo | None:
         """Return the job with this token in its comment, or None. submitted_at: local clock, Unix seconds."""
 
-    def cancel(self, ids: Sequence[str]) -> None:
-        """Cancel jobs so that they are not requeued. Call ``jobs`` first to check the ids."""
+    def cancel(self, ids: Sequence[str]) -> Mapping[str, ClusterctlError]:
+        """Cancel jobs so that they are not requeued. Call ``jobs`` first to check the ids.
+
+        Return id -> error of the jobs that could not be cancelled.
+        """
 
     def run_in_job(self, job: JobInfo, argv: Sequence[str]) -> Result:
         """Run a command on the first node of a running job, as the job's user. It takes no resources."""
@@ -427,6 +451,10 @@ class Jobs(Protocol):
     def accounting(self, job_id: str) -> str | None:
         """Return a job's accounting record as JSON, or None on a cluster without accounting."""
         return None
+
+    def accounting_failure(self) -> str:
+        """Return why the accounting does not answer; "" if it answers or the cluster has no accounting."""
+        return ""
 
     def version(self) -> str | None:
         """Return the scheduler's version, such as ``22.05.8``, or None on a cluster without a scheduler."""

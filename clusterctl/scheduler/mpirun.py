@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from clusterctl.errors import Failure, SchedulerError, TransportError, UnreachableError
+from clusterctl.errors import ClusterctlError, Failure, SchedulerError, TransportError, UnreachableError
 from clusterctl.scheduler.base import (
     JobInfo,
     JobRequest,
@@ -126,16 +126,22 @@ class MpirunClient(Jobs):
     def by_token(self, token: str, submitted_at: float) -> JobInfo | None:  # noqa: ARG002
         return next((job for job in self.own_jobs() if job.token == token), None)
 
-    def cancel(self, ids: Sequence[str]) -> None:
+    def cancel(self, ids: Sequence[str]) -> Mapping[str, ClusterctlError]:
         """Cancel jobs: send SIGTERM to each job's script, and later SIGKILL to processes that remain."""
+        errors: dict[str, ClusterctlError] = {}
         for job in self.jobs(ids):
             if not job.nodes:
-                raise SchedulerError(
+                errors[job.id] = SchedulerError(
                     f"job {job.id} can't be cancelled, because its nodes are unknown",
                     code="job-hosts-unknown",
                     why=job.reason,
                 )
-            self._ask(job.nodes[0], {"do": "cancel", "ids": [job.id]})
+                continue
+            try:
+                self._ask(job.nodes[0], {"do": "cancel", "ids": [job.id]})
+            except (SchedulerError, TransportError) as exc:
+                errors[job.id] = exc
+        return errors
 
     def run_in_job(self, job: JobInfo, argv: Sequence[str]) -> Result:
         as_user = ["sudo", "-n", "-H", "-u", self.user]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import UsageError
-from clusterctl.scheduler.base import Jobs
+from clusterctl.scheduler.base import AccountingAwayError, Jobs
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.state.chosen import ChosenCluster, naming_lock_holder
 from clusterctl.state.facts import ClusterFacts, facts_of
@@ -140,10 +140,16 @@ def mpirun_client(
 
 
 def resolve_submissions(scheduler: Jobs, ledger: Ledger) -> None:
-    """Find the jobs of submissions with a lost answer. Record their ids, or their absence, in ``ledger``."""
+    """Find the jobs of submissions with a lost answer. Record their ids, or their absence, in ``ledger``.
+
+    A submission stays unresolved if the job is not in the queue and the accounting does not answer.
+    """
     for entry in ledger.entries():
         if entry.job_id is None and not entry.refused:
-            job = scheduler.by_token(entry.token, entry.submitted_at)
+            try:
+                job = scheduler.by_token(entry.token, entry.submitted_at)
+            except AccountingAwayError:
+                continue
             if job is not None:
                 ledger.update(entry, job_id=job.whole_id)
             elif time.time() - entry.submitted_at > _SBATCH_MAY_HANG_S:

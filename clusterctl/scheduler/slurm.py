@@ -12,19 +12,21 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypedDict, TypeVar, Unpack
 
 from clusterctl.errors import (
     AnswerLostError,
     ClusterctlError,
     CommandError,
     NoAnswerError,
+    SchedulerError,
     SlurmError,
     TransportError,
     UnreachableError,
 )
 from clusterctl.scheduler import slurm_parse
 from clusterctl.scheduler.base import (
+    AccountingAwayError,
     JobInfo,
     JobRequest,
     Jobs,
@@ -43,6 +45,7 @@ from clusterctl.util.progress import Clock
 
 _DAY_S = 86400
 _T = TypeVar("_T", JobInfo, NodeInfo, StepInfo)
+_NOT_CANCELLED = re.compile(r"scancel: error: Kill job error on job id ([0-9_]+): (.*)")
 _UNKNOWN_ID = re.compile("Invalid job id specified")
 _ENDED_MEANWHILE = re.compile(f"{_UNKNOWN_ID.pattern}|[Jj]ob.* already (finished|completing or completed)")
 _AWAY = re.compile(
@@ -57,6 +60,10 @@ _ON_ITS_WAY = re.compile(r"timed out|Zero Bytes|(send|receive|shutdown) failure"
 # There was no connection at all, so nothing was sent.
 _NOT_SENT = re.compile(r"slurm controller \(connect failure\)|Connection refused", re.IGNORECASE)
 _BACK_SOON_S = 6.0
+# Commands that ask slurmdbd, the accounting. For queries that can do without, and for the check of `status`.
+_ACCOUNTING = ("sacct", "sacctmgr")
+_ACCOUNTING_S = 5.0
+_PING_S = 2
 # slurmctld notices the loss of a node after SlurmdTimeout and a round of pings, and a job may end sooner.
 _NOTICED_S = 120
 # Longer than a busy slurmctld needs for an answer.
@@ -87,8 +94,16 @@ _REFUSALS = (
 _TOO_LARGE = re.compile("node configuration is not available|Node count|More processors|limit", re.IGNORECASE)
 
 
+class _How(TypedDict, total=False):
+    """Options of a query, see ``SlurmClient._ask_all``."""
+
+    nothing: re.Pattern[str] | None
+    env: Mapping[str, str]
+    patience_s: float | None
+
+
 class SlurmAwayError(SlurmError):
-    """slurmctld or slurmdbd did not answer. The same command may succeed later."""
+    """slurmctld did not answer. The same command may succeed later."""
 
     code = "slurm-away"
     retryable = True
@@ -103,6 +118,7 @@ class SlurmClient(Jobs):
     patience_s: float = 60.0
     # Whether a command got no answer, so that the next command checks slurmctld first.
     _in_doubt: bool = field(default=False, init=False)
+    _is_accounting_away: bool = field(default=False, init=False)
 
     script_name = "job.sbatch"
     id_pattern = re.compile(r"[1-9][0-9]*(_[0-9]+)?")
@@ -132,7 +148,11 @@ class SlurmClient(Jobs):
         }
         missing = [job_id for job_id in ids if job_id not in complete]
         if missing:
-            accounted = self._accounted("--jobs=" + ",".join(missing))
+            try:
+                accounted = self._accounted("--jobs=" + ",".join(missing))
+            except AccountingAwayError as exc:
+                exc.queued = _sorted(found_jobs)
+                raise
             # For a moment, sacct has the last task of an array without its task number.
             arrays = {job.number for job in (*found_jobs, *accounted) if job.task is not None}
             queued_ids, missing_ids = {job.id for job in found_jobs}, {*missing}
@@ -227,12 +247,33 @@ class SlurmClient(Jobs):
             )
         return job_id
 
-    def cancel(self, ids: Sequence[str]) -> None:
-        # A program may requeue its job when the program gets SIGTERM, so requeueing is forbidden first.
+    def cancel(self, ids: Sequence[str]) -> Mapping[str, ClusterctlError]:
         for job_id in ids:
             self.check_id(job_id)
-        self._ask(["scontrol", "update", f"jobid={','.join(ids)}", "requeue=0"], nothing=_ENDED_MEANWHILE)
-        self._ask(["scancel", *ids])
+        self._forbid_requeue(ids)
+        try:
+            self._ask(["scancel", *ids])
+        except SlurmError as exc:
+            refusals = dict(_NOT_CANCELLED.findall(exc.why))
+            if not refusals:
+                raise
+            return {
+                job_id: SlurmError(f"job {job_id} can't be cancelled", code="job-not-cancelled", why=reason)
+                for job_id, reason in refusals.items()
+                if not _ENDED_MEANWHILE.search(reason)
+            }
+        return {}
+
+    def _forbid_requeue(self, ids: Sequence[str]) -> None:
+        """Forbid Slurm to requeue jobs, because a program may requeue its job when it gets SIGTERM."""
+        try:
+            self._ask(["scontrol", "update", f"jobid={','.join(ids)}", "requeue=0"])
+        except SlurmAwayError:
+            raise
+        except SlurmError:
+            # Slurm rejects every change of some waiting jobs, which scancel cancels all the same.
+            for job_id in ids if len(ids) > 1 else ():
+                self._forbid_requeue([job_id])
 
     def run_in_job(self, job: JobInfo, argv: Sequence[str]) -> Result:
         step = [*_STEP, f"--jobid={job.id}", f"--nodelist={job.nodes[0]}"]
@@ -240,7 +281,7 @@ class SlurmClient(Jobs):
 
     def steps(self, job_id: str) -> tuple[StepInfo, ...]:
         self.check_id(job_id)
-        return self._query(slurm_parse.STEPS, f"--jobs={job_id}")
+        return self._query(slurm_parse.STEPS, f"--jobs={job_id}", patience_s=_ACCOUNTING_S)
 
     def lost_nodes(self, job: JobInfo) -> Mapping[str, str]:
         # A job that has lost its only node ends as NODE_FAIL.
@@ -250,7 +291,8 @@ class SlurmClient(Jobs):
         end = job.end_time or job.start_time
         argv = ["sacctmgr", "--noheader", "--parsable2", "show", "event", f"nodes={fold_nodes(job.nodes)}"]
         argv += [f"start=uts{job.start_time}", "format=nodename,start,state,reason"]
-        lost = slurm_parse.parse_outages(self._ask(argv), job.start_time, end + _NOTICED_S)
+        outages = self._ask(argv, patience_s=_ACCOUNTING_S)
+        lost = slurm_parse.parse_outages(outages, job.start_time, end + _NOTICED_S)
         # Until Slurm sets a node down that does not answer, the accounting has no event.
         if time.time() < end + _NOTICED_S:
             nodes = {node.name: node for node in self.nodes()}
@@ -260,7 +302,13 @@ class SlurmClient(Jobs):
 
     def accounting(self, job_id: str) -> str:
         self.check_id(job_id)
-        return self._ask(["sacct", "--json", f"--jobs={job_id}"], env={})
+        return self._ask(["sacct", "--json", f"--jobs={job_id}"], env={}, patience_s=_ACCOUNTING_S)
+
+    def accounting_failure(self) -> str:
+        argv = ["timeout", str(_PING_S), *"sacctmgr --noheader show cluster format=cluster".split()]
+        result = self.transport.run(argv, check=False)
+        silent = f"no answer to sacctmgr for {_PING_S} s"
+        return "" if result.rc == 0 else result.stderr.strip() or silent
 
     def _queued(self, *options: str, nothing: re.Pattern[str] | None = None) -> tuple[JobInfo, ...]:
         return self._query(slurm_parse.SQUEUE, *options, nothing=nothing)
@@ -268,67 +316,76 @@ class SlurmClient(Jobs):
     def _accounted(self, *options: str) -> tuple[JobInfo, ...]:
         return self._query(slurm_parse.SACCT, *options)
 
-    def _query(
-        self, query: slurm_parse.Query[_T], *options: str, nothing: re.Pattern[str] | None = None
-    ) -> tuple[_T, ...]:
+    def _query(self, query: slurm_parse.Query[_T], *options: str, **how: Unpack[_How]) -> tuple[_T, ...]:
         separator: str = slurm_parse.new_separator()
-        return query.parse(self._ask([*query.command(separator), *options], nothing=nothing), separator)
+        return query.parse(self._ask([*query.command(separator), *options], **how), separator)
 
-    def _ask(
-        self,
-        argv: Sequence[str],
-        *,
-        nothing: re.Pattern[str] | None = None,
-        env: Mapping[str, str] | None = None,
-    ) -> str:
-        """Return the stdout of a read-only command; "" if the error message matches ``nothing``."""
-        return self._ask_all([argv], nothing=nothing, env=env)[0]
+    def _ask(self, argv: Sequence[str], **how: Unpack[_How]) -> str:
+        """Return the stdout of a command."""
+        return self._ask_all([argv], **how)[0]
 
     def _ask_all(
         self,
         commands: Sequence[Sequence[str]],
         *,
         nothing: re.Pattern[str] | None = None,
-        env: Mapping[str, str] | None = None,
+        env: Mapping[str, str] = slurm_parse.ENVIRONMENT,
+        patience_s: float | None = None,
     ) -> list[str]:
-        """Run commands in a single round trip; stop at the first failure. Return each command's stdout."""
+        """Run commands in a single round trip; stop at the first failure. Return each command's stdout.
+
+        nothing: pattern of an error message that means an empty answer.
+        patience_s: how long to try again while Slurm does not answer. Default and maximum: the client's.
+        """
         boundary = slurm_parse.new_separator()
         line = f" && printf %s {shlex.quote(boundary)} && ".join(map(shlex.join, commands))
         argv = commands[0] if len(commands) == 1 else ["sh", "-c", line]
+        is_accounting = commands[0][0] in _ACCOUNTING
+        limit_s = self.patience_s if patience_s is None else min(patience_s, self.patience_s)
+        # An earlier query has waited for the accounting already.
+        limit_s = 0 if is_accounting and self._is_accounting_away else limit_s
 
         def ask() -> list[str]:
-            result = self._run(argv, slurm_parse.ENVIRONMENT if env is None else env, commands[0][0])
+            result = self._run(argv, env)
             outputs = result.stdout.split(boundary)
             if result.rc == 0:
+                self._is_accounting_away &= not is_accounting
                 return outputs
             if nothing is not None and nothing.search(result.stderr):
                 return [""] * len(commands)
             command, reason = commands[len(outputs) - 1][0], result.stderr.strip()[-2000:]
             if _AWAY.search(result.stderr):
-                raise self._away_error(command, reason)
+                raise self._away_error(command, reason, limit_s)
             failed = CommandError(command, code="slurm-command-failed", rc=result.rc, stderr=result.stderr)
             raise SlurmError(
                 f"{command} failed with exit status {result.rc}", code="slurm-command-failed", why=reason
             ) from failed
 
-        return retry(self.clock, self.patience_s, ask)
+        return retry(self.clock, limit_s, ask)
 
-    def _run(self, argv: Sequence[str], env: Mapping[str, str], name: str) -> Result:
+    def _run(self, argv: Sequence[str], env: Mapping[str, str]) -> Result:
         """Run a command. After a timeout, ping slurmctld; repeat the command only if slurmctld answers."""
         if not self._in_doubt:
             with suppress(NoAnswerError):
                 return self.transport.run(argv, check=False, env=env, timeout_s=_SOON_S)
             self._in_doubt = True
         if not self.is_there():
-            raise self._away_error(name, "slurmctld does not accept connections")
+            raise self._away_error("a ping", "slurmctld does not accept connections", self.patience_s)
         self._in_doubt = False
         return self.transport.run(argv, check=False, env=env)
 
-    def _away_error(self, command: str, reason: str) -> SlurmAwayError:
+    def _away_error(self, command: str, reason: str, limit_s: float) -> SchedulerError:
+        if command in _ACCOUNTING:
+            self._is_accounting_away = True
+            return AccountingAwayError(
+                "Slurm's accounting (slurmdbd) does not answer",
+                why=reason.splitlines()[-1],
+                fix="start slurmdbd with `clusterctl up`; jobs run without it",
+            )
         return SlurmAwayError(
-            f"slurmctld has not answered {command} for {self.patience_s:g} s",
+            f"slurmctld has not answered {command} for {limit_s:g} s",
             why=reason,
-            fix="start slurmctld and slurmdbd with `clusterctl up`; running jobs are not affected",
+            fix="start slurmctld with `clusterctl up`; running jobs are not affected",
         )
 
 

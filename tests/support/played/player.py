@@ -129,6 +129,8 @@ def squeue(argv: list[str], state: dict[str, Any]) -> None:
 
 
 def sacct(argv: list[str], state: dict[str, Any]) -> None:
+    if state.get("accounting_away"):
+        fail("sacct: error: Sending PersistInit msg: Connection refused")
     if "--json" in argv:
         if odd := next((job["odd"] for _, job in rows(state, argv) if "odd" in job), None):
             fail(odd)
@@ -144,12 +146,16 @@ def sacct(argv: list[str], state: dict[str, Any]) -> None:
 
 
 def scancel(argv: list[str], state: dict[str, Any]) -> None:
+    refused = [job_id for job_id in argv if state["jobs"].get(job_id, {}).get("owner")]
     for job_id in argv:
         job = state["jobs"].get(job_id)
-        if job and job["state"] not in ENDED:
+        if job and job_id not in refused and job["state"] not in ENDED:
             job |= {"state": "CANCELLED", "end": int(time.time())}
             if job.get("pid"):
                 os.killpg(job["pid"], 15)
+    if refused:
+        lines = (f"scancel: error: Kill job error on job id {i}: Access/permission denied" for i in refused)
+        fail("\n".join(lines))
 
 
 def sinfo(argv: list[str], state: dict[str, Any]) -> None:
@@ -163,7 +169,8 @@ def sinfo(argv: list[str], state: dict[str, Any]) -> None:
 
 
 def sacctmgr(argv: list[str], state: dict[str, Any]) -> None:
-    del state
+    if state.get("accounting_away"):
+        fail("sacctmgr: error: Sending PersistInit msg: Connection refused")
     say("default\n" if "associations" in argv else "normal\nhigh\n")
 
 

@@ -211,6 +211,15 @@ def test_what_somebody_runs_is_not_taken_over(
     assert found({**changed, "texts": {CLAIM: '{"id": "1"}'}}, brings=brings) == []
 
 
+def test_doctor_stopped_daemons_are_findings() -> None:
+    """A daemon that is stopped on a host of the cluster; other units and new hosts are left out."""
+    runs = frozenset({"slurmd", "slurmdbd", "clusterctl-health.timer"})
+    (finding,) = found({"units": ["slurmd"]}, runs=runs)
+    assert (finding.host, finding.level, finding.code) == ("two", "warning", "daemon-stopped")
+    assert finding.what.startswith("slurmdbd ")
+    assert found({"units": ["slurmd", "slurmdbd"]}, runs=runs) == []
+
+
 def test_databases_matter_where_mariadb_comes_to() -> None:
     assert found({"databases": ["payroll"]}, brings=frozenset({"slurmd", "munge"})) == []
 

@@ -7,7 +7,8 @@ from datetime import datetime
 import pytest
 
 from clusterctl.errors import SchedulerError, UsageError
-from clusterctl.jobs.watch import cancel, known_jobs, list_jobs
+from clusterctl.jobs.queue import cancel, known_jobs, list_jobs
+from clusterctl.scheduler.base import AccountingAwayError
 from tests.support.messages import refused as rejected
 from tests.support.played.cluster import finished, submitted
 
@@ -16,17 +17,50 @@ def test_cancel_says_what_had_ended(session, cluster, tmp_path):
     over = finished(session, cluster, tmp_path, "true")
     running = submitted(session, tmp_path, "sleep 60")
     done = cancel(session, [over, running])
-    assert {job.id: job.ended for job in done} == {over: True, running: False}
+    assert ({job.id: job.ended for job in done.jobs}, done.errors) == ({over: True, running: False}, {})
     assert [cluster.job(job_id)["state"] for job_id in (over, running)] == ["COMPLETED", "CANCELLED"]
 
 
-def test_cancel_of_an_unknown_job_cancels_nothing(session, cluster, tmp_path):
+def test_cancel_some_jobs_fail_cancels_the_rest(session, cluster, tmp_path):
+    """Neither an unknown job nor a job of another user keeps a job alive."""
+    ids = [submitted(session, tmp_path, "sleep 60") for _ in range(2)]
+    cluster.change(ids[0], owner="ada")
+    done = cancel(session, [ids[0], "77", ids[1]])
+    assert {job_id: error.code for job_id, error in done.errors.items()} == {
+        "77": "unknown-job",
+        ids[0]: "job-not-cancelled",
+    }
+    assert [cluster.job(job_id)["state"] for job_id in ids] == ["RUNNING", "CANCELLED"]
+    with rejected("jobs-not-cancelled", SchedulerError) as caught:
+        done.raise_errors()
+    assert [failure.code for failure in caught.value.failures] == ["unknown-job", "job-not-cancelled"]
+    cluster.change(ids[0], owner="")
+    assert cancel(session, [ids[0]]).errors == {}
+
+
+def test_cancel_malformed_id_cancels_nothing(session, cluster, tmp_path):
     job_id = submitted(session, tmp_path, "sleep 60")
-    with rejected("unknown-job", SchedulerError, "77"):
-        cancel(session, [job_id, "77"])
-    assert cluster.job(job_id)["state"] == "RUNNING"
     with pytest.raises(UsageError):
-        cancel(session, ["all"])
+        cancel(session, [job_id, "all"])
+    assert cluster.job(job_id)["state"] == "RUNNING"
+    assert cancel(session, [job_id]).errors == {}
+
+
+def test_list_without_accounting_has_the_queue(session, cluster, tmp_path):
+    """Jobs that have left the queue are counted, and active jobs are shown and can be cancelled."""
+    over = finished(session, cluster, tmp_path, "true")
+    running = submitted(session, tmp_path, "sleep 60")
+    cluster.change(over, forgotten=True)
+    with cluster.state() as state:
+        state["accounting_away"] = True
+    quick = cluster.session(patience_s=0.0)
+    listing = list_jobs(quick)
+    assert ([job.id for job in listing.jobs], listing.older, listing.unlisted) == ([running], 0, 1)
+    with rejected("accounting-away", AccountingAwayError):
+        known_jobs(quick, [over])
+    done = cancel(quick, [over, running])
+    assert {job_id: error.code for job_id, error in done.errors.items()} == {over: "accounting-away"}
+    assert cluster.job(running)["state"] == "CANCELLED"
 
 
 def test_list_of_the_newest_has_all_that_go_on(session, cluster, tmp_path):
@@ -36,8 +70,9 @@ def test_list_of_the_newest_has_all_that_go_on(session, cluster, tmp_path):
     for is_forgotten in (False, True):
         for job_id in ended:
             cluster.change(job_id, forgotten=is_forgotten)
-        jobs, older = list_jobs(session, 2)
-        assert ([job.id for job in jobs], older) == ([*reversed(ended[2:]), running], 2)
+        listing = list_jobs(session, 2)
+        assert ([job.id for job in listing.jobs], listing.older) == ([*reversed(ended[2:]), running], 2)
+        assert listing.unlisted == 0
 
 
 def test_what_slurm_refused_is_not_listed(session, cluster, tmp_path):
@@ -51,7 +86,7 @@ def test_what_slurm_refused_is_not_listed(session, cluster, tmp_path):
     with cluster.state() as state:
         job = {"state": "FAILED", "comment": f"clusterctl:{refused.token}"}
         state["jobs"]["2"] = state["jobs"][kept] | job
-    assert [job.id for job in list_jobs(session)[0]] == [kept]
+    assert [job.id for job in list_jobs(session).jobs] == [kept]
 
 
 def test_as_dict_is_plain_json(session, cluster, tmp_path):

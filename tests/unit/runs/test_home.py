@@ -324,6 +324,27 @@ def test_a_run_comes_home_without_accounting(session, cluster, tmp_path, out):
     assert not (run.directory / "sacct.json").exists()
 
 
+def test_collect_without_accounting_completes_later(session, cluster, tmp_path):
+    """Jobs of the queue are collected with their state, older jobs with their files and an unknown state."""
+    ids = [finished(session, cluster, tmp_path, "echo x >result.txt") for _ in range(2)]
+    cluster.change(ids[0], forgotten=True)
+    with cluster.state() as state:
+        state["accounting_away"] = True
+    runs = collect(cluster.session(patience_s=0.0), out=tmp_path / "runs")
+    assert {run.job_id: (run.state, run.final) for run in runs} == {
+        ids[0]: ("UNKNOWN", False),
+        ids[1]: ("COMPLETED", True),
+    }
+    for run in runs:
+        assert (run.directory / "result.txt").exists()
+        assert [skipped.path for skipped in run.skipped] == ["sacct.json"]
+    with cluster.state() as state:
+        state["accounting_away"] = False
+    (run,) = collect(session, out=tmp_path / "runs")
+    assert (run.job_id, run.state, run.skipped) == (ids[0], "COMPLETED", ())
+    assert (run.directory / "sacct.json").exists()
+
+
 def test_runs_that_can_not_come_home_are_named_and_discarded(session, cluster, tmp_path, out):
     for name in ("a", "b", "c"):
         finished(session, cluster, tmp_path, "true", name)

@@ -13,7 +13,7 @@ import pytest
 from clusterctl.errors import AnswerLostError, NoAnswerError, SlurmError, UnreachableError, UsageError
 from clusterctl.scheduler import admin
 from clusterctl.scheduler.admin import SlurmNodes
-from clusterctl.scheduler.base import JobInfo, JobState
+from clusterctl.scheduler.base import AccountingAwayError, JobInfo, JobState
 from clusterctl.scheduler.slurm import SlurmAwayError, SlurmClient
 from clusterctl.util.progress import Clock
 from tests.support.here import LocalTransport
@@ -104,18 +104,76 @@ UPDATE = ("scontrol", "update", "jobid=7,12_3", "requeue=0")
 
 @pytest.mark.parametrize("said", ["", "Job has already finished for job 7", "Invalid job id specified"])
 def test_what_is_cancelled_cannot_ask_to_be_run_again(said):
+    each = [Step(("scontrol", "update", f"jobid={job_id}", "requeue=0"), "") for job_id in ("7", "12_3")]
     slurm, transport, _ = client(
-        Step(UPDATE, stderr=f"slurm_update error: {said}\n", rc=bool(said)), Step(("scancel", "7", "12_3"))
+        Step(UPDATE, stderr=f"slurm_update error: {said}\n", rc=bool(said)),
+        *(each if said else ()),
+        Step(("scancel", "7", "12_3")),
     )
     slurm.cancel(["7", "12_3"])
     assert not transport.left
 
 
-def test_a_refusal_to_forbid_another_run_is_no_success():
-    slurm, transport, _ = client(Step(UPDATE, stderr="slurm_update error: Access/permission denied", rc=1))
+STUCK = "Requested partition configuration not available now for job 7\nslurm_update error: the same"
+
+
+def test_cancel_job_that_slurm_can_not_change_ends():
+    """Slurm rejects every change of a job that asks for more nodes than its partition has, but cancels it."""
+    each = [("scontrol", "update", f"jobid={job_id}", "requeue=0") for job_id in ("7", "12_3")]
+    slurm, transport, _ = client(
+        Step(UPDATE, stderr=STUCK, rc=1),
+        Step(each[0], stderr=STUCK, rc=1),
+        Step(each[1], ""),
+        Step(("scancel", "7", "12_3")),
+    )
+    assert slurm.cancel(["7", "12_3"]) == {}
+    assert not transport.left
+
+
+def test_cancel_refused_is_no_success():
+    refusal = "scancel: error: Kill job error on job id 7: Access/permission denied\n"
+    ended = "scancel: error: Kill job error on job id 12_3: Invalid job id specified\n"
+    slurm, transport, _ = client(
+        Step(UPDATE, ""), Step(("scancel", "7", "12_3"), stderr=refusal + ended, rc=1)
+    )
+    errors = slurm.cancel(["7", "12_3"])
+    assert {job_id: (error.code, error.why) for job_id, error in errors.items()} == {
+        "7": ("job-not-cancelled", "Access/permission denied")
+    }
+    assert not transport.left
+
+
+def test_cancel_unknown_failure_is_raised():
+    slurm, _, _ = client(Step(UPDATE, ""), Step(("scancel", "7", "12_3"), stderr="scancel: fatal: x", rc=1))
     with rejected("slurm-command-failed", SlurmError):
         slurm.cancel(["7", "12_3"])
-    assert not transport.left
+
+
+NO_DATABASE = (
+    "sacct: error: Sending PersistInit msg: Connection refused\nsacct: error: Problem talking to the database"
+)
+
+
+@pytest.mark.parametrize(("stderr", "rc"), [("", 0), (NO_DATABASE, 1), ("", 124)])
+def test_accounting_failure_has_the_reason(stderr, rc):
+    slurm, _, _ = client(Step(("timeout", "..."), stderr=stderr, rc=rc))
+    failure = slurm.accounting_failure()
+    assert bool(failure) is bool(rc)
+    assert stderr in failure
+
+
+def test_accounting_away_names_the_daemon_and_waits_once():
+    """The error has the jobs that the queue knows. Later queries of the accounting are tried once."""
+    away = Step(("sacct", "..."), stderr=NO_DATABASE, rc=1)
+    slurm, transport, ticks = client(QUEUE, *[away] * 40)
+    with rejected("accounting-away", AccountingAwayError, "slurmdbd") as caught:
+        slurm.jobs(["15", "99999"])
+    assert "15" in [job.id for job in caught.value.queued]
+    left, slept = len(transport.left), len(ticks.slept)
+    assert slept > 1
+    with rejected("accounting-away", AccountingAwayError, "slurmdbd"):
+        slurm.steps("15")
+    assert (left - len(transport.left), len(ticks.slept)) == (1, slept)
 
 
 def test_a_controller_that_is_briefly_away_is_waited_for():

@@ -1,0 +1,113 @@
+"""The jobs in the queue and in the accounting: find, list and cancel jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from clusterctl.errors import ClusterctlError, SchedulerError
+from clusterctl.scheduler.base import AccountingAwayError, JobInfo
+from clusterctl.scheduler.session import Session, resolve_submissions
+
+
+@dataclass(frozen=True, slots=True)
+class Cancellation:
+    """Result of a cancellation.
+
+    jobs: the known jobs, with their state before the cancellation. An array has an entry for each task.
+    errors: job id -> error, for ids of unknown jobs and of jobs that could not be cancelled.
+    """
+
+    jobs: tuple[JobInfo, ...]
+    errors: Mapping[str, ClusterctlError]
+
+    def raise_errors(self) -> None:
+        """Raise the error of the only job, or an error that joins those of several jobs."""
+        failed = [*self.errors.values()]
+        if len(failed) == 1:
+            raise failed[0]
+        if failed:
+            raise SchedulerError(
+                f"{len(failed)} jobs could not be cancelled",
+                code="jobs-not-cancelled",
+                why="\n".join(error.cause for error in failed),
+                fix="\n".join(dict.fromkeys(error.fix for error in failed if error.fix)),
+                failures=tuple(failure for error in failed for failure in error.failures),
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A list of jobs, newest first.
+
+    older: the number of older jobs that are left out.
+    unlisted: the number of jobs that may have ended, but are left out because the accounting does not answer.
+    """
+
+    jobs: tuple[JobInfo, ...]
+    older: int = 0
+    unlisted: int = 0
+
+
+def cancel(session: Session, ids: Sequence[str]) -> Cancellation:
+    """Cancel all jobs that can be cancelled. An array's id selects all its tasks.
+
+    Raises:
+        UsageError: an id is malformed. Then no job is cancelled.
+        SchedulerError: the scheduler does not answer.
+    """
+    errors: dict[str, ClusterctlError]
+    try:
+        jobs = session.scheduler.jobs(ids)
+        errors = {job_id: session.scheduler.unknown([job_id]) for job_id in _missing(ids, jobs)}
+    except AccountingAwayError as exc:
+        jobs = exc.queued
+        errors = {job_id: exc.of_job(job_id) for job_id in _missing(ids, jobs)}
+    active_ids = {active_id for job in jobs if not job.ended for active_id in (job.id, job.whole_id)}
+    if to_cancel := [job_id for job_id in ids if job_id in active_ids]:
+        errors |= session.scheduler.cancel(to_cancel)
+    return Cancellation(jobs, errors)
+
+
+def _missing(ids: Sequence[str], jobs: Sequence[JobInfo]) -> list[str]:
+    job_ids = {job_id for job in jobs for job_id in (job.id, job.whole_id)}
+    return [job_id for job_id in ids if job_id not in job_ids]
+
+
+def known_jobs(session: Session, ids: Sequence[str]) -> tuple[JobInfo, ...]:
+    """Return the jobs with these ids. An array's id selects all its tasks.
+
+    Raises:
+        UsageError: an id is malformed.
+        SchedulerError: a job is unknown.
+    """
+    jobs = session.scheduler.jobs(ids)
+    if unknown := _missing(ids, jobs):
+        raise session.scheduler.unknown(unknown)
+    return jobs
+
+
+def list_jobs(session: Session, most: int | None = None) -> Listing:
+    """Return the job user's active and recent jobs, and jobs submitted from this machine.
+
+    Rejected submissions are not listed.
+
+    most: the maximum number of ended jobs, where an array counts as a single job. None: all jobs.
+    """
+    resolve_submissions(session.scheduler, session.ledger)
+    entries = session.ledger.entries()
+    refused = {entry.token for entry in entries if entry.refused}
+    jobs = tuple(job for job in session.scheduler.own_jobs() if job.token not in refused)
+    listed = {job.whole_id for job in jobs}
+    others = [entry.job_id for entry in entries if entry.job_id is not None and entry.job_id not in listed]
+    queried, unlisted = others[-most:] if most else others, 0
+    try:
+        jobs += session.scheduler.jobs(queried)
+    except AccountingAwayError as exc:
+        jobs, unlisted = jobs + exc.queued, len(_missing(others, exc.queued))
+    jobs = tuple(sorted(jobs, key=lambda job: (-job.number, job.task or 0)))
+    ids = list(dict.fromkeys(job.whole_id for job in jobs))
+    recent = {*ids[:most]}
+    shown = tuple(job for job in jobs if job.whole_id in recent or not job.ended)
+    older = len(ids) - len({job.whole_id for job in shown})
+    return Listing(shown, older if unlisted else older + len(others) - len(queried), unlisted)
