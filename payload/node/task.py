@@ -252,6 +252,28 @@ def describe_rank(launcher: str, per_node: int) -> None:
         }
     for name, value in variables.items():
         os.environ.setdefault(name, value)
+    if launcher == "mpirun" and "SLURM_JOB_ID" in os.environ:
+        os.environ.update(slurm_variables(variables, per_node))
+
+
+def slurm_variables(rank: Mapping[str, str], per_node: int) -> dict[str, str]:
+    """Return Slurm's variables for a rank of mpirun. rank: PyTorch's variables. per_node: ranks per node.
+
+    mpirun passes on the variables of the batch script, and on other nodes those of the step of its daemon, so
+    that libraries that detect Slurm, such as Lightning, would see another number of ranks on each node.
+    """
+    size = int(rank["WORLD_SIZE"])
+    full, rest = divmod(size, per_node)
+    counts = [f"{per_node}(x{full})" if full > 1 else str(per_node)] if full else []
+    tasks = ",".join(counts + ([str(rest)] if rest else []))
+    nodes = str(full + (rest > 0))
+    variables = {"PROCID": rank["RANK"], "LOCALID": rank["LOCAL_RANK"], "NODEID": rank["NODE_RANK"]}
+    variables.update(dict.fromkeys(("NTASKS", "NPROCS", "STEP_NUM_TASKS"), rank["WORLD_SIZE"]))
+    variables.update(dict.fromkeys(("NNODES", "STEP_NUM_NODES"), nodes))
+    variables.update(dict.fromkeys(("TASKS_PER_NODE", "STEP_TASKS_PER_NODE"), tasks))
+    node_list = os.environ.get("SLURM_JOB_NODELIST", "")
+    variables.update(dict.fromkeys(("NODELIST", "STEP_NODELIST"), node_list) if node_list else {})
+    return {f"SLURM_{name}": value for name, value in variables.items()}
 
 
 def tasks_of_node(counts: str, node: int) -> str:

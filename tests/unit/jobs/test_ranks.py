@@ -37,11 +37,15 @@ def task(*words: str) -> list[str]:
 
 def rank(by: str, folder: Path, *options: str, **environment: str) -> list[str]:
     """The variables of a rank that ``by`` starts with this environment."""
+    found = environment_of_rank(by, folder, *options, **environment)
+    return [found[name] for name in NAMES]
+
+
+def environment_of_rank(by: str, folder: Path, *options: str, **environment: str) -> dict[str, str]:
     argv = task(f"--of={by}", *options, sys.executable, "-c", SHOW)
     env = {"PATH": "/usr/bin:/bin", **environment}
     done = subprocess.run(argv, env=env, cwd=folder, capture_output=True, text=True, check=True, timeout=60)
-    found = json.loads(done.stdout)
-    return [found[name] for name in NAMES]
+    return dict(json.loads(done.stdout))
 
 
 @pytest.mark.parametrize(
@@ -72,6 +76,40 @@ def test_a_rank_of_mpirun(tmp_path):
     environment = {f"OMPI_COMM_WORLD_{name}": value for name, value in of_mpirun.items()}
     environment |= {"SLURM_PROCID": "1", "SLURM_NODEID": "1"}  # of the daemon that mpirun has there
     assert rank("mpirun", tmp_path, "--per-node=2", **environment) == ["4", "5", "0", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("rank_size_local", "per_node", "tasks", "nodes"),
+    [
+        ("0 1 0", 1, "1", "1"),
+        ("1 2 0", 1, "1(x2)", "2"),
+        ("3 4 1", 2, "2(x2)", "2"),
+        ("4 5 0", 2, "2(x2),1", "3"),
+        ("2 3 2", 3, "3", "1"),
+        ("1 2 1", 4, "2", "1"),
+    ],
+)
+def test_rank_of_mpirun_sees_slurms_view(tmp_path, rank_size_local, per_node, tasks, nodes):
+    """The variables of the daemon's step on another node, and of the batch script, are replaced."""
+    rank, size, local = rank_size_local.split()
+    environment = {
+        **{"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": size, "OMPI_COMM_WORLD_LOCAL_RANK": local},
+        **dict.fromkeys(("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID"), "0"),
+        **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_STEP_NUM_TASKS"), "1"),
+        **{"SLURM_STEP_NODELIST": "n2", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_JOB_ID": "7"},
+    }
+    found = environment_of_rank("mpirun", tmp_path, f"--per-node={per_node}", **environment)
+    assert [found[f"SLURM_{name}"] for name in ("PROCID", "LOCALID", "NTASKS", "NPROCS", "NNODES")] == [
+        *(rank, local, size, size, nodes)
+    ]
+    assert found["SLURM_NODEID"] == found["NODE_RANK"]
+    assert found["SLURM_TASKS_PER_NODE"] == found["SLURM_STEP_TASKS_PER_NODE"] == tasks
+    assert (found["SLURM_STEP_NUM_TASKS"], found["SLURM_STEP_NODELIST"]) == (size, "n[1-3]")
+
+
+def test_rank_of_mpirun_without_slurm_sees_no_slurm(tmp_path):
+    found = environment_of_rank("mpirun", tmp_path, OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="2")
+    assert not [name for name in found if name.startswith("SLURM_")]
 
 
 def test_a_rank_of_torchrun(tmp_path):
