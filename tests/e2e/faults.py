@@ -112,8 +112,16 @@ def unplug(cluster_id: str) -> None:
     subprocess.run(["ip", "link", "set", f"cc{cluster_id}", "down"], check=True)
 
 
-def unplug_node(machine_name: str) -> None:
-    """Cut a node off from its cluster's network."""
+def die(machine_name: str) -> None:
+    """Have a node die: Slurm first hears that the jobs' scripts were killed, and then nothing."""
+    programs = {
+        pid: Path(f"/proc/{pid}/cmdline") for pid, name in machine.cgroup_members() if name == machine_name
+    }
+    for pid, cmdline in programs.items():
+        with suppress(OSError):  # it has ended
+            if b"job.py\0run" in cmdline.read_bytes():
+                os.kill(pid, signal.SIGKILL)
+    time.sleep(0.3)
     network = layout.netns_name(machine_name[1:].partition("-")[0])
     subprocess.run(["ip", "-n", network, "link", "set", f"vb-{machine_name}", "down"], check=True)
 
@@ -202,6 +210,6 @@ def _reader(pipe: Iterable[str] | None, lines: list[str]) -> threading.Thread:
 
 
 if __name__ == "__main__":
-    faults = (show, show_on_nodes, kill_all, stop, kill_supervisor, reboot, unplug, unplug_node, plug)
+    faults = (show, show_on_nodes, kill_all, stop, kill_supervisor, reboot, unplug, die, plug)
     fault: Callable[..., None] = {one.__name__: one for one in faults}[sys.argv[1].replace("-", "_")]
     fault(*sys.argv[2:])

@@ -57,8 +57,7 @@ def test_job_of_a_dead_node_starts_again_on_another(cluster: Cluster) -> None:
     node = cluster.json("jobs", job)["jobs"][0]["nodes"][0]
     # The controller has the number 001.
     machine = f"c{(cluster.workspace / 'id').read_text().strip()}-{int(node[-1]) + 1:03}"
-    # Slurm might hear of the end of the job's processes if the machine were only stopped.
-    cause("unplug-node", machine)
+    cause("die", machine)
     cluster("logs", job, "--follow")
     (ended,) = cluster.json("jobs", job)["jobs"]
     assert ended["state"] == "COMPLETED"
