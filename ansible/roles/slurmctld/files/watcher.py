@@ -422,7 +422,7 @@ class Watcher:
         # An id with a bracket is of the tasks of an array that have never started.
         waiting = {task: job for task, job in waiting.items() if "[" not in task}
         self.settled &= waiting.keys()
-        requeued = []
+        requeued, ready = [], int(time.time()) + SECOND_S
         for task in waiting.keys() - self.settled:
             details = ask("scontrol", "--oneliner", "show", "job", task)
             if not (match := RESTART.search(details)):
@@ -438,7 +438,7 @@ class Watcher:
                 self.fence_jobs([replace(waiting[task], nodes=nodes)])
         if requeued:
             # Nodes reject credentials from the second in which they were told to end the job.
-            time.sleep(SECOND_S - time.time() % 1)
+            time.sleep(max(0.0, ready - time.time()))
         for task in requeued:
             ask("scontrol", "update", f"jobid={task}", "starttime=now")
             log(f"job {task}: requeued, starts now")
