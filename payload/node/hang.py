@@ -104,7 +104,9 @@ def has_worked(before: Sequence[Answer], after: Sequence[Answer], elapsed_s: flo
         if answer.get("doing") in (STOPPED, BLOCKED)
         or (answer.get("doing") == WAITING and answer["within"] not in ("", *LIBRARIES))
     ]
-    return any(each["cpu_s"] - used[each["rank"]] > FEW_CPU * elapsed_s for each in waiting)
+    return any(
+        each["cpu_s"] - used.get(each["rank"], each["cpu_s"]) > FEW_CPU * elapsed_s for each in waiting
+    )
 
 
 def groups(answers: Sequence[Answer]) -> list[list[Answer]]:
@@ -226,6 +228,8 @@ class Watch:
             for name in ("stderr", "stdout")
         ]
         self._seen = self.state()
+        # When the nodes were asked before in this silence, and their answers.
+        self._earlier: list[tuple[float, Sequence[Answer]]] = []
 
     def run(self) -> None:
         """Watch the job until this process is ended, or until the job is to be ended."""
@@ -235,6 +239,8 @@ class Watch:
             now, state = time.monotonic(), self.state()
             elapsed_s, self._before = min(now - self._before, 5 * POLL_S), now
             has_progress, self._seen = state != self._seen, state
+            if has_progress:
+                self._earlier = []
             if is_reported and has_progress:
                 is_reported = False
                 Events().add("progress")
@@ -269,18 +275,18 @@ class Watch:
             return ""
 
     def _look(self, is_reported: bool) -> str:
-        answers = ask_nodes(*self._where)
+        earlier, answers = self._earlier, ask_nodes(*self._where)
+        self._earlier = [(time.monotonic(), answers)]
         if not is_hang(answers):
             return ""
-        begin = time.monotonic()
         time.sleep(self._shortest_s * CONFIRM)
-        again = ask_nodes(*self._where)
+        again, now = ask_nodes(*self._where), time.monotonic()
         if not is_hang(again) or summary(again) != summary(answers) or self.state() != self._seen:
             return ""
-        if has_worked(answers, again, time.monotonic() - begin):
+        if any(has_worked(before, again, now - at) for at, before in (*earlier, *self._earlier)):
             return ""
         # A rank that sleeps continues by itself, so the program is ended later.
-        is_early = is_asleep(again) and self._patience.silent_s < PATIENT * self._shortest_s
+        is_early = is_asleep([*answers, *again]) and self._patience.silent_s < PATIENT * self._shortest_s
         action = "warn" if is_early else self._mode
         if action == "end" or not is_reported:
             self._report(again, action)

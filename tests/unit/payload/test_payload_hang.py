@@ -217,6 +217,21 @@ def test_a_rank_that_works_between_two_looks_does_not_hang(
     assert bool(reported("warn", *looks)[0]) is hangs
 
 
+def test_a_rank_that_has_worked_since_the_look_before_does_not_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a rank that works for a second every minute."""
+    monkeypatch.chdir(tmp_path)
+    times = iter(range(0, 10_000, 100))
+    monkeypatch.setattr(hang.time, "monotonic", lambda: float(next(times)))
+    monkeypatch.setattr(hang.time, "sleep", lambda _: None)
+    used = iter([1.0, 1.0, 90.0, 90.0, 91.0, 91.0])
+    monkeypatch.setattr(hang, "ask_nodes", lambda *_: [*HANGING, rank(2, within="poll", cpu_s=next(used))])
+    watch = hang.Watch("end", 60.0, (str(tmp_path), [], ""))
+    watch._earlier = [(0.0, [rank(2, within="poll", cpu_s=1.0)])]
+    assert [bool(watch.look()) for _ in range(3)] == [True, False, True]
+
+
 def test_a_rank_that_sleeps_has_more_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that sleeps continues by itself. It is reported at the usual time, and only once."""
     monkeypatch.chdir(tmp_path)
