@@ -30,7 +30,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspa
 from payload.node import task
 from payload.node.requeue import STEP, Events
 from payload.node.restarts import HANG_FILE
-from payload.node.stacks import BLOCKED, BUSY, ENDED, LIBRARIES, STOPPED, TRACED, WAITING, WATCHER
+from payload.node.stacks import BLOCKED, BUSY, ENDED, LIBRARIES, NO_DISK, STOPPED, TRACED, WAITING, WATCHER
 
 POLL_S = 1.0
 # No progress for this many times the longest interval may be a hang. Until ``SETTLED`` changes, and between
@@ -79,9 +79,9 @@ class Patience:
 def is_hang(answers: Sequence[Answer]) -> bool:
     """Return whether all ranks wait, and no node transfers data for them. answers: of all nodes."""
     ranks = [answer for answer in answers if "rank" in answer]
-    blocked = {rank["node"] for rank in ranks if rank["doing"] == BLOCKED}
+    for_disk = {each["node"] for each in ranks if each["doing"] == BLOCKED and each["within"] not in NO_DISK}
     for answer in answers:
-        disk = answer.get("disk", 0) if answer["node"] in blocked else 0
+        disk = answer.get("disk", 0) if answer["node"] in for_disk else 0
         if answer.get("doing") in BUSY or max(answer.get("network", 0), disk) > QUIET_BYTES:
             return False
     return bool(ranks)

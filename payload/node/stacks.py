@@ -68,18 +68,20 @@ _WAITS = (
 LIBRARIES = tuple(name for name, _ in _WAITS)
 # A wait calls these, too.
 _NEUTRAL = re.compile(r"libc[.-]|libpthread|ld-linux|libm\.so|\[")
-SLEEP = "sleep"
+SLEEP, NFS, FUSE, FROZEN = "sleep", "NFS", "FUSE", "frozen file system"
+# The disks of the node do not serve a rank that waits in these.
+NO_DISK = (NFS, FUSE, FROZEN)
 # Function of the kernel in which a process waits -> its meaning.
 _KERNEL = (
     (re.compile(r"nanosleep"), SLEEP),
-    (re.compile(r"fuse|request_wait_answer"), "FUSE"),
+    (re.compile(r"fuse|request_wait_answer"), FUSE),
     (re.compile(r"locks_|flock"), "file lock"),
     (re.compile(r"wait_for_partner"), "opening of a pipe"),
-    (re.compile(r"percpu_rwsem|sb_start"), "frozen file system"),
+    (re.compile(r"percpu_rwsem|sb_start"), FROZEN),
     (re.compile(r"pipe"), "pipe read"),
     (re.compile(r"futex"), "lock"),
     (re.compile(r"poll|select"), "poll"),
-    (re.compile(r"nfs|rpc"), "NFS"),
+    (re.compile(r"nfs|rpc"), NFS),
     (re.compile(r"recv|sk_|tcp|unix|inet|skb"), "socket read"),
     (re.compile(r"folio|page|bit_wait|io_schedule|jbd2|xfs|ext4|writeback"), "disk"),
     (re.compile(r"do_wait|wait4|waitid"), "wait for a process"),
