@@ -220,7 +220,7 @@ def test_a_rank_that_works_between_two_looks_does_not_hang(
     assert bool(reported("warn", *looks)[0]) is hangs
 
 
-def test_a_rank_that_has_worked_since_the_look_before_does_not_hang(
+def test_a_rank_that_worked_since_the_look_before_does_not_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as a rank that works for a second every minute."""
