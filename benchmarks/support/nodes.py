@@ -6,14 +6,14 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from benchmarks.support.clusters import Cluster
-from clusterctl.providers.local import layout, machine
+from clusterctl.providers.local import layout
+from clusterctl.providers.local.processes import Process, first_process, processes
 from clusterctl.providers.local.system import NETNS_DIR
 
 # systemd(1), SIGNALS: what these signals make a container's systemd do.
@@ -21,38 +21,6 @@ POWER_OFF, REBOOT = signal.SIGRTMIN + 4, signal.SIGRTMIN + 5
 # Folders of a node in which a job may leave files.
 _LEFT_IN = ("tmp", "dev/shm", "run/clusterctl", "var/spool/clusterctl-slurmd")
 _ANSWER_S = 10
-
-
-@dataclass(frozen=True)
-class Process:
-    """A process of a node, with its pid on this machine."""
-
-    pid: int
-    name: str
-    words: tuple[str, ...]
-    variables: dict[str, str]
-
-    @classmethod
-    def read(cls, pid: int) -> Process:
-        """Raises OSError if the process has ended."""
-        folder = Path(f"/proc/{pid}")
-        texts = [(folder / name).read_bytes().decode(errors="replace") for name in ("cmdline", "environ")]
-        words, variables = ([text for text in file.split("\0") if text] for file in texts)
-        pairs = (variable.partition("=") for variable in variables)
-        name = (folder / "comm").read_text().strip()
-        return cls(pid, name, tuple(words), {key: value for key, _, value in pairs})
-
-    @property
-    def parents(self) -> Iterator[Process]:
-        """Yield the parent, its parent, and so on."""
-        process = self
-        while True:
-            stat = Path(f"/proc/{process.pid}/stat").read_text()
-            parent = int(stat.rpartition(")")[2].split()[1])
-            if parent <= 1:
-                return
-            process = self.read(parent)
-            yield process
 
 
 @dataclass(frozen=True)
@@ -81,22 +49,11 @@ class Nodes:
         return layout.shared_folder(self.id)
 
     def processes(self, *hosts: str) -> list[Process]:
-        names = {self.machines[host] for host in hosts}
-        found = []
-        for pid, name in machine.cgroup_members():
-            if name in names:
-                with suppress(OSError):
-                    found.append(Process.read(pid))
-        return found
+        return processes({self.machines[host] for host in hosts})
 
     def init(self, host: str) -> int:
         """Return the pid of a host's first process, or 0 if the host is off."""
-        for process in self.processes(host):
-            with suppress(OSError):
-                status = Path(f"/proc/{process.pid}/status").read_text()
-                if status.partition("NSpid:")[2].partition("\n")[0].split()[1:] == ["1"]:
-                    return process.pid
-        return 0
+        return first_process(self.machines[host])
 
     def signal_init(self, number: int, *hosts: str) -> None:
         for pid in [self.init(host) for host in hosts]:

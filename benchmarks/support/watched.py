@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import json
 import os
-import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support.nodes import Nodes, Process
+from benchmarks.support.nodes import Nodes
+from clusterctl.providers.local.processes import Process, ranks
 
 Record = dict[str, Any]
 # Slurm's states in which a node works.
@@ -34,7 +34,6 @@ _ENDED = {
 _SURE_S = 2.0
 _METRICS_S, _STATES_S = 0.1, 0.5
 _TAIL = 4096
-_NO_RANKS = re.compile(r"\btelemetry\b|/task\.py\b")
 # A shorter pause of a training on a busy machine is no stall.
 _STALL_S = 1.5
 # After a longer pause, a training without an end has not continued.
@@ -162,11 +161,8 @@ class Training:
         return cls(nodes, answer["job_id"], name, nodes.shared / Path(answer["dir"]).relative_to("/shared"))
 
     def ranks(self) -> list[Process]:
-        """List the processes of the program, by rank."""
-        ranks = [process for process in self._processes() if "RANK" in process.variables]
-        # torchrun sets RANK for the program that starts the rank, too.
-        ranks = [process for process in ranks if not _NO_RANKS.search(" ".join(process.words))]
-        return sorted(ranks, key=lambda process: int(process.variables["RANK"]))
+        """List the main processes of the program, by rank."""
+        return ranks(self.job, self._processes())
 
     def host_of(self, rank: int) -> str:
         """Return the host on which a rank runs."""

@@ -281,6 +281,17 @@ class Provider(Protocol):
         keep, recreated: as for ``plan``.
         """
 
+    def kill_host(self, cluster_id: str, host: str) -> None:
+        """Kill a host at once. Only for hosts that share this machine's kernel."""
+        return
+
+    def signal_ranks(self, cluster_id: str, job: str, number: int, *, last: bool) -> tuple[str, ...]:
+        """Send a signal to a job's ranks. Only for hosts that share this machine's kernel.
+
+        last: only to the rank with the highest number. Return the hosts of the ranks that got the signal.
+        """
+        return ()
+
     def alive(self, cluster_id: str) -> bool:
         """Return whether a host of the cluster is running. A host that does not answer counts as running."""
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import ClusterctlError, MachineError, ProvisionError
-from clusterctl.providers.local import image, layout, machine, system
+from clusterctl.providers.local import image, layout, machine, processes, system
 from clusterctl.providers.local.machine import Machine
 from clusterctl.providers.local.system import TOOL_ENV, end_children, has_dnf
 from clusterctl.spec import distributions
@@ -414,9 +414,8 @@ def existing(message: dict[str, Any]) -> dict[str, Any]:
     with suppress(FileNotFoundError):
         state = layout.ClusterState.model_validate_json(layout.state_file(cluster_id).read_bytes())
         folders = sorted((layout.cluster_dir(cluster_id) / "nodes").glob("[!.]*"))
-        numbers = {layout.machine_name(cluster_id, number): name for name, number in state.numbers.items()}
         disks = {folder.name: system.disk_mib(folder) for folder in folders}
-        running = frozenset(numbers[name] for name in answer.machines if name in numbers)
+        running = frozenset(state.hosts[name] for name in answer.machines if name in state.hosts)
         answer = answer.model_copy(update={"state": state, "nodes": disks, "running": running})
     return answer.model_dump(mode="json")
 
@@ -459,7 +458,8 @@ def cache(message: dict[str, Any]) -> dict[str, Any]:
     return {"images": [i.model_dump() for i in images]}
 
 
-VERBS = {v.__name__: v for v in (bake, bake_class, up, down, existing, look, clusters, storage, cache)}
+_OWN = (bake, bake_class, up, down, existing, look, clusters, storage, cache)
+VERBS = {v.__name__: v for v in (*_OWN, processes.kill_host, processes.signal_ranks)}
 _FIELDS = ("code", "what", "where", "why", "fix")
 
 

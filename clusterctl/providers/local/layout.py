@@ -169,6 +169,22 @@ class ClusterQuery(_Message):
     keep_storage: bool | None = None
 
 
+class HostQuery(_Message):
+    """A node to kill."""
+
+    id: ClusterId
+    host: HostName
+
+
+class SignalRequest(_Message):
+    """A signal for ranks of a job. last: only for the rank with the highest number."""
+
+    id: ClusterId
+    job: Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*$")]
+    number: Annotated[int, Field(ge=1, le=64)]
+    last: bool
+
+
 class ClusterState(_Installed):
     """The content of a cluster's file `cluster.json`. Keys written by other versions are ignored.
 
@@ -178,6 +194,11 @@ class ClusterState(_Installed):
     distribution: Release | None = None
     subnet: IPv4Network
     numbers: dict[HostName, int] = Field(default_factory=dict)
+
+    @property
+    def hosts(self) -> dict[str, str]:
+        """Map the name of each machine to the name of the node."""
+        return {machine_name(self.id, number): name for name, number in self.numbers.items()}
 
     def notes_on_kept_settings(
         self, subnet: IPv4Network | None, image: str, distribution: str, slurm: str | None

@@ -244,6 +244,13 @@ class LocalProvider(Provider):
     def _existing(self, cluster_id: str) -> layout.Existing:
         return layout.Existing.model_validate(self._helper.call("existing", {"id": cluster_id}))
 
+    def kill_host(self, cluster_id: str, host: str) -> None:
+        self._helper.call("kill_host", {"id": cluster_id, "host": host})
+
+    def signal_ranks(self, cluster_id: str, job: str, number: int, *, last: bool) -> tuple[str, ...]:
+        request = {"id": cluster_id, "job": job, "number": number, "last": last}
+        return tuple(self._helper.call("signal_ranks", request)["hosts"])
+
     def alive(self, cluster_id: str) -> bool:
         return bool(self._existing(cluster_id).machines)
 
