@@ -33,6 +33,9 @@ from clusterctl.jobs.submission import Preparer, Submission, read_jobs, submit_p
 from clusterctl.jobs.submit import Submitter
 from clusterctl.jobs.watch import LogChunk
 from clusterctl.providers.base import Prompts
+from clusterctl.rehearse.rehearsal import LIMIT_S, MTBF_S, Rehearser, job_to_rehearse
+from clusterctl.rehearse.rehearsal import Rehearsal as Rehearsal  # noqa: PLC0414
+from clusterctl.rehearse.verdict import Fault
 from clusterctl.runs.collect import collect
 from clusterctl.runs.compare import compare as compare  # noqa: PLC0414
 from clusterctl.runs.fetch import selection_of
@@ -239,21 +242,45 @@ class Cluster:
         variants: Sequence[str] = (),
     ) -> Submission:
         """Read the jobs in ``target``, and reject mistakes that are visible without a cluster."""
+        jobs = read_jobs(str(target), self._given(args, options), variants)
+        reject_invalid_arguments(jobs, model)
+        return Submission(jobs, model)
+
+    @staticmethod
+    def _given(args: str | Iterable[object], options: JobKeywords) -> dict[str, object]:
+        """Return the options of a job that are set, and its arguments, as ``read_jobs`` takes them."""
         reject_unknown(options, JobKeywords.__annotations__, "jobs have no option")
         if isinstance(sweep := options.get("sweep"), Mapping):
             options["sweep"] = {k: v if k in _OF_SWEEP else _as_texts(v) for k, v in sweep.items()}
         given_options = {name: value for name, value in options.items() if value not in (None, [])}
-        if words := _as_list(args):
-            given_options = {"args": words, **given_options}
-        jobs = read_jobs(str(target), given_options, variants)
-        reject_invalid_arguments(jobs, model)
-        return Submission(jobs, model)
+        words = _as_list(args)
+        return {"args": words, **given_options} if words else given_options
 
     def _submit(self, submission: Submission) -> tuple[Job, ...]:
         with self._session() as session:
             prepared = Preparer(self._note).prepare(session, submission)
             submitted = list(submit_prepared(Submitter(session, self._note), prepared))
         return tuple(Job(self, job.job_id, job.name, job.remote_dir) for job in submitted)
+
+    def rehearse(
+        self,
+        target: str | Path,
+        args: str | Iterable[object] = (),
+        *,
+        faults: _Names = (),
+        mtbf_s: float = MTBF_S,
+        limit_s: float = LIMIT_S,
+        **options: Unpack[JobKeywords],
+    ) -> Rehearsal:
+        """Break a job on a local cluster in several ways, and judge whether it survives.
+
+        faults: names of faults. Empty: all. The other arguments are the options of the command `rehearse`.
+        """
+        job = job_to_rehearse(str(target), self._given(args, options))
+        with self._session() as session:
+            rehearser = Rehearser(session, self._note, limit_s, mtbf_s)
+            chosen = [Fault(name) for name in _as_list(faults)] or list(Fault)
+            return rehearser.rehearse(Preparer(self._note), job, chosen)
 
     def replay(
         self,

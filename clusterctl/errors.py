@@ -5,7 +5,7 @@ to these classes, with ``from exc``. The command line shows all of them in the s
 traceback.
 
 Exit codes: ``ClusterctlError`` 1; ``UsageError`` (a wrong command or spec) 2; errors of a job that `submit`
-waited for 4 to 6.
+waited for 4 to 6; a rehearsed job that did not survive 7.
 """
 
 from __future__ import annotations
@@ -413,6 +413,13 @@ class WaitTimeoutError(ClusterctlError):
 
     code = "wait-timeout"
     exit_code = 6
+
+
+class RehearsalError(ClusterctlError):
+    """The job did not survive all faults of a rehearsal."""
+
+    code = "not-survived"
+    exit_code = 7
 
 
 def printable(text: str) -> str:

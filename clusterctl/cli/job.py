@@ -157,10 +157,10 @@ def _detaching(screen: Screen, ids: Sequence[str]) -> Iterator[None]:
         raise
 
 
-def timeout_of(text: str | None) -> float | None:
-    """Return the value of the option ``--timeout``, such as 30m or 1:30:00, in seconds."""
+def timeout_of(text: str | None, flag: str = "--timeout") -> float | None:
+    """Return the value of a flag that is a time, such as 30m or 1:30:00, in seconds."""
     try:
         return None if text is None else float(parse_slurm_time_s(text))
     except ValueError as exc:
-        message, fix = f"--timeout {text} is not a time", "write it as --timeout 30m"
+        message, fix = f"{flag} {text} is not a time", f"write it as {flag} 30m"
         raise UsageError(message, code="bad-value", why=str(exc), fix=fix) from exc

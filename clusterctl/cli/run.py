@@ -78,6 +78,7 @@ VERBS: Final = {
     "status": ("jobs:status", "Show the state of nodes and jobs."),
     "list": ("listing:list_", "List your clusters, kept storage, and orphans on this machine."),
     "submit": ("submit:submit", "Submit a bundled job, your own script, or a job file."),
+    "rehearse": ("rehearse:rehearse", "Cause faults in your job, and show whether it survives."),
     "replay": ("replay:replay", "Submit a collected run again, unchanged."),
     "jobs": ("jobs:jobs", "List your jobs, newest first, or show a single job in full."),
     "logs": ("job:logs", "Print a job's stdout and stderr."),
@@ -236,7 +237,7 @@ class LazyVerb(TyperCommand):
                 exc.ctx = context
             raise
         # During completion, the command line is incomplete.
-        if self.name == "submit" and not context.resilient_parsing:
+        if self.name in {"submit", "rehearse"} and not context.resilient_parsing:
             _reject_words_before_dashes(typed, context.params)
         return context
 

@@ -45,7 +45,7 @@ Timeout = Annotated[str | None, option("Stop waiting after this time, such as 10
 # The keys are fields of JobOptions, which validates the values.
 JOB_FLAGS: Final[Mapping[str, Any]] = {
     "nodes": flag(int, "Number of nodes. Default: 1.", "--nodes", "-N"),
-    "tasks_per_node": flag(int, "Tasks (ranks) per node. Default: 1; for bundled jobs: one per GPU."),
+    "tasks_per_node": flag(int, "Tasks (ranks) per node. Default: 1; for bundled jobs: number of GPUs."),
     "cpus": flag(int, "CPU cores per task."),
     "gpus": flag(int, "GPUs per node. Default: 0; for bundled jobs except probe and export: all."),
     "mem": flag(str, "Memory per node, such as 4GiB."),

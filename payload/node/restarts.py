@@ -288,7 +288,7 @@ def own_error(log: str) -> str:
     return "" if _PEER_LOST.search(message) else f"{message.partition(':')[0]} at {place}"
 
 
-def progress(folders: Iterable[str], since: float) -> tuple[int, int, int]:
+def progress(folders: Sequence[str], since: float) -> tuple[int, int, int]:
     """Return how far a job has come: its last checkpoint's number, its last step, its last checkpoint's time.
 
     The time is that of the newest checkpoint. It is 0 if the first or second number is known, because a
@@ -296,21 +296,26 @@ def progress(folders: Iterable[str], since: float) -> tuple[int, int, int]:
 
     folders: the folders in which the program writes. since: ignore older files, which came with the job.
     """
-    heartbeat = end_of_file(os.environ.get("CLUSTERCTL_HEARTBEAT", "")).split()
     number, written = 0, 0
-    step = int(heartbeat[0]) if heartbeat and heartbeat[0].isdigit() else 0
+    step = last_step(os.environ.get("CLUSTERCTL_HEARTBEAT", ""), folders)
     deadline = time.monotonic() + SEARCH_S
     for folder in folders:
-        step = max(step, _last_step(f"{folder}/metrics.jsonl"))
-        for sequence, changed in _checkpoints(folder, deadline):
+        for _, sequence, changed in checkpoints(folder, deadline):
             if changed >= since:
                 number = max(number, sequence or 0)
                 written = max(written, int(changed))
     return number, step, 0 if number or step else written
 
 
-def _checkpoints(folder: str, deadline: float, depth: int = 0) -> Iterator[tuple[int | None, float]]:
-    """Yield number (None: it has no number) and time of each file and folder that looks like a checkpoint."""
+def last_step(heartbeat: str, folders: Iterable[str]) -> int:
+    """Return the number of steps in the file ``heartbeat`` or in metrics.jsonl of a folder, or 0."""
+    words = end_of_file(heartbeat).split()
+    step = int(words[0]) if words and words[0].isdigit() else 0
+    return max([step, *(_last_step(f"{folder}/metrics.jsonl") for folder in folders)])
+
+
+def checkpoints(folder: str, deadline: float, depth: int = 0) -> Iterator[tuple[str, int | None, float]]:
+    """Yield path, number (None: it has no number) and time of files and folders like a checkpoint."""
     for entry in islice(_entries(folder), MOST_ENTRIES):
         if time.monotonic() > deadline:
             return
@@ -322,9 +327,9 @@ def _checkpoints(folder: str, deadline: float, depth: int = 0) -> Iterator[tuple
             match = (_CHECKPOINT_FOLDER if is_folder else _CHECKPOINT_FILE).fullmatch(entry.name)
             if match:
                 number = _NUMBER.search(match[1])
-                yield int(number[1]) if number else None, entry.stat().st_mtime
+                yield entry.path, int(number[1]) if number else None, entry.stat().st_mtime
             elif is_folder and depth < DEEPEST:
-                yield from _checkpoints(entry.path, deadline, depth + 1)
+                yield from checkpoints(entry.path, deadline, depth + 1)
 
 
 def _entries(folder: str) -> Iterator[os.DirEntry[str]]:

@@ -18,6 +18,7 @@ GROUPS = {
         "test_submit_survival.py",
         "test_nodes.py",
         "test_examples.py",
+        "test_rehearse.py",
         "test_shell.py",
         "test_failures.py",
     ),

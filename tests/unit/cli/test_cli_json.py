@@ -43,6 +43,7 @@ NEED_A_CLUSTER: dict[str, list[str]] = {
     "status": [],
     "doctor": [],
     "submit": ["train"],
+    "rehearse": ["train"],
     "replay": ["1"],
     "jobs": [],
     "logs": ["1"],

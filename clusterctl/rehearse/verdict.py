@@ -1,0 +1,233 @@
+"""The verdict on a job after a fault, the missing line of the contract, the best interval of checkpoints."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Any, Final
+
+from clusterctl.rehearse.observation import Observation
+from clusterctl.scheduler.attempts import last_attempt
+
+
+class Fault(StrEnum):
+    RANK_KILLED = "rank-killed"
+    RANK_FROZEN = "rank-frozen"
+    TIME_LIMIT = "time-limit"
+    CHECKPOINT_TORN = "checkpoint-torn"
+    NODE_KILLED = "node-killed"
+
+
+class Verdict(StrEnum):
+    """SURVIVES: the job completed, and did not start from zero. TOO_LATE: it ended before the fault."""
+
+    SURVIVES = "survives"
+    FROM_ZERO = "restarts-from-zero"
+    HANGS = "hangs"
+    DIFFERS = "differs"
+    LOST = "lost"
+    TOO_LATE = "too-late"
+
+
+# Line of the contract in docs/restarts.md -> the line, and the code that it needs.
+CONTRACT: Final = {
+    "continues": (
+        "continues by itself when it is started again with the same arguments in the same folder",
+        "load the newest checkpoint at the start",
+    ),
+    "saves": (
+        "writes checkpoints",
+        "save a checkpoint each few minutes; in a rehearsal, after a few seconds",
+    ),
+    "verifies": (
+        "verifies the newest checkpoint, and takes the previous checkpoint if it is damaged",
+        "keep two checkpoints, and test the newest, as `newest` in survive.py does",
+    ),
+    "saves-on-signal": (
+        "saves after SIGUSR1 or SIGTERM, on all ranks after the same step, and exits with 75",
+        "handle the signal as `end_step` in survive.py does",
+    ),
+    "exits": (
+        "exits with an error if it loses a rank",
+        "set a time-out for communication, or use NCCL, Gloo or MPI, which report a lost rank",
+    ),
+    "repeatable": (
+        "computes the same after a restart: batches and random numbers depend only on the step",
+        "seed the sampler by epoch and random numbers by step, and save the state of the optimizer",
+    ),
+    "shows-progress": (
+        "shows its progress: metrics.jsonl, or the number of steps in the file $CLUSTERCTL_HEARTBEAT",
+        "write the step as `show_progress` in survive.py does",
+    ),
+}
+# Fault and verdict -> the line of the contract that is missing.
+_MISSING: Final = {
+    Fault.CHECKPOINT_TORN: {
+        Verdict.FROM_ZERO: "verifies",
+        Verdict.HANGS: "verifies",
+        Verdict.LOST: "verifies",
+    }
+    | {Verdict.DIFFERS: "verifies"},
+    Fault.TIME_LIMIT: {Verdict.HANGS: "saves-on-signal", Verdict.LOST: "saves-on-signal"},
+    Fault.RANK_KILLED: {Verdict.HANGS: "exits"},
+    Fault.NODE_KILLED: {Verdict.HANGS: "exits"},
+}
+_OF_ANY_FAULT: Final = {
+    Verdict.FROM_ZERO: "continues",
+    Verdict.HANGS: "continues",
+    Verdict.LOST: "continues",
+    Verdict.DIFFERS: "repeatable",
+}
+# A repeated line of the output tells how much of the work an attempt has done.
+_FEW_LINES: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """The verdict on a job after a fault.
+
+    identical: whether its last checkpoint has the content that it has without the fault. None: there is no
+        checkpoint of the same name to compare.
+    steps_lost: steps that were repeated, about. None: the job does not show its steps.
+    seconds: of the job with all attempts. again_s: from the fault until the job continued.
+    missing: lines of the contract that the program seems to lack, keys of ``CONTRACT``.
+    cause: the cause of the end of a job that did not complete.
+    """
+
+    fault: Fault
+    verdict: Verdict
+    job_id: str
+    identical: bool | None = None
+    steps_lost: int | None = None
+    seconds: float = 0.0
+    again_s: float | None = None
+    missing: tuple[str, ...] = ()
+    cause: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the verdict as `-o json` shows it."""
+        lines = [
+            {"line": name, "contract": CONTRACT[name][0], "write": CONTRACT[name][1]} for name in self.missing
+        ]
+        return {**asdict(self), "missing": lines}
+
+
+@dataclass(frozen=True, slots=True)
+class Undisturbed:
+    """The job without a fault, and the hashes and lines of ``results`` in payload/node/observe.py."""
+
+    observed: Observation
+    results: Mapping[str, Any]
+
+
+def judge(
+    fault: Fault, undisturbed: Undisturbed, observed: Observation, results: Mapping[str, Any], cause: str
+) -> Trial:
+    """Return the verdict on a job that has ended, or that was cancelled because it made no progress.
+
+    results: of the job if it completed. cause: of its end if it did not complete.
+    """
+    verdict, identical = _verdict(fault, undisturbed, observed, results)
+    after = observed.first_step_after
+    lost = max(0, observed.last_step_before - after[1]) if after else None
+    return Trial(
+        fault=fault,
+        verdict=verdict,
+        job_id=observed.job_id,
+        identical=identical,
+        steps_lost=lost,
+        seconds=round(observed.seconds, 1),
+        again_s=None if observed.again_s is None else round(observed.again_s, 1),
+        missing=_missing(fault, verdict, undisturbed.observed, observed),
+        cause=cause,
+    )
+
+
+def hangs_too_often(fault: Fault, observed: Observation) -> bool:
+    """Return whether the job hung after the fault. A frozen rank is itself a hang, but only once."""
+    hangs = [at for at in observed.times_of("hang") if observed.fault_at and at > observed.fault_at]
+    return len(hangs) > (fault is Fault.RANK_FROZEN)
+
+
+def _verdict(
+    fault: Fault, undisturbed: Undisturbed, observed: Observation, results: Mapping[str, Any]
+) -> tuple[Verdict, bool | None]:
+    if observed.fault_at is None:
+        return Verdict.TOO_LATE, None
+    if observed.state != "COMPLETED":
+        hangs = hangs_too_often(fault, observed) or (
+            observed.state == "" and not last_attempt(observed.events).stop
+        )
+        return (Verdict.HANGS if hangs else Verdict.LOST), None
+    identical = is_identical(undisturbed.results, results)
+    if identical is False:
+        return Verdict.DIFFERS, identical
+    return (
+        Verdict.FROM_ZERO if _is_from_zero(undisturbed, observed, results) else Verdict.SURVIVES
+    ), identical
+
+
+def is_identical(expected: Mapping[str, Any], results: Mapping[str, Any]) -> bool | None:
+    """Compare the last checkpoint that both jobs have, or else their other files.
+
+    Other files may contain times, so that a difference tells nothing.
+    """
+    checkpoints = [name for name in expected["checkpoints"] if name in results["checkpoints"]]
+    if checkpoints:
+        last = checkpoints[-1]
+        return bool(expected["checkpoints"][last] == results["checkpoints"][last])
+    outputs = expected["outputs"]
+    return True if outputs and outputs == results["outputs"] else None
+
+
+def _is_from_zero(undisturbed: Undisturbed, observed: Observation, results: Mapping[str, Any]) -> bool:
+    """Return whether the last attempt has repeated the whole work, from its steps or its output."""
+    if observed.restarted is None:
+        return False
+    if observed.first_step_after:
+        saved = [step for at, step in observed.steps if observed.writes and at <= observed.writes[0].time]
+        done = saved[-1] if saved else observed.last_step_before
+        return 2 * observed.first_step_after[1] < done
+    expected = Counter(undisturbed.results["lines"])
+    return max(expected.values(), default=0) >= _FEW_LINES and expected <= Counter(results["lines"])
+
+
+def _missing(
+    fault: Fault, verdict: Verdict, undisturbed: Observation, observed: Observation
+) -> tuple[str, ...]:
+    line = _MISSING.get(fault, {}).get(verdict) or _OF_ANY_FAULT.get(verdict)
+    # A restart that hangs has another cause than the end of an attempt.
+    if verdict is Verdict.HANGS and observed.restarted and line != "verifies":
+        line = "continues"
+    lines = [line] if line else []
+    if line == "continues" and not undisturbed.writes:
+        lines = ["saves", *lines]
+    saved = any(event.get("reason") == "saved" for event in observed.events)
+    if fault is Fault.TIME_LIMIT and not saved and verdict is not Verdict.TOO_LATE:
+        lines.append("saves-on-signal")
+    if verdict is Verdict.SURVIVES and not undisturbed.steps:
+        lines.append("shows-progress")
+    return tuple(dict.fromkeys(lines))
+
+
+def explained(trials: Sequence[Trial]) -> tuple[Trial, ...]:
+    """Correct the missing lines: a program that never continues does so from a torn checkpoint neither."""
+    verdicts = [each.verdict for each in trials if "continues" in each.missing]
+    return tuple(
+        replace(each, missing=tuple("continues" if line == "verifies" else line for line in each.missing))
+        if each.verdict in verdicts
+        else each
+        for each in trials
+    )
+
+
+def best_interval_s(save_s: float, mtbf_s: float) -> float:
+    """Return the interval of checkpoints by Young and Daly, from their cost and the time between failures."""
+    return math.sqrt(2 * save_s * mtbf_s)
+
+
+def not_survived(trials: Sequence[Trial]) -> list[Trial]:
+    return [each for each in trials if each.verdict is not Verdict.SURVIVES]

@@ -1,0 +1,96 @@
+"""The progress of a job as its files show it, and the comparison of its results."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from payload.node import observe
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(observe, "LOOK_S", 0.0)
+    return tmp_path
+
+
+def saved(path: Path, name: str, data: bytes, method: int = zipfile.ZIP_STORED) -> Path:
+    """Write a file as torch.save does, which names its first folder by the file."""
+    path.parent.mkdir(exist_ok=True)
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr(f"{name}/data/0", data)
+        archive.writestr(f"{name}/.data/serialization_id", name)
+    return path
+
+
+def test_equal_tensors_have_the_same_hash(folder: Path) -> None:
+    hashes = [
+        observe.hash_of(str(saved(folder / name, *content)))
+        for name, *content in (
+            ("a.pt", "step-1.0", b"x"),
+            ("b.pt", "step-1.1", b"x"),
+            ("c.pt", "step-1.0", b"y"),
+        )
+    ]
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_a_torn_zip_file_is_hashed_by_its_bytes(folder: Path) -> None:
+    path = saved(folder / "a.pt", "a", b"x")
+    whole = observe.hash_of(str(path))
+    os.truncate(path, path.stat().st_size // 2)
+    assert observe.hash_of(str(path)) not in {whole, ""}
+
+
+def test_a_look_has_steps_events_and_whole_checkpoints(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observe, "LOOK_S", 2 * observe.STEP_S)
+    watch = observe.Watch()
+    (folder / "heartbeat").write_text("7\n")
+    (folder / "job.events").write_text('{"event": "start"}\n')
+    saved(folder / "checkpoints" / "step-00000007.pt", "x", b"x")
+    (folder / "checkpoints" / "step-00000009.tmp").touch()
+    (folder / "iteration-00000005").mkdir()
+    (folder / "iteration-00000005" / "rank-0.safetensors").write_bytes(b"1234")
+    look = watch.look()
+    assert [step for _, step in look["steps"]] == [7]
+    assert look["events"] == '{"event": "start"}\n'
+    numbers = {path: (number, size) for path, (number, _, size, _) in look["checkpoints"].items()}
+    assert numbers["iteration-00000005"] == (5, 4)
+    assert {path: number for path, (number, _) in numbers.items()} == {
+        "checkpoints/step-00000007.pt": 7,
+        "iteration-00000005": 5,
+    }
+    assert watch.look()["steps"] == []
+
+
+def test_a_slow_write_takes_until_the_rename(folder: Path) -> None:
+    path = folder / "a.tmp"
+    path.touch()
+    created = observe.seconds_to_write(str(path))
+    path.rename(folder / "a.pt")
+    renamed = observe.seconds_to_write(str(folder / "a.pt"))
+    # A file system may not tell when a file was created.
+    assert (created is None) is (renamed is None)
+    assert renamed is None or renamed >= (created or 0)
+
+
+def test_results_leave_out_files_of_clusterctl_and_older_files(folder: Path) -> None:
+    start = {"time": 1000.0, "event": "start", "restarts": 0}
+    (folder / "job.events").write_text(json.dumps(start) + "\n")
+    for name in ("input.txt", "metrics.jsonl", "own.log", "result.txt"):
+        (folder / name).write_text(name)
+    os.utime(folder / "input.txt", (999, 999))
+    saved(folder / "checkpoints" / "step-2.pt", "x", b"x")
+    saved(folder / "model.pt", "x", b"x")
+    os.utime(folder / "checkpoints" / "step-2.pt", (2000, 2000))
+    (folder / "stdout.log").write_text("epoch 0\n\nclusterctl: restart 1 of this job\nepoch 1\nepoch 12\n")
+    results = observe.results()
+    assert list(results["outputs"]) == ["result.txt"]
+    assert list(results["checkpoints"]) == ["checkpoints/step-2.pt", "model.pt"]
+    assert results["lines"] == {"epoch N": 2}

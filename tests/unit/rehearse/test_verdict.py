@@ -1,0 +1,160 @@
+"""The verdict on a job after a fault, from its events, steps, checkpoints and files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from clusterctl.rehearse.observation import Observation
+from clusterctl.rehearse.verdict import (
+    Fault,
+    Trial,
+    Undisturbed,
+    Verdict,
+    best_interval_s,
+    explained,
+    is_identical,
+    judge,
+)
+
+FILES = {"checkpoints": {"step-20.pt": {"step-20.pt": "a"}, "model.pt": {"model.pt": "m"}}, "outputs": {}}
+RESULTS = {**FILES, "lines": {"epoch N: loss N": 4, "begun": 1}}
+START, END = {"time": 10.0, "event": "start"}, {"time": 20.0, "event": "end", "status": 0}
+FAILED = {"time": 14.0, "event": "end", "status": 137}
+REQUEUED = {"time": 14.1, "event": "requeue", "reason": "failed"}
+AGAIN = {"time": 16.0, "event": "start"}
+HANG = {"time": 15.0, "event": "hang", "summary": "rank 0 waits", "action": "end"}
+
+
+def observed(*events: Mapping[str, Any], steps: Any = (), saved: Any = (12.0,), **values: Any) -> Observation:
+    job = Observation("7", "/jobs/x")
+    checkpoints = {f"step-{at}.pt": (int(at), at, 100, 0.5) for at in saved}
+    text = "".join(f"{json.dumps(event)}\n" for event in events)
+    job.add({"time": 0.0, "events": text, "steps": steps, "checkpoints": checkpoints})
+    job.fault_at, job.state = values.get("fault_at", 13.0), values.get("state", "COMPLETED")
+    return job
+
+
+UNDISTURBED = Undisturbed(
+    observed(START, END, steps=[(11.0, 1), (19.0, 80)], saved=(12.0, 14.0, 16.0), fault_at=None), RESULTS
+)
+STEPS = [(11.0, 1), (12.0, 20), (13.5, 35)]
+
+
+def verdict(
+    *events: Mapping[str, Any], fault: Fault = Fault.RANK_KILLED, results: Any = RESULTS, **values: Any
+) -> Trial:
+    values.setdefault("steps", [*STEPS, (17.0, 20), (18.0, 80)])
+    return judge(fault, UNDISTURBED, observed(*events, **values), results, "")
+
+
+RESTARTED = (START, FAILED, REQUEUED, AGAIN, END)
+
+
+def test_a_job_that_continues_survives() -> None:
+    trial = verdict(*RESTARTED)
+    assert (trial.verdict, trial.identical, trial.steps_lost) == (Verdict.SURVIVES, True, 15)
+    assert (trial.seconds, trial.again_s, trial.missing) == (10, 4, ())
+
+
+def test_a_job_whose_steps_begin_again_starts_from_zero() -> None:
+    trial = verdict(*RESTARTED, steps=[*STEPS, (17.0, 2), (18.0, 80)])
+    assert (trial.verdict, trial.missing) == (Verdict.FROM_ZERO, ("continues",))
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ({"epoch N: loss N": 4, "begun": 1}, Verdict.FROM_ZERO),
+        ({"epoch N: loss N": 3, "begun": 1}, Verdict.SURVIVES),
+    ],
+)
+def test_the_output_tells_a_start_from_zero(lines: Any, expected: Verdict) -> None:
+    """A program that does not show its steps."""
+    assert verdict(*RESTARTED, steps=(), results={**RESULTS, "lines": lines}).verdict is expected
+
+
+def test_other_content_of_the_last_checkpoint_differs() -> None:
+    files = {**RESULTS["checkpoints"], "model.pt": {"model.pt": "other"}}
+    trial = verdict(*RESTARTED, results={**RESULTS, "checkpoints": files})
+    assert (trial.verdict, trial.missing) == (Verdict.DIFFERS, ("repeatable",))
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "outputs", "expected"),
+    [
+        (FILES["checkpoints"], {}, True),
+        # Only the last that both have counts.
+        ({**FILES["checkpoints"], "step-20.pt": {}}, {}, True),
+        ({"step-20.pt": {"step-20.pt": "b"}}, {}, False),
+        ({"step-21.pt": {}}, {}, None),
+    ],
+)
+def test_checkpoints_are_compared_by_name(checkpoints: Any, outputs: Any, expected: bool | None) -> None:
+    assert is_identical(FILES, {"checkpoints": checkpoints, "outputs": outputs}) is expected
+
+
+@pytest.mark.parametrize(("digest", "expected"), [("a", True), ("b", None)])
+def test_other_files_may_contain_times(digest: str, expected: bool | None) -> None:
+    with_files = {"checkpoints": {}, "outputs": {"log.csv": "a"}}
+    assert is_identical(with_files, {"checkpoints": {}, "outputs": {"log.csv": digest}}) is expected
+
+
+@pytest.mark.parametrize(
+    ("fault", "events", "state", "expected"),
+    [
+        (Fault.RANK_KILLED, (HANG,), "", Verdict.HANGS),
+        (Fault.RANK_FROZEN, (HANG, {**HANG, "time": 19.0}), "", Verdict.HANGS),
+        # It neither ended nor was it named a hang.
+        (Fault.NODE_KILLED, (), "", Verdict.HANGS),
+        (
+            Fault.NODE_KILLED,
+            ({"time": 19.0, "event": "stop", "reason": "same-error"},),
+            "FAILED",
+            Verdict.LOST,
+        ),
+        (Fault.CHECKPOINT_TORN, (), "FAILED", Verdict.LOST),
+    ],
+)
+def test_a_job_that_does_not_complete(
+    fault: Fault, events: tuple[Any, ...], state: str, expected: Verdict
+) -> None:
+    trial = verdict(START, FAILED, AGAIN, *events, fault=fault, state=state, results={})
+    assert trial.verdict is expected
+    assert trial.missing
+
+
+def test_a_frozen_rank_is_itself_a_hang() -> None:
+    events = (START, HANG, {**FAILED, "time": 15.1}, AGAIN, END)
+    assert verdict(*events, fault=Fault.RANK_FROZEN).verdict is Verdict.SURVIVES
+
+
+def test_a_job_that_ended_before_the_fault() -> None:
+    assert verdict(START, END, fault_at=None).verdict is Verdict.TOO_LATE
+
+
+@pytest.mark.parametrize(("reason", "missing"), [("failed", ("saves-on-signal",)), ("saved", ())])
+def test_a_time_limit_asks_for_a_saved_state(reason: str, missing: tuple[str, ...]) -> None:
+    events = (START, FAILED, {**REQUEUED, "reason": reason}, AGAIN, END)
+    trial = verdict(*events, fault=Fault.TIME_LIMIT)
+    assert (trial.verdict, trial.missing) == (Verdict.SURVIVES, missing)
+
+
+@pytest.mark.parametrize(("killed", "expected"), [(("continues",), "continues"), ((), "verifies")])
+def test_a_program_that_never_continues_need_not_verify(killed: tuple[str, ...], expected: str) -> None:
+    torn = Trial(fault=Fault.CHECKPOINT_TORN, verdict=Verdict.FROM_ZERO, job_id="2", missing=("verifies",))
+    other = Trial(fault=Fault.RANK_KILLED, verdict=Verdict.FROM_ZERO, job_id="1", missing=killed)
+    assert explained([other, torn])[1].missing == (expected,)
+
+
+def test_files_that_came_with_the_job_are_no_checkpoints() -> None:
+    assert [write.path for write in observed(START, saved=(9.0, 12.0)).writes] == ["step-12.0.pt"]
+
+
+def test_the_interval_follows_young_and_daly() -> None:
+    assert round(best_interval_s(5, 172_800)) == 1315
+    job = UNDISTURBED.observed
+    assert (job.save_s, job.interval_s) == (0.5, 2.0)
