@@ -238,7 +238,7 @@ class LazyVerb(TyperCommand):
             raise
         # During completion, the command line is incomplete.
         if self.name in {"submit", "rehearse"} and not context.resilient_parsing:
-            _reject_words_before_dashes(typed, context.params)
+            _reject_words_before_dashes(self.name, typed, context.params)
         return context
 
 
@@ -376,24 +376,24 @@ def _explain_unknown(text: str, fix: str, context: typer.Context | None) -> tupl
     return text, fix
 
 
-def _reject_words_before_dashes(typed: Sequence[str], parameters: Mapping[str, Any]) -> None:
-    """Reject arguments between JOB and ``--``, because they may be meant for `submit` or for the program.
+def _reject_words_before_dashes(verb: str, typed: Sequence[str], parameters: Mapping[str, Any]) -> None:
+    """Reject arguments between JOB and ``--``, because they may be meant for the verb or for the program.
 
-    Also reject a missing JOB. typed: all arguments after `submit`. parameters: name -> value found by click.
+    Also reject a missing JOB. typed: all arguments after the verb. parameters: name -> value found by click.
     """
     target, args = parameters["target"], parameters["args"] or ()
-    if parameters["module"] is not None:
+    if parameters.get("module") is not None:
         args = [*filter(None, [target]), *args]
     elif not target:
         raise UsageError(
             "JOB is missing",
             code="bad-command-line",
-            fix=f"`{PROGRAM} submit --help` lists the jobs and options",
+            fix=f"`{PROGRAM} {verb} --help` lists the jobs and options",
         )
     count_after = len(typed) - typed.index("--") - 1 if "--" in typed else 0
     words = shlex.join(args[: max(0, len(args) - count_after)])
     if words:
-        correct = HABITS.get(f"submit {target}", f"submit JOB [OPTIONS] -- {words}")
+        correct = HABITS.get(f"submit {target}", f"{verb} JOB [OPTIONS] -- {words}")
         raise UsageError(
             f"arguments of the program must come after --: {words}",
             code="words-before-dashes",

@@ -80,11 +80,6 @@ class Rank:
             main.__dict__.update(__file__=path, __cached__=None, __loader__=loader)
         main.__dict__["__builtins__"] = __builtins__
         sys.modules["__main__"] = main
-        for stream in (sys.stdout, sys.stderr):
-            # Python 3.6 has no reconfigure, and a stream may be None.
-            with suppress(AttributeError):
-                # Write whole lines. Without a buffer, print would mix the words of several ranks in a line.
-                stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
         failure = None
         # atexit calls functions in reverse order, so this function is called last.
         atexit.register(self.leave)

@@ -36,6 +36,8 @@ IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 DRAIN_S, DRAIN_FAILED_S = 5.0, 1.0
 POLL_S, FOREVER_S = 1.0, 1e6
 CHUNK = 1 << 16
+# How long the start of a line is held back until the rest of the line follows.
+LINE_S = 0.5
 
 
 def split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -320,14 +322,36 @@ def is_signalled_with_its_program(launcher: str) -> bool:
 
 
 def record(source: int, target: int, log: int, drained: LockType) -> None:
-    """Copy a rank's output from ``source`` to ``log`` and ``target``. At its end, release ``drained``."""
+    """Copy a rank's output from ``source`` to ``log`` and ``target``. At its end, release ``drained``.
+
+    ``target`` gets whole lines, because the words of several ranks would mix in a line. The start of a line
+    waits there for ``LINE_S`` seconds. ``log`` gets all output at once.
+    """
+    start, deadline = b"", FOREVER_S
     while True:
+        if start and not is_readable(source, deadline - time.monotonic()):
+            write_all(target, start)
+            start = b""
         chunk = os.read(source, CHUNK)
         if not chunk:
             break
         write_all(log, chunk)
-        write_all(target, chunk)
+        lines = start + chunk
+        end = len(lines) if len(lines) > CHUNK else max(lines.rfind(b"\n"), lines.rfind(b"\r")) + 1
+        if end or not start:
+            deadline = time.monotonic() + LINE_S
+        write_all(target, lines[:end])
+        start = lines[end:]
+    write_all(target, start)
     drained.release()
+
+
+def is_readable(file: int, wait_s: float) -> bool:
+    """Return whether a file can be read within ``wait_s`` seconds; False if no time is left."""
+    # This import would take time at each start, and few programs write parts of lines.
+    from select import select
+
+    return wait_s > 0 and bool(select([file], [], [], wait_s)[0])
 
 
 def end_alike(status: int) -> int:

@@ -8,7 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.spec.job import JobSpec
 from clusterctl.util.assets import data_folder
+from payload.node import task as node_task
 from tests.support.messages import refused
 from tests.support.played.batch import HASH, Batch, play, rendered, shell_job, user_script
 
@@ -205,6 +209,48 @@ def test_what_a_rank_writes_is_recorded_and_goes_where_it_went(batch, body, stat
     assert ("begun" in recorded, last in recorded) == (True, True)
     ends = [record.read_text().split()[1:] for record in batch.folder.glob("rank-logs/*.end")]
     assert ends == ([[str(status), "node-1"]] if status else [])
+
+
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], tuple[int, int, socket.socket]]]:
+    """Starts the copying of a rank's output, with LINE_S. Returns its output, its log and its target."""
+    with ExitStack() as stack:
+
+        def start(line_s: float) -> tuple[int, int, socket.socket]:
+            monkeypatch.setattr(node_task, "LINE_S", line_s)
+            source, output = os.pipe()
+            log, recorded = os.pipe()
+            # Each write to the target is a datagram.
+            target, written = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+            stack.enter_context(target)
+            stack.enter_context(written)
+            arguments = (source, written.fileno(), recorded, threading.Lock())
+            arguments[-1].acquire()
+            threading.Thread(target=node_task.record, args=arguments, daemon=True).start()
+            target.settimeout(60)
+            return output, log, target
+
+        yield start
+
+
+def test_record_of_line_in_parts_is_written_whole(copied):
+    """Otherwise the words of several ranks mix in a line."""
+    output, log, target = copied(600)
+    for part in (b"rank", b" 1 of 2\nbar 1\rbar", b" 2"):
+        os.write(output, part)
+        assert os.read(log, 100) == part
+    os.close(output)
+    assert [target.recv(100), target.recv(100)] == [b"rank 1 of 2\nbar 1\r", b"bar 2"]
+
+
+def test_record_of_line_without_end_is_written_soon(copied):
+    """The program waits, and its last words are those of an unfinished line."""
+    output, _, target = copied(0.01)
+    os.write(output, b"loading ...")
+    assert target.recv(100) == b"loading ..."
+    os.write(output, b"done\n")
+    assert target.recv(100) == b"done\n"
+    os.close(output)
 
 
 @pytest.mark.parametrize("cgroup", [True, False], ids=["its-shell", "its-group"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -150,18 +149,3 @@ def test_ranks_that_all_leave_with_a_status_wait_for_each_other(folder, status):
     assert done.returncode == status
     assert sorted(done.stdout.split()) == ["0", "1", "rank", "rank"]
     assert "MPI_ABORT" not in done.stderr
-
-
-@pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_lines_are_written_whole_also_unbuffered(folder: Path, stream: str) -> None:
-    """Else those of several ranks mix. Each write is a datagram."""
-    program = folder / "program.py"
-    program.write_text(
-        f"import sys\nprint('rank', 1, 'of', 2, file=sys.{stream})\nprint('end', file=sys.{stream})\n"
-    )
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-    with ours, theirs:
-        ours.settimeout(60)
-        env = {**os.environ, "PYTHONUNBUFFERED": "1"}
-        subprocess.run([sys.executable, RANK, program], check=True, env=env, **{stream: theirs})
-        assert [ours.recv(100), ours.recv(100)] == [b"rank 1 of 2\n", b"end\n"]
