@@ -15,13 +15,14 @@ from payload.cli.jsonl import JsonLines
 from payload.node import host
 from payload.node.sensors import Cpu, Gpus, Memory, Network, Sensor, SensorError
 
-_STOP = (signal.SIGTERM, signal.SIGINT)
-
 
 def run(config: TelemetryConfig) -> int:
     """Sample this node until a signal arrives, and return the exit code."""
+    # In a job, SIGINT may be a signal for the program, and is ignored.
+    stop = {signal.SIGTERM, signal.SIGINT}
+    stop = {number for number in stop if signal.getsignal(number) != signal.SIG_IGN}
     # Blocked signals wait until sigtimedwait asks for them, so no handler interrupts a half-written line.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)
+    signal.pthread_sigmask(signal.SIG_BLOCK, stop)
     memory, gpus = Memory(), Gpus()
     sensors: Sequence[Sensor] = (Cpu(host.node_cores()), memory, Network(), gpus)
     # A requeued job appends to its file.
@@ -36,7 +37,7 @@ def run(config: TelemetryConfig) -> int:
         stopped = False
         while not stopped:
             due = max(due + config.interval, time.monotonic())
-            stopped = signal.sigtimedwait(_STOP, max(0.0, due - time.monotonic())) is not None
+            stopped = signal.sigtimedwait(stop, max(0.0, due - time.monotonic())) is not None
             file.write("sample", **sample(sensors))
     return 0
 

@@ -306,6 +306,9 @@ def watch(folder: str, seconds: str, hang: str = "", *nodes_and_ssh: str) -> int
     hang: if given, also watch the job's progress, on the first of its nodes.
     """
     os.chdir(folder)
+    # Slurm sends the signal of `#SBATCH --signal` to all steps. It is meant for the program.
+    for number in task.PASSED_ON - {signal.SIGTERM}:
+        signal.signal(number, signal.SIG_IGN)
     # The mark separates these processes from the job's ranks.
     os.environ.update(PYTHONPATH=ROOT, OMP_NUM_THREADS="1", CLUSTERCTL_WATCHER="1")
     program = [sys.executable, "-m", "payload", "telemetry", "--interval", seconds, "--out", "telemetry"]

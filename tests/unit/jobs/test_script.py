@@ -558,6 +558,15 @@ def test_telemetry_lasts_as_long_as_the_program(batch):
     assert "--mem=0 --gres=none" in call
 
 
+@pytest.mark.parametrize("name", ["USR1", "USR2", "INT", "HUP"])
+def test_signal_for_the_program_does_not_end_telemetry(batch, name):
+    """Slurm sends the signal of `#SBATCH --signal=USR1@60` to all processes of all steps."""
+    batch.has_telemetry(f"echo $PPID $$ >pids; {TELEMETRY}")
+    body = f"until [[ -s telemetry/node-1.jsonl ]]; do sleep 0.05; done; kill -{name} $(<pids)"
+    assert run(batch, body)[0] == 0
+    assert (batch.folder / "telemetry" / "node-1.jsonl").read_text() == "start\nend\n"
+
+
 @pytest.mark.parametrize("body", ["exit 1", "echo no >&2; exit 1", "kill -KILL $$"])
 def test_a_failing_telemetry_fails_nothing(batch, body):
     batch.has_telemetry(body)

@@ -20,12 +20,18 @@ _HOST = socket.gethostname().split(".")[0]
 _MIB = 1 << 20
 
 
-def _watch(out: Path, stop: signal.Signals) -> tuple[int, list[dict[str, Any]], str]:
-    """Run telemetry until two samples are on file, stop it; exit code, records, stderr."""
+def _watch(
+    out: Path, stop: signal.Signals, *, ignored: bool = False
+) -> tuple[int, list[dict[str, Any]], str]:
+    """Run telemetry until two samples are on file, stop it; exit code, records, stderr.
+
+    ignored: start it with SIGINT ignored, and send SIGINT before ``stop``.
+    """
     file = out / f"{_HOST}.jsonl"
     had = file.read_text().count('"sample"') if file.exists() else 0
     process = subprocess.Popen(
-        [sys.executable, "-m", "payload", "telemetry", "--out", str(out), "--interval", "0.1"],
+        ["env", f"--{'ignore' if ignored else 'default'}-signal=INT", sys.executable, "-m", "payload"]
+        + ["telemetry", "--out", str(out), "--interval", "0.1"],
         cwd=Path(__file__).parents[3],
         stderr=subprocess.PIPE,
         text=True,
@@ -33,6 +39,9 @@ def _watch(out: Path, stop: signal.Signals) -> tuple[int, list[dict[str, Any]], 
     try:
         eventually(lambda: file.exists() and file.read_text().count('"sample"') >= had + 2, 30)
         before = file.read_text().count('"sample"')
+        if ignored:
+            process.send_signal(signal.SIGINT)
+            eventually(lambda: file.read_text().count('"sample"') >= before + 2, 30)
         process.send_signal(stop)
         _, stderr = process.communicate(timeout=30)
     finally:
@@ -53,6 +62,10 @@ def test_a_job_that_runs_again_goes_on_with_its_file(tmp_path: Path, monkeypatch
     monkeypatch.setenv("SLURM_RESTART_COUNT", "0")
     _, anew, _ = _watch(tmp_path, signal.SIGTERM)
     assert first[0] not in anew
+
+
+def test_telemetry_in_a_job_goes_on_after_sigint(tmp_path: Path) -> None:
+    assert _watch(tmp_path, signal.SIGTERM, ignored=True)[0] == 0
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
