@@ -57,6 +57,8 @@ class Allocation:
     def argv(self, command: Sequence[str], environment: Environment, *, terminal: bool) -> list[str]:
         """Return the local command line to run ``command`` (empty: a shell) on the first node.
 
+        command: the words of a command, or a single line for bash.
+
         The command runs in Slurm's interactive step, so job steps started in it can use the whole allocation.
 
         environment: the command's Python environment, already on the cluster. terminal: connect a terminal.
@@ -66,9 +68,11 @@ class Allocation:
         step += ["--pty"] if terminal else []
         profile = environment.profile
         start = f'[[ ! -r {profile} ]] || . {profile}; export PATH={environment.path}:"$PATH"; exec "$@"'
-        program = ["bash", "-lc", start, "shell", *(command or ("bash", "-i"))]
-        words = ["env", *settings, *step, *program]
-        return self._ssh.argv(self._controller, words, "-t" if terminal else "-T")
+        # As with ssh, a single string is for a shell, and several words are a command.
+        words = ["bash", "-c", *command] if len(command) == 1 else command or ["bash", "-i"]
+        program = ["bash", "-lc", start, "shell", *words]
+        argv = ["env", *settings, *step, *program]
+        return self._ssh.argv(self._controller, argv, "-t" if terminal else "-T")
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,3 +50,25 @@ def test_nodes_that_were_waited_for(lease: Lease) -> None:
     assert (held.job_id, held.nodes) == ("7", ("n1", "n2"))
     assert "SLURM_JOB_NAME=a=b" in " ".join(held.argv([], Environment(), terminal=False))
     assert not lease.was_revoked()
+
+
+@pytest.mark.parametrize(
+    ("command", "output"),
+    [
+        (["echo a b; echo $((1 + 1)) | cat"], "a b\n2\n"),
+        (["printf"], ""),
+        (["printf", "%s,", "a b", "$HOME;"], "a b,$HOME;,"),
+    ],
+)
+def test_shell_command_is_read_as_ssh_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], output: str
+) -> None:
+    """A single string is a line for the shell, and several words arrive verbatim."""
+    monkeypatch.setattr(OpenSSH, "argv", lambda _self, _host, words, _flag: [*words])
+    allocation = Allocation("7", ("n1",), {}, OpenSSH(tmp_path / "config"), "ctl")
+    argv = allocation.argv(command, Environment(), terminal=False)
+    program = argv[argv.index("bash") :]
+    done = subprocess.run(
+        program, capture_output=True, text=True, check=False, env={"PATH": os.environ["PATH"]}
+    )
+    assert done.stdout == output
