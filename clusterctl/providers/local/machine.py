@@ -34,6 +34,8 @@ from clusterctl.state.workspace import has_content
 # Long, because this machine may be busy.
 STOP_TIMEOUT_S = 45.0
 _EARLY_S = 0.1
+# The role `common` replaces the text between these lines.
+HOSTS_BLOCK = ("# BEGIN hosts of this cluster (clusterctl)", "# END hosts of this cluster (clusterctl)")
 # Every account of this machine can connect to a node's sshd.
 _SSHD = "PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\n"
 
@@ -57,6 +59,15 @@ class Machine:
     @property
     def root(self) -> Path:
         return self.folder / "root"
+
+
+def first_hosts_file(name: str, address: str) -> str:
+    """Return /etc/hosts of a node before its configuration.
+
+    The node's own line is in the block of all hosts, because with a second line outside the block,
+    `hostname --ip-address` would print the address twice.
+    """
+    return with_block("127.0.0.1 localhost\n", f"{address} {name}\n", *HOSTS_BLOCK)
 
 
 def booted_with_systemd() -> bool:
@@ -111,7 +122,7 @@ def prepare(
     )
     _place(root, "etc/systemd/network/10-host0.network", network_file)
     if not (changes / "upper/etc/hosts").is_file():
-        _place(root, "etc/hosts", f"127.0.0.1 localhost\n{address} {name}\n")
+        _place(root, "etc/hosts", first_hosts_file(name, str(address)))
     for file in files:
         path, data = file.path.lstrip("/"), b64decode(file.data)
         if file.edges:

@@ -7,10 +7,13 @@ from ipaddress import IPv4Network
 from pathlib import Path
 
 import pytest
+import yaml
 
 from clusterctl.errors import ProvisionError
+from clusterctl.hosts.remote_own_files import with_block
 from clusterctl.providers.local import layout, machine, system
 from clusterctl.providers.local.layout import Node
+from clusterctl.util.assets import data_folder
 from tests.support.messages import refused
 
 THREADS = """
@@ -146,3 +149,19 @@ def test_a_machine_of_a_container_here_is_not_this_machines() -> None:
             assert process.stdout.readline() == "up\n"
             assert (name in machine.running()) == seen
             process.communicate()
+
+
+def test_hosts_file_names_each_address_once():
+    """The role `common` replaces the block with all hosts of the cluster, the node itself included."""
+    touches = yaml.safe_load((data_folder("ansible") / "roles/common/meta/touches.yml").read_text())
+    ((edges),) = [
+        part["blocks"]["/etc/hosts"] for part in touches["common_touches"]["drift"] if "blocks" in part
+    ]
+    first = machine.first_hosts_file("demo-ctl", "10.0.0.2")
+    assert first.splitlines().count("10.0.0.2 demo-ctl") == 1
+    configured = with_block(first, "10.0.0.2 demo-ctl\n10.0.0.3 demo-train-1\n", *edges)
+    assert configured.splitlines()[0] == "127.0.0.1 localhost"
+    assert sorted(line for line in configured.splitlines() if line.startswith("10.")) == [
+        "10.0.0.2 demo-ctl",
+        "10.0.0.3 demo-train-1",
+    ]
