@@ -18,7 +18,7 @@ short_description: Variables for NCCL and UCX, by the InfiniBand and RoCE ports 
 description:
   - Chooses among the ports that are up. Jobs use the fastest InfiniBand ports or, without InfiniBand, the
     RoCE ports with an interface on the cluster's network.
-  - Without such ports, UCX uses the interface on the cluster's network.
+  - Without such ports, UCX uses the interface on the cluster's network, and Open MPI does not use UCX for windows.
 options:
   interface:
     description: The host's interface on the cluster's network.
@@ -106,7 +106,8 @@ def ports_for_jobs(active: Iterable[Port], interface: str) -> list[Port]:
 def variables(chosen: list[Port], interface: str) -> dict[str, str]:
     """Return the environment variables for jobs. In NCCL_IB_HCA, `=` means exact names, not prefixes."""
     if not chosen:
-        return {"UCX_NET_DEVICES": interface}
+        # Open MPI reports an error for each window if it tries UCX for windows without a fast network.
+        return {"UCX_NET_DEVICES": interface, "OMPI_MCA_osc": "^ucx"}
     names = ",".join(port.name for port in chosen)
     indices = {port.gid_index for port in chosen}
     index = indices.pop() if len(indices) == 1 else None

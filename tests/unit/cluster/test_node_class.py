@@ -202,6 +202,7 @@ def test_each_node_has_its_own_files(workspace: Workspace) -> None:
     assert same == ["/etc/hosts", "/etc/munge/munge.key", "/etc/openmpi/openmpi-mca-params.conf", slurmd]
     assert files[ONE]["/etc/munge/munge.key"].mark.endswith(" 400 64031:64031")
     assert b"10.9.0.0/24" in files[ONE]["/etc/openmpi/openmpi-mca-params.conf"].data
+    assert b"osc = ^ucx\n" in files[ONE]["/etc/openmpi/openmpi-mca-params.conf"].data
     assert json.loads(files[TWO]["/opt/clusterctl/health.json"].data)["node"] == TWO
 
 

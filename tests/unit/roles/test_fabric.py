@@ -47,7 +47,7 @@ def sysfs(tmp_path: Path, capture: str) -> Path:
             {"NCCL_IB_HCA": "=mlx5_0:1", "UCX_NET_DEVICES": "mlx5_0:1", "NCCL_IB_GID_INDEX": "3"},
         ),
         # Both ports are up, but the cluster's network is a third card.
-        ("roce", "eno1", {"UCX_NET_DEVICES": "eno1"}),
+        ("roce", "eno1", {"UCX_NET_DEVICES": "eno1", "OMPI_MCA_osc": "^ucx"}),
     ],
     ids=["infiniband", "roce", "roce elsewhere"],
 )
