@@ -18,7 +18,8 @@ short_description: Variables for NCCL and UCX, by the InfiniBand and RoCE ports 
 description:
   - Chooses among the ports that are up. Jobs use the fastest InfiniBand ports or, without InfiniBand, the
     RoCE ports with an interface on the cluster's network.
-  - Without such ports, UCX uses the interface on the cluster's network, and Open MPI does not use UCX for windows.
+  - Without such ports, UCX uses the interface on the cluster's network, and Open MPI does not use UCX for
+    windows.
 options:
   interface:
     description: The host's interface on the cluster's network.
