@@ -11,7 +11,7 @@ from clusterctl.runs.collect import collect_runs
 from clusterctl.runs.fetch import CHECKPOINTS, selection_of
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, open_session
 from clusterctl.state.ledger import RunRecord
-from clusterctl.state.submissions import RUNS, UNCHANGED
+from clusterctl.state.submissions import RUNS
 from clusterctl.state.workspace import Workspace
 
 _MOST_REASONS = 8
@@ -78,7 +78,7 @@ def collect(
 
 
 def _answer(run: RunRecord) -> dict[str, Any]:
-    count, path = len(run.skipped), str(run.directory)
+    count, path = len(run.not_here), str(run.directory)
     return {"job_id": run.job_id, "state": run.state, "dir": path, "skipped": count, "cost_usd": run.cost_usd}
 
 
@@ -95,9 +95,8 @@ def _what_becomes(workspace: Workspace) -> str:
 def not_brought_home(run: RunRecord) -> str:
     """Return a line about a job's files that were not collected. "" if all files were collected."""
     by_reason: dict[str, list[str]] = {}
-    for skipped in run.skipped:
-        if skipped.reason != UNCHANGED:
-            by_reason.setdefault(skipped.reason, []).append(skipped.path)
+    for skipped in run.not_here:
+        by_reason.setdefault(skipped.reason, []).append(skipped.path)
     if not by_reason:
         return ""
     reasons = [

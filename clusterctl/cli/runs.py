@@ -245,7 +245,7 @@ def _about(row: Row) -> list[tuple[str, str]]:
         ("arguments", shlex.join(run.args)),
         ("folder", str(row.folder)),
     ]
-    skipped = f"{len(run.skipped)} (`skipped` in run.json)" if run.skipped else ""
+    skipped = f"{len(run.not_here)} (`skipped` in run.json)" if run.not_here else ""
     files = [("files", f"{run.files}, {format_size(run.bytes)}"), ("skipped", skipped)]
     return about if row.task else about + files
 
@@ -255,14 +255,16 @@ def _metric_table(screen: Screen, row: Row) -> list[str]:
         return shown_value(value) + (f" at {step}" if value is not None and step is not None else "")
 
     def line(name: str, metric: Metric) -> list[str]:
+        step = "" if metric.nonfinite_step is None else f", first at {metric.nonfinite_step}"
         return [
             name,
-            at(metric.last, metric.last_step),
+            "nan" if metric.last is None and metric.nonfinite else at(metric.last, metric.last_step),
             at(metric.min, metric.min_step),
             at(metric.max, metric.max_step),
+            f"{metric.nonfinite}{step}" if metric.nonfinite else "",
         ]
 
-    rows = [[*line(name, metric), str(metric.nonfinite or "")] for name, metric in row.metrics.items()]
+    rows = [line(name, metric) for name, metric in row.metrics.items()]
     return screen.table(["METRIC", "LAST", "LOWEST", "HIGHEST", "NAN OR INF"], rows)
 
 

@@ -23,8 +23,8 @@ from clusterctl.jobs.bundled import (
 )
 from clusterctl.jobs.submission import Preparer, Submission, marking_side_effects, read_jobs, submit_prepared
 from clusterctl.jobs.submit import PreparedJob, Submitter
-from clusterctl.jobs.watch import LogChunk, raise_unless_completed
-from clusterctl.scheduler.base import worst_job
+from clusterctl.jobs.watch import LogChunk, nonfinite_notice, raise_unless_completed
+from clusterctl.scheduler.base import JobState, worst_job
 from clusterctl.scheduler.session import Session, open_session
 from clusterctl.spec.job import MODULE_FLAG, JobSpec, Weights
 from clusterctl.state.submissions import Ledger
@@ -306,6 +306,9 @@ def watch_jobs(
         for row, job in zip(rows, jobs, strict=True):
             tasks = [info for info in ended if info.whole_id == row["job_id"]]
             row["state"] = worst_job(tasks).state.value
+            is_single = row["state"] == JobState.COMPLETED and not job.array
+            if is_single and (notice := nonfinite_notice(session, row["job_id"], row["dir"])):
+                screen.note(f"note: {notice}")
             if job.sweep and all(task.ended for task in tasks):
                 # A slow import, which only a sweep needs.
                 from clusterctl.cli.runs import note_ranking

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import math
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -26,6 +27,7 @@ from clusterctl.errors import (
     UnreachableError,
     UsageError,
     WaitTimeoutError,
+    printable,
 )
 from clusterctl.jobs.events import restarts_of_job, with_hangs
 from clusterctl.scheduler.base import JobInfo, JobState, Outcome, state_counts, unmanaged_job_error, worst_job
@@ -54,6 +56,8 @@ _ERRORS: Mapping[Outcome, type[ClusterctlError]] = {
 }
 # The longest interval between two queries for a job that is followed.
 LONGEST_PAUSE_S = 5.0
+# For grep: a number in JSON that is NaN or infinite. The first line is read up to this number of bytes.
+_NONFINITE, _MOST_LINE = r'": *-?(NaN|Infinity)', 1 << 16
 
 
 class _Watched:
@@ -436,3 +440,20 @@ def folder_of(session: Session, job_id: str) -> str:
     if not jobs[0].token:
         raise unmanaged_job_error(jobs[0])
     return jobs[0].work_dir
+
+
+def nonfinite_notice(session: Session, job_id: str, folder: str) -> Notice | None:
+    """Return a message about the first NaN or infinite number in a job's metrics.jsonl, if any.
+
+    folder: the job's folder on the cluster.
+    """
+    argv = ["grep", "-m1", "-aE", _NONFINITE, f"{folder}/metrics.jsonl"]
+    with suppress(UnreachableError, ValueError, AttributeError):
+        line = json.loads(session.transport.run(argv, check=False).stdout[:_MOST_LINE])
+        names = [key for key, value in line.items() if isinstance(value, float) and not math.isfinite(value)]
+        step = next((line[key] for key in ("step", "global_step", "_step") if key in line), None)
+        when = f" at step {step}" if isinstance(step, int) else ""
+        shown = printable(", ".join(names[:5]))
+        text = f"job {job_id}: {shown} became NaN or infinite{when}"
+        return Notice("metrics-nonfinite", text) if names else None
+    return None

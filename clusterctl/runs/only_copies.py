@@ -22,7 +22,7 @@ from clusterctl.runs.fetch import FROM_JOB, shown_path
 from clusterctl.runs.folder import GOING_ON
 from clusterctl.state.inventory import Inventory, inventory_of
 from clusterctl.state.ledger import RunRecord
-from clusterctl.state.submissions import SENT_FILES, UNCHANGED, JobEntry, Ledger
+from clusterctl.state.submissions import SENT_FILES, JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, remote_argv, split_lines
 from clusterctl.transport.copies import Copies, encode_digests, read_copies, record_copies
@@ -310,8 +310,7 @@ def _why_left(entry: JobEntry) -> str:
     if entry.run_state in GOING_ON:
         return "the run was collected before the job ended"
     with suppress(CollectError):
-        skipped = RunRecord.load(Path(entry.run_dir)).skipped
-        reasons = dict.fromkeys(path.reason for path in skipped if path.reason != UNCHANGED)
+        reasons = dict.fromkeys(skipped.reason for skipped in RunRecord.load(Path(entry.run_dir)).not_here)
         if reasons:
             return ", ".join([*reasons][:_MOST_REASONS])
     return f"different from the files in {printable(entry.run_dir)}"

@@ -250,7 +250,8 @@ def _metric_changes(row: Row, facts: _Facts) -> Iterator[str]:
         yield f"{name} went from {values}, in {metric.count} values"
     for name, metric in row.metrics.items():
         if metric.nonfinite:
-            yield f"{name} was NaN or infinite in {metric.nonfinite} of {metric.count} values"
+            first = "" if metric.nonfinite_step is None else f", first at step {metric.nonfinite_step}"
+            yield f"{name} was NaN or infinite in {metric.nonfinite} of {metric.count} values{first}"
 
 
 def _speed_lines(facts: _Facts) -> Iterator[str]:
@@ -343,7 +344,7 @@ def _scheduler_section(row: Row, facts: _Facts) -> Section:
         ("account", run.account),
         ("on", _listed(record.nodes)),
         *((name, f"{span:.1f} s") for name, span in spans),
-        ("not collected", _listed([skipped.path for skipped in run.skipped])),
+        ("not collected", _listed([skipped.path for skipped in run.not_here])),
     ]
     table = Table(("", ""), [line for line in lines if line[1] not in {"", "-"}])
     charts = [Chart("Time of the job", bars, x="", y="s", kind=Kind.BARS)] if bars else []
@@ -380,8 +381,8 @@ def _environment_section(row: Row, missing: list[str]) -> Section:
 def _missing(row: Row) -> Iterator[str]:
     if not row.run.final:
         yield "the rest of the run: it was collected before the job ended; run `clusterctl collect` again"
-    if row.run.skipped:
-        yield f"{len(row.run.skipped)} files or folders that were not collected (`skipped` in run.json)"
+    if count := len(row.run.not_here):
+        yield f"{count} files or folders that were not collected (`skipped` in run.json)"
     if row.record.state == JobState.PURGED:
         yield "the scheduler's record of the job: it no longer existed when the run was collected"
 

@@ -1,5 +1,5 @@
-"""Reads the metrics that a job's program wrote to metrics.jsonl, TensorBoard's files or metrics.csv, and
-summarizes the configuration and metrics of a run.
+"""Reads the metrics that a job's program wrote to metrics.jsonl, TensorBoard's files, metrics.csv or the
+trainer_state.json of Transformers, and summarizes the configuration and metrics of a run.
 
 The job controls these files, so the bytes read, the number of names and their lengths are limited.
 """
@@ -40,6 +40,9 @@ _CSV_FILE: Final = "metrics.csv"
 # A CSV file without one of these columns does not hold metrics.
 _OVER_TIME: Final = frozenset({"step", "epoch"})
 _EVENTS: Final = "tfevents"
+# Transformers' Trainer writes it beside the model, and into each checkpoint. It has all steps until then.
+_STATE_FILE: Final = "trainer_state.json"
+_CHECKPOINT: Final = re.compile(r"checkpoint-\d+/")
 # Columns of Lightning and of exports of W&B that are not metrics.
 _AXES: Final = frozenset("time step epoch iteration global_step _step _timestamp _runtime".split())
 _STEPS: Final = ("step", "global_step", "_step")
@@ -72,7 +75,8 @@ def records(folder: Path) -> Iterator[Record]:
     """Yield the metrics of a run or an array task, file by file.
 
     Lines of metrics.jsonl come first, then metrics of other names from TensorBoard event files below the
-    folder and from Lightning's metrics.csv. For clusterctl's own ``train``, only metrics.jsonl is read.
+    folder, Lightning's metrics.csv and Transformers' trainer_state.json. For clusterctl's own ``train``, only
+    metrics.jsonl is read.
     """
     names: set[str] = set()
     is_ours = False
@@ -81,8 +85,10 @@ def records(folder: Path) -> Iterator[Record]:
         yield replace(record, values=_printable_values(record.values, names))
     paths = [] if is_ours else _metric_files(folder)
     tables = [path for path in paths if path.endswith(_CSV_FILE)]
-    events = [path for path in paths if path not in tables]
-    for source in (_event_records(folder, events), _csv_records(folder, tables)):
+    states = [path for path in paths if path.endswith(_STATE_FILE)]
+    events = [path for path in paths if path not in {*tables, *states}]
+    sources = _event_records(folder, events), _csv_records(folder, tables), _state_records(folder, states)
+    for source in sources:
         earlier_names = frozenset(names)
         for record in source:
             if values := _printable_values(record.values, names, without=earlier_names):
@@ -178,7 +184,7 @@ def _json_records(folder: Path) -> Iterator[Record]:
 
 
 def _metric_files(folder: Path) -> list[str]:
-    """Return the sorted event files and metrics.csv files that the job created or changed below a folder."""
+    """Return the sorted files with metrics that the job created or changed below a folder."""
     paths: list[str] = []
     entries = 0
     folders = deque([""])
@@ -190,7 +196,9 @@ def _metric_files(folder: Path) -> list[str]:
                 path = f"{parent}{entry.name}"
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(f"{path}/")
-                elif (_EVENTS in entry.name or entry.name == _CSV_FILE) and len(paths) < _MAX_FILES:
+                elif (_EVENTS in entry.name or entry.name in {_CSV_FILE, _STATE_FILE}) and len(
+                    paths
+                ) < _MAX_FILES:
                     paths.append(path)
     sent = _submitted_files(folder) if paths else {}
     return sorted((path for path in paths if not _is_as_submitted(folder, path, sent)), key=_order)
@@ -256,6 +264,22 @@ def _csv_records(folder: Path, paths: Sequence[str]) -> Iterator[Record]:
             step = numbers.get("step")
             values = {prefix + name: value for name, value in numbers.items() if name not in _AXES}
             yield Record(values, int(step) if step is not None and step == step // 1 else None)
+
+
+def _state_records(folder: Path, paths: Sequence[str]) -> Iterator[Record]:
+    longest: dict[str, list[dict[str, Any]]] = {}
+    for path in paths:
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            state = read_json(os.fsencode(folder), os.fsencode(path), _MAX_BYTES)
+            history = [line for line in state["log_history"] if isinstance(line, dict)]
+            key = _CHECKPOINT.sub("", path)
+            longest[key] = max(longest.get(key, []), history, key=len)
+    for prefix, history in zip(_prefixes([*longest]), longest.values(), strict=True):
+        for line in history[:_MAX_LINES]:
+            numbers = {key: float(value) for key, value in line.items() if is_number(value)}
+            values = {prefix + name: value for name, value in numbers.items() if name not in _AXES}
+            step = line.get("step")
+            yield Record(values, step if isinstance(step, int) and is_number(step) else None)
 
 
 def _csv_rows(folder: Path, path: str) -> Iterator[list[str]]:

@@ -36,6 +36,7 @@ class Metric:
     """A metric of a run: its last, lowest and highest value, each with its step if the program reports steps.
 
     last: None if the last value is NaN or infinite. nonfinite: number of values that are NaN or infinite.
+    nonfinite_step: the first step with such a value.
     """
 
     last: float | None = None
@@ -46,12 +47,14 @@ class Metric:
     max_step: int | None = None
     count: int = 0
     nonfinite: int = 0
+    nonfinite_step: int | None = None
 
     def add(self, value: float, step: int | None = None) -> None:
         self.count += 1
         self.last_step = step
         if not math.isfinite(value):
             self.last = None
+            self.nonfinite_step = self.nonfinite_step if self.nonfinite else step
             self.nonfinite += 1
             return
         self.last = value
@@ -182,6 +185,11 @@ class RunRecord(_Stored):
     of_failed: bool = False
     skipped: tuple[Skipped, ...] = ()
     directory: Path = Path()
+
+    @property
+    def not_here(self) -> list[Skipped]:
+        """The files and folders in ``skipped``, without submitted files that this machine has anyway."""
+        return [skipped for skipped in self.skipped if skipped.reason != UNCHANGED]
 
     @property
     def is_array(self) -> bool:

@@ -85,6 +85,25 @@ def test_what_differs_is_said_before_and_after(run: str, said: Said) -> None:
     assert differences(said, run, "2") == (["clusterctl", "lr"], False)
 
 
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ('"loss": NaN, "step": 9', "9"),
+        ('"x": -Infinity', ""),
+        ('"note": "NaN"', None),
+        ("x", None),
+    ],
+)
+def test_submit_wait_names_first_metric_without_number(
+    here: Session, said: Said, line: str, named: str | None
+) -> None:
+    text = f"#!/bin/bash\ncat >metrics.jsonl <<'END'\n{{{line}}}\nEND\n"
+    Path("losses.sh").write_text(text)
+    err = said("submit", "losses.sh", "--wait")[1]
+    assert shows(err, "metrics-nonfinite") is (named is not None)
+    assert f" at step {named}" in err if named else " at step" not in err
+
+
 def test_without_a_wait_it_says_how_to_compare(run: str, said: Said) -> None:
     out, err = said("replay", "1")
     assert "job 2 (losses)" in out

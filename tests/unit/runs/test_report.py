@@ -19,6 +19,7 @@ from clusterctl.runs.page import REPORT_FILE, Report, thinned, write_report
 from clusterctl.runs.report import report_of, report_path, write_report_beside
 from clusterctl.runs.telemetry import compare_ranks
 from clusterctl.state.ledger import RunRecord
+from clusterctl.state.submissions import UNCHANGED
 from tests.support.messages import refused
 from tests.unit.runs.made import TIME, made_run
 
@@ -165,6 +166,14 @@ def test_runs_that_did_not_complete(tmp_path: Path, state: str, fields: dict[str
     assert report.ok is (None if state in {"CANCELLED", "RUNNING"} else False)
     assert said in "\n".join(report.verdict)
     assert bool(report.missing) is (state == "RUNNING")
+
+
+def test_submitted_files_are_not_missing(tmp_path: Path) -> None:
+    sent = [{"path": f"data-{number}", "reason": UNCHANGED, "files": 1} for number in range(50)]
+    assert report_of([trained(tmp_path, skipped=sent)]).missing == []
+    row = trained(tmp_path, 2, skipped=[*sent, {"path": "checkpoint-1", "reason": "a checkpoint"}])
+    (line,) = report_of([row]).missing
+    assert line.startswith("1 ")
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:

@@ -127,6 +127,27 @@ def test_lightnings_table_has_a_row_for_what_was_logged_at_once(tmp_path: Path) 
     assert points(tmp_path) == found
 
 
+def test_trainer_state_of_transformers_is_read_once(tmp_path: Path) -> None:
+    """Each checkpoint repeats the history until its step."""
+    history = [
+        {"step": 1, "epoch": 0.5, "loss": 3.0, "learning_rate": 0.1, "note": "x"},
+        {"step": 2, "epoch": 1.0, "eval_loss": 2.0},
+        "damaged",
+        {"step": "2", "loss": float("nan")},
+    ]
+    for folder, count in (("out/checkpoint-1", 1), ("out/checkpoint-10", 4), ("out/checkpoint-2", 2)):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "trainer_state.json").write_text(json.dumps({"log_history": history[:count]}))
+    first = [("loss", 1, 3.0), ("learning_rate", 1, 0.1)]
+    assert points(tmp_path)[:-1] == [*first, ("eval_loss", 2, 2.0)]
+    assert summarize(tmp_path).metrics["loss"].nonfinite == 1
+    for text in ("{", '{"log_history": 3}', "[]", '{"log_history": [[]]}'):
+        (tmp_path / "out/checkpoint-10/trainer_state.json").write_text(text)
+        assert points(tmp_path) == [*first, ("eval_loss", 2, 2.0)]
+    (tmp_path / "metrics.jsonl").write_text('{"loss": 9.0, "step": 1}\n')
+    assert ("loss", 1, 3.0) not in points(tmp_path)
+
+
 def test_what_was_sent_with_the_job_is_of_an_earlier_run(tmp_path: Path) -> None:
     old = board(tmp_path / "runs/a", ("loss", 3.0, 1))
     grown = board(tmp_path / "runs/a", ("other", 1.0, 1))

@@ -47,8 +47,11 @@ def test_each_metric_has_its_last_lowest_and_highest_value(tmp_path: Path) -> No
 
 
 def test_a_loss_that_is_no_number_any_more_is_told(tmp_path: Path) -> None:
-    lines(tmp_path, {"loss": 1.0}, {"loss": float("nan")}, {"loss": float("inf")}, {"loss": 10**400})
-    assert summarize(tmp_path).metrics["loss"] == Metric(min=1.0, max=1.0, count=3, nonfinite=2)
+    values = ((1, 1.0), (4, float("nan")), (7, float("inf")), (9, 10**400))
+    lines(tmp_path, *({"loss": loss, "step": step} for step, loss in values))
+    assert summarize(tmp_path).metrics["loss"] == Metric(
+        last_step=7, min=1.0, min_step=1, max=1.0, max_step=1, count=3, nonfinite=2, nonfinite_step=4
+    )
 
 
 @pytest.mark.parametrize(
