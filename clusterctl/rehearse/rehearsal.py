@@ -15,9 +15,10 @@ from clusterctl.cluster.phases import provider_of
 from clusterctl.cluster.up import UpOptions, up
 from clusterctl.errors import Failure, Notice, RehearsalError, SchedulerError, UsageError
 from clusterctl.jobs.bundled import reject_invalid_arguments
+from clusterctl.jobs.queue import known_jobs
 from clusterctl.jobs.submission import Preparer, Submission, read_jobs
 from clusterctl.jobs.submit import PreparedJob, Submitter
-from clusterctl.jobs.watch import diagnosis_of, known_jobs, raise_unless_completed
+from clusterctl.jobs.watch import diagnosis_of, raise_unless_completed
 from clusterctl.providers.base import Provider
 from clusterctl.rehearse.observation import Observation, looks_of, results_of
 from clusterctl.rehearse.verdict import (
@@ -276,9 +277,8 @@ class Rehearser:
 
     def _cause_of_end(self, observed: Observation) -> str:
         """Return in words why the job has not completed."""
-        hangs = [event for event in observed.events if event.get("event") == "hang"]
-        if hangs:
-            return last_attempt(observed.events).hang
+        if hang := last_attempt(observed.events).hang:
+            return hang.summary
         diagnosis = diagnosis_of(self.session, [self._info(observed)])
         return diagnosis.summary if diagnosis else "it made no progress"
 

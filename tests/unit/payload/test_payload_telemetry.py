@@ -30,8 +30,18 @@ def _watch(
     file = out / f"{_HOST}.jsonl"
     had = file.read_text().count('"sample"') if file.exists() else 0
     process = subprocess.Popen(
-        ["env", f"--{'ignore' if ignored else 'default'}-signal=INT", sys.executable, "-m", "payload"]
-        + ["telemetry", "--out", str(out), "--interval", "0.1"],
+        [
+            "env",
+            f"--{'ignore' if ignored else 'default'}-signal=INT",
+            sys.executable,
+            "-m",
+            "payload",
+            "telemetry",
+            "--out",
+            str(out),
+            "--interval",
+            "0.1",
+        ],
         cwd=Path(__file__).parents[3],
         stderr=subprocess.PIPE,
         text=True,
