@@ -52,8 +52,14 @@ OF_STEPS_OF_JOB_7 = (
     "tmp/spmix_appdir_2001_7.1/",
 )
 OF_STEPS_OF_JOB_70 = (f"{SPOOL}stepd.slurm.pmix.70.7", f"{SPOOL}hwloc_topo_70.7.xml", f"{SPOOL}t-2_70.7")
+MPIRUN_OF_JOB_7, DEAD_MPIRUN = "tmp/prterun.t-2.23.2001/", "tmp/prterun.t-2.99.2001/"
 OF_STEPS = {*OF_STEPS_OF_JOB_7, *OF_STEPS_OF_JOB_70, "tmp/spmix_appdir_2001_8.1/"}
-FILES = {*OF_STEPS, *(f"{SPOOL}{name}" for name in ("job00007", "cred_state.old", "hwloc_topo_whole.xml"))}
+FILES = {
+    *OF_STEPS,
+    MPIRUN_OF_JOB_7,
+    DEAD_MPIRUN,
+    *(f"{SPOOL}{name}" for name in ("job00007", "cred_state.old", "hwloc_topo_whole.xml")),
+}
 
 
 @pytest.fixture
@@ -112,7 +118,10 @@ def test_the_processes_and_files_of_a_job_are_removed(
 ) -> None:
     assert requested(fence, monkeypatch, "fence t-2 7 8") == "ok\n"
     assert killed(tmp_path) == OF_JOB_7
-    assert removed(tmp_path) == {*OF_STEPS_OF_JOB_7, "tmp/spmix_appdir_2001_8.1/"}
+    assert removed(tmp_path) == {
+        *(*OF_STEPS_OF_JOB_7, MPIRUN_OF_JOB_7),
+        *("tmp/spmix_appdir_2001_8.1/", DEAD_MPIRUN),
+    }
     assert list(tmp_path.rglob("clusterctl-old*")) == []
 
 
@@ -150,7 +159,7 @@ def test_all_jobs_are_ended_on_a_node_that_was_lost(
 ) -> None:
     assert requested(fence, monkeypatch, "fence t-2 all") == "ok\n"
     assert killed(tmp_path) == OF_JOB_7 | {30, 31}
-    assert removed(tmp_path) == OF_STEPS
+    assert removed(tmp_path) == OF_STEPS | {MPIRUN_OF_JOB_7, DEAD_MPIRUN}
 
 
 @pytest.mark.parametrize(
@@ -201,7 +210,9 @@ def test_start_kills_old_processes_only_on_a_node_set_down(
     fence.main(["start"])
     assert killed(tmp_path) == expected
     # Job 8 has no processes.
-    assert removed(tmp_path) == (OF_STEPS if expected else {"tmp/spmix_appdir_2001_8.1/"})
+    assert removed(tmp_path) == (
+        OF_STEPS | {MPIRUN_OF_JOB_7, DEAD_MPIRUN} if expected else {"tmp/spmix_appdir_2001_8.1/", DEAD_MPIRUN}
+    )
 
 
 def test_a_start_without_processes_of_jobs_asks_nobody(

@@ -33,6 +33,8 @@ STEP_FILES = (
     "var/spool/clusterctl-slurmd/*pmix.{}.*",
     "tmp/spmix_appdir_*_{}.*",
 )
+# Node, process and user, such as prterun.n1.442.2001. Open MPI 5
+MPIRUN_FOLDERS = "tmp/prte*.[0-9]*.[0-9]*"
 JOB_OF_FILE = re.compile(r"[._](\d+)\.")
 # They get such names, and are removed later: users can fill folders so that this takes long.
 OLD = "clusterctl-old."
@@ -118,9 +120,16 @@ def rename_files(jobs: Jobs) -> None:
 
 
 def remove_old_files() -> None:
-    """Remove the renamed files. Python's functions end at very deep folders."""
-    if paths := [str(path) for pattern in OLD_FILES for path in ROOT.glob(pattern)]:
-        ask("rm", "-rf", "--", *paths)
+    """Remove the renamed files, and folders of mpirun's processes that have ended.
+
+    Python's functions end at very deep folders.
+    """
+    paths = [path for pattern in OLD_FILES for path in ROOT.glob(pattern)]
+    for path in ROOT.glob(MPIRUN_FOLDERS):
+        pid = path.name.split(".")[-2]
+        paths += [] if (ROOT / "proc" / pid).exists() else [path]
+    if paths:
+        ask("rm", "-rf", "--", *map(str, paths))
 
 
 def node_in_slurm(*names: str) -> tuple[str, str]:
