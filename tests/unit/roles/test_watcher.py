@@ -21,7 +21,6 @@ N1, N2, N3 = "t-1", "t-2", "t-3"
 LIMIT = 3
 PREFIX = "clusterctl watcher: "
 FAN = "a fan is broken"
-BAD = "clusterctl: lost repeatedly: 26 Nov 20:00 (jobs 7), 26 Nov 21:00 (jobs 8)"
 KILLED = "RaisedSignal:9(Killed)"
 REQUEUE = "#!/bin/bash\n#SBATCH --requeue\n"
 
@@ -392,11 +391,22 @@ def test_a_node_that_is_lost_twice_in_a_day_stays_drained(
         slurm.now += hours * 3600
     state, reason = slurm.nodes[N2]
     assert ("DRAIN" in state, reason.startswith("clusterctl: "), "jobs 7" in reason) == 3 * (drained,)
+    look(watcher, 20)
     assert slurm.fenced.count((N2, "all")) == 2
-    look(watcher, 2)
-    # `up` may resume the node, but the watcher does not.
     assert slurm.nodes[N2] == [state, reason]
-    assert standing_of(NodeInfo(N2, "down+drain", BAD, 1, 1, "", (), "root")) is Availability.OUT
+
+
+def test_up_may_resume_a_node_that_stays_drained(watcher: Any, program: ModuleType, slurm: Slurm) -> None:
+    reason = f"{program.BAD}26 Nov 20:00 (jobs 7)"
+    assert standing_of(NodeInfo(N2, "down+drain", reason, 1, 1, "", (), "root")) is Availability.OUT
+    slurm.nodes[N2], slurm.unkillable = ["DOWN+DRAIN", reason], {N2}
+    look(watcher, program.AGAIN + 1)
+    assert slurm.nodes[N2] == ["DOWN+DRAIN", reason]
+    assert slurm.fenced == [(N2, "all")] * 2
+    slurm.nodes[N2] = ["IDLE", ""]
+    look(watcher, 2 * program.AGAIN)
+    assert slurm.nodes[N2] == ["IDLE", ""]
+    assert slurm.fenced == [(N2, "all")] * 2
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,8 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PREFIX = "clusterctl watcher: "
 # A node with so many losses in a day stays drained. Nodes that are lost within a minute have a common cause.
 BAD, LOSSES, DAY_S, TOGETHER_S = "clusterctl: lost repeatedly: ", 2, 86400, 60
+# In place of a check: not again until the node has been silent.
+NOT_AGAIN = 1 << 60
 ALIVE_PORT, FENCE_PORT, SLURMD_PORT = 6815, 6816, 6818
 EVERY_S, ASK_S, FENCE_S = 1.0, 10.0, 5.0
 # Time for the answer of a node that is lost already. Jobs are read more often shortly after a job ended.
@@ -235,7 +237,7 @@ class Watcher:
     completing: job -> time at which Slurm was first seen to end it.
     fenced: job of ``completing`` -> time at which its processes were last killed.
     settled: pending jobs that are not to start at once.
-    losses: (node, time at which it was set down, its jobs).
+    losses: node -> (time, text) of each time at which it was set down while other nodes answered.
     """
 
     limit: int
@@ -252,7 +254,7 @@ class Watcher:
     completing: dict[str, float] = field(default_factory=dict)
     fenced: dict[str, float] = field(default_factory=dict)
     settled: set[str] = field(default_factory=set)
-    losses: list[tuple[str, float, str]] = field(default_factory=list)
+    losses: dict[str, list[tuple[float, str]]] = field(default_factory=dict)
 
     def run(self) -> None:
         while True:
@@ -328,27 +330,43 @@ class Watcher:
             node = read_nodes(name).get(name)
             if not jobs or not node or KNOWN.search(node.state):
                 continue
-            if not all(asks_for_requeue(job) for job in jobs):
-                continue
-            is_drained = "DRAIN" in node.state
-            reason = node.reason if is_drained else f"{PREFIX}no answer for {self.misses[name]} s"
-            update(name, "down", reason)
-            if not is_down(read_nodes(name).get(name)):
-                continue
-            ids = [job.id for job in jobs]
-            self.losses.append((name, time.time(), ", ".join(ids)))
-            log(f"{name}: no answer for {self.misses[name]} s, set down; jobs {' '.join(ids)}")
-            # Jobs that end have time to save their work: see fence_other_nodes.
-            self.fence_jobs([job for job in jobs if job.state != "COMPLETING" or job in killed])
-            # Otherwise, Slurm would use the node as soon as it answers, with the processes of its old jobs.
-            if not is_drained:
-                update(name, "drain", reason)
-            # If an earlier start of a job has ended on this node, Slurm may believe that the job has left it.
-            remaining = self.jobs if self.read_jobs() else []
-            kept = [job for job in remaining if job.state == "RUNNING" and name in expand(job.nodes)]
-            for job in [*killed, *kept]:
-                ask("scontrol", "requeue", job.task)
-            self.nodes_due = 0.0
+            if all(asks_for_requeue(job) for job in jobs):
+                self.set_node_down(node, jobs, killed)
+
+    def set_node_down(self, node: Node, jobs: Collection[Job], killed: Collection[Job]) -> None:
+        """Set a node down. jobs: all jobs on it. killed: those that Slurm does not requeue by itself."""
+        name, is_drained, losses = node.name, "DRAIN" in node.state, self.losses_with(node.name, jobs)
+        reason = f"{PREFIX}no answer for {self.misses[name]} s"
+        if len(losses) >= LOSSES:
+            reason = BAD + ", ".join(text for _, text in losses)
+        reason = node.reason if is_drained else reason
+        update(name, "down", reason)
+        if not is_down(read_nodes(name).get(name)):
+            return
+        self.losses[name] = losses or self.losses.get(name, [])
+        log(f"{name}: no answer for {self.misses[name]} s, set down; jobs {' '.join(job.id for job in jobs)}")
+        # Jobs that end have time to save their work: see fence_other_nodes.
+        self.fence_jobs([job for job in jobs if job.state != "COMPLETING" or job in killed])
+        # Otherwise, Slurm would use the node as soon as it answers, with the processes of its old jobs.
+        if not is_drained:
+            update(name, "drain", reason)
+        # If an earlier start of a job has ended on this node, Slurm may believe that the job has left it.
+        remaining = self.jobs if self.read_jobs() else []
+        kept = [job for job in remaining if job.state == "RUNNING" and name in expand(job.nodes)]
+        for job in [*killed, *kept]:
+            ask("scontrol", "requeue", job.task)
+        self.nodes_due = 0.0
+
+    def losses_with(self, name: str, jobs: Iterable[Job]) -> list[tuple[float, str]]:
+        """Return the node's losses in a day, with the present loss of these jobs.
+
+        Empty if other nodes became silent at the same time: a switch may have failed.
+        """
+        now = time.time()
+        if any(0 < count * EVERY_S < TOGETHER_S for other, count in self.misses.items() if other != name):
+            return []
+        text = f"{time.strftime('%d %b %H:%M')} (jobs {', '.join(job.id for job in jobs)})"
+        return [*(loss for loss in self.losses.get(name, []) if now - loss[0] < DAY_S), (now, text)]
 
     def is_due(self, name: str) -> bool:
         return self.checks - self.tried.get(name, -AGAIN) >= AGAIN
@@ -386,35 +404,24 @@ class Watcher:
                 update(name, "drain", f"{PREFIX}answers again")
             # Slurm may have used the node again before it was drained.
             drained = read_nodes(name).get(name)
-            if drained and RUNS_JOBS.search(drained.state):
+            if drained and RUNS_JOBS.search(drained.state) and not node.reason.startswith(BAD):
                 update(name, "resume")
             elif drained:
                 returning.append(node)
         are_gone = fence(returning, ALL)
         for i, node in enumerate(returning):
-            if are_gone[i] and (evidence := self.evidence_against(node.name)):
-                update(node.name, "drain", evidence)
-                log(f"{node.name}: answers again, stays drained: {evidence}")
-            elif are_gone[i]:
-                update(node.name, "resume")
-                log(f"{node.name}: answers again, resumed; it was {node.state}: {node.reason}")
-            else:
-                self.tried[node.name] = self.checks
-                update(node.name, "drain", f"{PREFIX}processes of its old jobs do not end")
+            self.end_return(node, is_clean=are_gone[i])
 
-    def evidence_against(self, name: str) -> str:
-        """Return why a node should stay drained: it was lost repeatedly. "": it should not.
-
-        A loss counts only if no other node was lost then: a switch may have failed.
-        """
-        self.losses = [loss for loss in self.losses if time.time() - loss[1] < DAY_S]
-        others = [when for node, when, _ in self.losses if node != name]
-        losses = [
-            f"{time.strftime('%d %b %H:%M', time.localtime(when))} (jobs {jobs})"
-            for node, when, jobs in self.losses
-            if node == name and not any(abs(when - other) < TOGETHER_S for other in others)
-        ]
-        return f"{BAD}{', '.join(losses)}" if len(losses) >= LOSSES else ""
+    def end_return(self, node: Node, *, is_clean: bool) -> None:
+        """Resume a node that is back, unless it must stay drained. is_clean: its old processes are gone."""
+        must_stay = node.reason.startswith(BAD)
+        if must_stay or not is_clean:
+            self.tried[node.name] = NOT_AGAIN if is_clean else self.checks
+        if is_clean and not must_stay:
+            update(node.name, "resume")
+            log(f"{node.name}: answers again, resumed; it was {node.state}: {node.reason}")
+        elif not must_stay:
+            update(node.name, "drain", f"{PREFIX}processes of its old jobs do not end")
 
     def release(self) -> None:
         """Start requeued jobs that wait only until credentials of their earlier start have expired."""
@@ -446,7 +453,7 @@ class Watcher:
 
 def is_lost(node: Node) -> bool:
     """Return whether this program or Slurm has set a node down because it did not answer."""
-    return node.reason.startswith(PREFIX) or ("DOWN" in node.state and node.reason == "Not responding")
+    return node.reason.startswith((PREFIX, BAD)) or ("DOWN" in node.state and node.reason == "Not responding")
 
 
 def is_down(node: Node | None) -> bool:
