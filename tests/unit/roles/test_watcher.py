@@ -403,10 +403,16 @@ def test_up_may_resume_a_node_that_stays_drained(watcher: Any, program: ModuleTy
     look(watcher, program.AGAIN + 1)
     assert slurm.nodes[N2] == ["DOWN+DRAIN", reason]
     assert slurm.fenced == [(N2, "all")] * 2
+    slurm.unkillable = set()
+    look(watcher, 2 * program.AGAIN)
+    assert slurm.fenced == [(N2, "all")] * 3
     slurm.nodes[N2] = ["IDLE", ""]
     look(watcher, 2 * program.AGAIN)
     assert slurm.nodes[N2] == ["IDLE", ""]
-    assert slurm.fenced == [(N2, "all")] * 2
+    assert slurm.fenced == [(N2, "all")] * 3
+    slurm.jobs, slurm.silent = {"7": Job(N2)}, {N2}
+    look(watcher, LIMIT)
+    assert slurm.nodes[N2][0] == "DOWN+DRAIN"
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,6 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PREFIX = "clusterctl watcher: "
 # A node with so many losses in a day stays drained. Nodes that are lost within a minute have a common cause.
 BAD, LOSSES, DAY_S, TOGETHER_S = "clusterctl: lost repeatedly: ", 2, 86400, 60
-# In place of a check: not again until the node has been silent.
-NOT_AGAIN = 1 << 60
 ALIVE_PORT, FENCE_PORT, SLURMD_PORT = 6815, 6816, 6818
 EVERY_S, ASK_S, FENCE_S = 1.0, 10.0, 5.0
 # Time for the answer of a node that is lost already. Jobs are read more often shortly after a job ended.
@@ -237,6 +235,7 @@ class Watcher:
     completing: job -> time at which Slurm was first seen to end it.
     fenced: job of ``completing`` -> time at which its processes were last killed.
     settled: pending jobs that are not to start at once.
+    stay: nodes that have answered again without old processes, but stay drained.
     losses: node -> (time, text) of each time at which it was set down while other nodes answered.
     """
 
@@ -254,6 +253,7 @@ class Watcher:
     completing: dict[str, float] = field(default_factory=dict)
     fenced: dict[str, float] = field(default_factory=dict)
     settled: set[str] = field(default_factory=set)
+    stay: set[str] = field(default_factory=set)
     losses: dict[str, list[tuple[float, str]]] = field(default_factory=dict)
 
     def run(self) -> None:
@@ -273,6 +273,7 @@ class Watcher:
         lost = [node for node in self.nodes.values() if is_lost(node)]
         others = [node for node in self.nodes.values() if not is_lost(node)]
         self.silent = silent_nodes(others, EVERY_S) | silent_nodes(lost, LOST_S)
+        self.stay -= self.silent
         self.checks += 1
         for name in self.nodes:
             if name not in self.silent:
@@ -394,7 +395,7 @@ class Watcher:
         """Resume nodes that were lost and answer again, once the processes of their old jobs are gone."""
         returning = []
         for name in self.nodes.keys() - self.silent:
-            if not is_lost(self.nodes[name]) or not self.is_due(name):
+            if name in self.stay or not is_lost(self.nodes[name]) or not self.is_due(name):
                 continue
             self.nodes_due = 0.0
             node = read_nodes(name).get(name)
@@ -415,13 +416,15 @@ class Watcher:
     def end_return(self, node: Node, *, is_clean: bool) -> None:
         """Resume a node that is back, unless it must stay drained. is_clean: its old processes are gone."""
         must_stay = node.reason.startswith(BAD)
-        if must_stay or not is_clean:
-            self.tried[node.name] = NOT_AGAIN if is_clean else self.checks
-        if is_clean and not must_stay:
+        if not is_clean:
+            self.tried[node.name] = self.checks
+            if not must_stay:
+                update(node.name, "drain", f"{PREFIX}processes of its old jobs do not end")
+        elif must_stay:
+            self.stay.add(node.name)
+        else:
             update(node.name, "resume")
             log(f"{node.name}: answers again, resumed; it was {node.state}: {node.reason}")
-        elif not must_stay:
-            update(node.name, "drain", f"{PREFIX}processes of its old jobs do not end")
 
     def release(self) -> None:
         """Start requeued jobs that wait only until credentials of their earlier start have expired."""
