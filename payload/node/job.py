@@ -100,7 +100,7 @@ class Program:
 
     def __init__(self, program: list[str], events: Events) -> None:
         self._events, self._pid = events, task.start_or_exit(program)
-        self._is_srun = "srun" in program and program[0] in ("srun", "env")
+        self._is_srun = restarts.runs_srun(program)
 
     def wait(self) -> int:
         """Wait for the end of the program, and return its exit status. Kill it if it can't end by itself."""

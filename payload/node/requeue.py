@@ -127,7 +127,10 @@ class Restart:
 
     def _failure(self, status: int, attempt: Sequence[restarts.Event]) -> restarts.Failure:
         """Return how this attempt failed. attempt: its events."""
-        failure = restarts.failure_now(status, restarts.end_of_file(own_log()))
+        log = restarts.end_of_file(own_log())
+        if restarts.runs_srun(self._program):
+            status = restarts.status_of_start(log) or status
+        failure = restarts.failure_now(status, log)
         if restarts.is_usage(failure):
             # If all nodes have the same files, each restart would end like this attempt.
             bad = nodes_without_files(attempt[0]["nodes"], self._program)

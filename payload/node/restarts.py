@@ -41,6 +41,9 @@ MOST_ENTRIES, DEEPEST = 2000, 3
 SEARCH_S = 5.0
 
 _RESTARTED = re.compile(r"^clusterctl: restart \d+ of this job$", re.MULTILINE)
+_NOT_STARTED = re.compile(
+    rf"^srun: error: \S+: tasks? \S+ Exited with exit code ({'|'.join(map(str, USAGE))})$", re.MULTILINE
+)
 _STEP_ABORTED = re.compile(r"^srun: Job step aborted: Waiting up to", re.MULTILINE)
 _LOST_DAEMON = re.compile("RTE has lost communication with a remote daemon")
 _ABORTED = re.compile(r"MPI_ABORT was invoked on rank (\d+)")
@@ -225,6 +228,20 @@ def failure_now(status: int, log: str) -> Failure:
 def has_lost_daemon(log: str) -> bool:
     """Return whether mpirun reports in this attempt that its program on a node is gone."""
     return bool(_LOST_DAEMON.search(this_attempt(log)))
+
+
+def runs_srun(program: Sequence[str]) -> bool:
+    """Return whether a program is srun, perhaps after env, and not a script that may run srun repeatedly."""
+    return "srun" in program and program[0] in ("srun", "env")
+
+
+def status_of_start(log: str) -> int:
+    """Return the exit status with which ranks did not start in this attempt, according to srun, or 0.
+
+    srun itself ends with the highest status of all ranks, also of those that it ends because of the failure.
+    """
+    failed = _NOT_STARTED.search(this_attempt(log))
+    return int(failed[1]) if failed else 0
 
 
 def is_aborted(log: str) -> bool:

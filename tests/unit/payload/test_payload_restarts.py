@@ -184,6 +184,17 @@ def test_failure_now(folder: Path, ends: dict[str, str], status: int, failure: F
     assert [path.name for path in Path("rank-logs").iterdir()] == ["1.log"]
 
 
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [("2: task 1: Exited with exit code 2", 2), ("[1-2]: tasks 0-1: Exited with exit code 127", 127),
+     ("2: task 1: Exited with exit code 1", 0), ("2: task 1: Killed", 0)],
+)  # fmt: skip
+def test_ranks_that_did_not_start_are_known_by_srun(line: str, status: int) -> None:
+    log = f"srun: error: n{line}\nsrun: Terminating StepId=88.4\n"
+    assert restarts.status_of_start(log) == status
+    assert restarts.status_of_start(f"{log}\nclusterctl: restart 1 of this job\n") == 0
+
+
 GONE = "An MPI communication peer process has unexpectedly disconnected.\n"
 JOB = JobInfo(
     number=1, name="j", user="ada", state=JobState.FAILED, reason="", exit_code=1, nodes=("n1", "n2", "n3")
