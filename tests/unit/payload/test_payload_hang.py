@@ -365,6 +365,9 @@ def test_a_program_in_c_is_named_with_its_function(tmp_path: Path, function: str
             process.send_signal(signal.SIGSTOP)
             eventually(lambda: stacks._stat(f"/proc/{process.pid}")[0] == "T", 30)
             assert found() == function
+            if function == "leaves":
+                process.send_signal(signal.SIGCONT)
+                eventually(lambda: tracer.library_of(process.pid, process.pid) == "main", 30)
         finally:
             tracer.release()
             process.kill()
@@ -460,6 +463,35 @@ def test_a_busy_rank_is_judged_by_the_code_it_runs(
     eventually(lambda: activity._counters()[0] - activity._before[0] > 50, 30)
     activity._rounds = rounds
     assert activity.judge(can_trace=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("rounds", "expected"),
+    [({}, (stacks.COMPUTING, "")), ({"MPI": 1}, (stacks.WAITING, "MPI"))],
+    ids=["unknown", "in-mpi"],
+)
+def test_a_rank_that_could_have_run_all_the_time_works(
+    rank_program: Any, rounds: dict[str, int], expected: tuple[str, str]
+) -> None:
+    """On a busy node, it got no processor time. Only a sample in a library shows that it waits."""
+    process = rank_program(0, WAITER)
+    activity = stacks.Activity([stacks.Process(process.pid, os.getpid(), ("python",))])
+    activity._samples, activity._runnable, activity._rounds = 50, 26, rounds
+    assert activity.judge(can_trace=True) == expected
+
+
+READER = f"import os\ndef wait():\n    os.read(os.pipe()[0], 1)\n{READY}wait()\n"
+
+
+def test_a_rank_that_sleeps_or_starts_processes_may_continue(rank_program: Any) -> None:
+    sleeps, reads = (
+        stacks.Process(rank_program(number, text).pid, os.getpid(), ("python",))
+        for number, text in enumerate((WAITER, READER))
+    )
+    eventually(lambda: stacks._wait_of(sleeps.pid) == stacks.SLEEP, 30)
+    assert stacks.Activity([sleeps]).is_asleep([sleeps])
+    assert not stacks.Activity([reads]).is_asleep([reads])
+    assert stacks.Activity([reads]).is_asleep([reads, reads._replace(pid=1)])
 
 
 @pytest.fixture
