@@ -21,6 +21,7 @@ Cause = Callable[[Training], float]
 # A file of the checkpoint has half of its length, a changed byte, or is missing.
 Damage = Literal["truncated", "flipped", "removed"]
 _PATIENCE_S = 180
+CHAIN = ("--time", "2m", "--chain", "1h")
 # A program with a bug: it saves its progress, and raises an exception in iteration 120 of each attempt.
 RAISES = """\
 import json, os, time
@@ -239,14 +240,8 @@ FAULTS = (
     Fault("scontrol requeue", partial(call, "scontrol requeue {job}")),
     Fault("scancel", partial(call, "scancel {job}"), ends="CANCELLED", drawn=False),
     Fault("all machines die, up", cut_power),
-    Fault("time limit", partial(await_event, "signal"), length=24, options=("--time", "2m"), drawn=False),
-    Fault(
-        "limits of 2 min, 10 min",
-        partial(await_event, "signal"),
-        length=75,
-        options=("--time", "2m", "--chain", "1h"),
-        drawn=False,
-    ),
+    Fault("time limit", partial(await_event, "signal"), length=24, options=CHAIN, drawn=False),
+    Fault("time limit, 10 min", partial(await_event, "signal"), length=75, options=CHAIN, drawn=False),
     Fault("own exception", partial(await_event, "end"), ends="FAILED", program=RAISES, drawn=False),
     Fault("SIGKILL slurmd", partial(kill_daemons, "slurmd")),
     Fault("controller dies, up", partial(kill_controller, 15), length=4),

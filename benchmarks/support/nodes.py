@@ -20,6 +20,8 @@ from clusterctl.providers.local.system import NETNS_DIR
 POWER_OFF, REBOOT = signal.SIGRTMIN + 4, signal.SIGRTMIN + 5
 # Folders of a node in which a job may leave files.
 _LEFT_IN = ("tmp", "dev/shm", "run/clusterctl", "var/spool/clusterctl-slurmd")
+# PyTorch leaves such folders in /tmp after every job.
+_OF_PYTORCH = ("torchelastic_", "torchinductor_")
 _ANSWER_S = 10
 
 
@@ -112,5 +114,5 @@ class Nodes:
 
 def _names(folder: Path) -> list[str]:
     with suppress(OSError):
-        return [path.name for path in folder.iterdir()]
+        return [path.name for path in folder.iterdir() if not path.name.startswith(_OF_PYTORCH)]
     return []

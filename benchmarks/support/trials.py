@@ -86,7 +86,7 @@ class Trials:
     def iterations(self) -> int:
         """Number of iterations of a training of the usual length, at this machine's present speed."""
         # Iterations of torch_ddp.py are short.
-        least = 10 * _LEAST_ITERATIONS if self.launcher == "torchrun" else _LEAST_ITERATIONS
+        least = 3 * _LEAST_ITERATIONS if self.launcher == "torchrun" else _LEAST_ITERATIONS
         result = self._trial(Plan(least))
         assert result.verdict == "ok", result
         iterations = max(least, int(_TRAINING_S / result.iteration_s))

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,12 +57,23 @@ def test_a_round_of_each_prints_medians_and_ratios(
 def test_trainings_survive_a_campaign_of_faults(tmp_path: Path) -> None:
     """Three faults in a training: a node that dies, a damaged checkpoint, a rank that is killed."""
     faults = ["node of rank 0 dies, silent", "SIGKILL rank 1", "checkpoint truncated"]
-    words = "campaign --seed 14 --trainings 1 --faults 3 --json".split()
-    argv = [*as_root(), sys.executable, BENCHMARKS / "faults.py", *words, tmp_path / "result.json"]
+    result = survived(tmp_path, *"campaign --seed 14 --trainings 1 --faults 3".split(), faults=faults)
+    assert sorted(result["faults"]) == sorted(faults)
+    assert [figures["starts"] for figures in result["figures"]] == [2, 3, 4]
+
+
+def test_chain_of_time_limits_ends_like_one_piece(tmp_path: Path) -> None:
+    """A training of more than three minutes in limits of two."""
+    result = survived(tmp_path, "table", faults=["time limit"])
+    assert result["figures"][0]["starts"] > 1
+
+
+def survived(tmp_path: Path, *words: str, faults: list[str]) -> dict[str, Any]:
+    """Return the result of the only training of faults.py, which must have ended with the right weights."""
+    argv = [*as_root(), sys.executable, BENCHMARKS / "faults.py", *words, f"--json={tmp_path}/result.json"]
     argv += [f"--only={name}" for name in faults]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=900, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=1800, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (result,) = json.loads((tmp_path / "result.json").read_text())["results"]
     assert (result["verdict"], result["compared"], result["residue"]) == ("ok", "same", [])
-    assert sorted(result["faults"]) == sorted(faults)
-    assert [figures["starts"] for figures in result["figures"]] == [2, 3, 4]
+    return dict(result)
