@@ -124,9 +124,10 @@ def _slurm_signs(at: float, seen: Seen) -> Iterator[tuple[float, str]]:
 
 
 def _repeated(start: float, seen: Seen, runs: Sequence[Record]) -> int:
-    before = max((step for moment, step in seen.steps if moment < start), default=0)
+    # Not the largest step: the training may not yet have caught up since an earlier fault.
+    before = next((step for moment, step in reversed(seen.steps) if moment < start), 0)
     begun = next((step - 1 for moment, step in seen.steps if moment > start), before)
-    return before - next((int(run["done"]) for run in runs if run["time"] > start), begun)
+    return max(0, before - next((int(run["done"]) for run in runs if run["time"] > start), begun))
 
 
 def _resumed(at: float, until: float, seen: Seen, events: Sequence[Record]) -> float | None:
