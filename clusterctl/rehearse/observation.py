@@ -40,12 +40,14 @@ class Write:
 class Observation:
     """A job's events, steps with their times, and checkpoints in the order of their writes.
 
+    numbered: whether only files with numbers in their names are checkpoints.
     fault_at: the time of the fault; None: it was not caused. killed: the node that was killed and is off.
     state: the job's final state. "": it has not ended.
     """
 
     job_id: str
     folder: str
+    numbered: bool = False
     events: Sequence[Event] = ()
     steps: list[tuple[float, int]] = field(default_factory=list)
     writes: list[Write] = field(default_factory=list)
@@ -62,9 +64,18 @@ class Observation:
         new = (
             Write(path, number, time, size, save_s)
             for path, (number, time, size, save_s) in look["checkpoints"].items()
-            if (path, time) not in seen and self.starts and time >= self.starts[0]
+            if (path, time) not in seen
+            and self.starts
+            and time >= self.starts[0]
+            and (number is not None or not self.numbered)
         )
         self.writes += sorted(new, key=lambda write: write.time)
+
+    def select_checkpoints(self) -> None:
+        """Forget checkpoints without numbers if some have numbers: they may be models for evaluation."""
+        numbered = [write for write in self.writes if write.number is not None]
+        self.numbered = bool(numbered)
+        self.writes = numbered or self.writes
 
     def times_of(self, name: str) -> list[float]:
         return [event["time"] for event in self.events if event.get("event") == name]

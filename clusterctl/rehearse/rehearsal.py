@@ -48,12 +48,17 @@ _GRACE_S = 10.0
 # Slurm reports a job that it is going to requeue as ended, but only for a moment.
 _SURE_S = 2.0
 _STATE_S = 1.0
+_SETTLED_S = 10.0
 _DEFAULT_SIGNAL: Final = "USR1"
 # Cuts the largest file of a checkpoint to its half, as a crash in the middle of a write would.
 _TEAR: Final = """\
 IFS=' ' read -r size file < <(find "$1" -type f -printf '%s %p\\n' | sort -nr)
 truncate -s $((size / 2)) -- "$file"
 """
+_NO_CHECKPOINTS: Final = (
+    "the job wrote no checkpoint, so each restart begins from zero: rehearse it with a shorter interval of "
+    "checkpoints"
+)
 # Job options that a rehearsal sets itself, or that have several tasks.
 OWN_OPTIONS: Final = frozenset("array sweep requeue chain hang".split())
 
@@ -152,6 +157,9 @@ class Rehearser:
         self._provider.start_ahead()
         (prepared,) = preparer.prepare(self.session, Submission((job,)))
         undisturbed = self._undisturbed(prepared)
+        if not undisturbed.observed.writes:
+            self.report(Notice("no-checkpoints", _NO_CHECKPOINTS))
+            faults = [fault for fault in faults if fault is not Fault.CHECKPOINT_TORN]
         prepared = replace(prepared, token="")
         trials = explained([self._disturbed(prepared, fault, undisturbed) for fault in faults])
         return Rehearsal(name=prepared.job.name, undisturbed=undisturbed, trials=trials, mtbf_s=self.mtbf_s)
@@ -177,12 +185,14 @@ class Rehearser:
                 )
             raise_unless_completed(self.session, [self._info(observed)])
             results = results_of(self.session.transport, observed.folder)
+        observed.select_checkpoints()
         self.report(f"{name} takes {observed.seconds:.0f} s without a fault")
         return Undisturbed(observed, results)
 
     def _disturbed(self, prepared: PreparedJob, fault: Fault, undisturbed: Undisturbed) -> Trial:
         longest_s = LONGEST_TIMES * undisturbed.observed.seconds + LONGEST_MORE_S
         with self._job(prepared, fault) as observed:
+            observed.numbered = undisturbed.observed.numbered
             for _ in self._watch(observed, longest_s):
                 if observed.fault_at is None and _is_due(fault, undisturbed.observed, observed):
                     self._cause(fault, prepared.job, observed)
@@ -298,10 +308,12 @@ def reject_other_clusters(session: Session) -> None:
 
 def _is_due(fault: Fault, undisturbed: Observation, observed: Observation) -> bool:
     """Return whether the job has made enough progress for the fault: a checkpoint, or half of its time."""
-    if undisturbed.writes:
-        # If the newest checkpoint is torn, the job may continue from the previous.
-        return len(observed.writes) > (fault is Fault.CHECKPOINT_TORN and len(undisturbed.writes) > 1)
-    return bool(observed.starts) and time.time() - observed.starts[0] > undisturbed.seconds / 2
+    half_s, running_s = undisturbed.seconds / 2, time.time() - min(observed.starts, default=time.time())
+    # A hang is noticed sooner if a few changes of the job's files have shown how often they change.
+    if not undisturbed.writes or (fault is Fault.RANK_FROZEN and running_s < min(half_s, _SETTLED_S)):
+        return running_s > half_s
+    # If the newest checkpoint is torn, the job may continue from the previous.
+    return len(observed.writes) > (fault is Fault.CHECKPOINT_TORN and len(undisturbed.writes) > 1)
 
 
 def _ignores_signal(observed: Observation) -> bool:

@@ -99,7 +99,7 @@ def results() -> dict[str, object]:
     since = min(starts, default=0.0)
     deadline = time.monotonic() + restarts.SEARCH_S
     times = [(changed, path) for path, _, changed in restarts.checkpoints(".", deadline) if changed >= since]
-    checkpoints = {path[len("./") :]: dict(_hashes(path, since)) for _, path in sorted(times)}
+    checkpoints = {path[len("./") :]: _tensors(dict(_hashes(path, since))) for _, path in sorted(times)}
     outputs = {
         name: digest
         for entry in os.listdir(".")
@@ -110,6 +110,12 @@ def results() -> dict[str, object]:
     log = restarts.this_attempt(restarts.end_of_file("stdout.log"))
     lines = Counter(re.sub(r"\d+", "N", line) for line in log.splitlines() if line.strip())
     return {"checkpoints": checkpoints, "outputs": outputs, "lines": lines}
+
+
+def _tensors(hashes: dict[str, str]) -> dict[str, str]:
+    """Return the hashes of files with tensors, if there are any. Other files may contain times."""
+    tensors = {path: digest for path, digest in hashes.items() if restarts.CHECKPOINT_FILE.fullmatch(path)}
+    return tensors or hashes
 
 
 def _hashes(path: str, since: float) -> Iterator[tuple[str, str]]:

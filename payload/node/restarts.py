@@ -61,7 +61,7 @@ _PEER_GONE = re.compile(
     "MPI communication peer process has unexpectedly disconnected|An error occurred in Socket closed"
 )
 _CHECKPOINT_FOLDER = re.compile(r"(?:checkpoint|ckpt|step|iter|iteration|epoch|global_?step)[-_=]?(\d+)")
-_CHECKPOINT_FILE = re.compile(r"(.+)\.(?:pt|pth|ckpt|safetensors|npz)")
+CHECKPOINT_FILE = re.compile(r"(.+)\.(?:pt|pth|ckpt|safetensors|npz)")
 _NUMBER = re.compile(r"(?:^|[-_=.]|step|iter|iteration|epoch|checkpoint|ckpt)(\d+)$")
 _NO_CHECKPOINTS = frozenset(("rank-logs", "telemetry", "tensorboard", "__pycache__"))
 _UNFINISHED = (".incomplete", ".tmp", ".part")
@@ -341,7 +341,7 @@ def checkpoints(folder: str, deadline: float, depth: int = 0) -> Iterator[tuple[
             if entry.is_symlink() or entry.name in _NO_CHECKPOINTS or entry.name.endswith(_UNFINISHED):
                 continue
             is_folder = entry.is_dir()
-            match = (_CHECKPOINT_FOLDER if is_folder else _CHECKPOINT_FILE).fullmatch(entry.name)
+            match = (_CHECKPOINT_FOLDER if is_folder else CHECKPOINT_FILE).fullmatch(entry.name)
             if match:
                 number = _NUMBER.search(match[1])
                 yield entry.path, int(number[1]) if number else None, entry.stat().st_mtime

@@ -89,8 +89,15 @@ def test_results_leave_out_files_of_clusterctl_and_older_files(folder: Path) -> 
     saved(folder / "checkpoints" / "step-2.pt", "x", b"x")
     saved(folder / "model.pt", "x", b"x")
     os.utime(folder / "checkpoints" / "step-2.pt", (2000, 2000))
+    (folder / "iteration-00000003").mkdir()
+    for name in ("manifest.json", "rank-0.safetensors"):
+        (folder / "iteration-00000003" / name).write_text(name)
+    os.utime(folder / "iteration-00000003", (1500, 1500))
     (folder / "stdout.log").write_text("epoch 0\n\nclusterctl: restart 1 of this job\nepoch 1\nepoch 12\n")
     results = observe.results()
     assert list(results["outputs"]) == ["result.txt"]
-    assert list(results["checkpoints"]) == ["checkpoints/step-2.pt", "model.pt"]
+    checkpoints = results["checkpoints"]
+    assert list(checkpoints) == ["iteration-00000003", "checkpoints/step-2.pt", "model.pt"]
+    # The manifest may contain times.
+    assert list(checkpoints["iteration-00000003"]) == ["iteration-00000003/rank-0.safetensors"]
     assert results["lines"] == {"epoch N": 2}

@@ -154,6 +154,23 @@ def test_files_that_came_with_the_job_are_no_checkpoints() -> None:
     assert [write.path for write in observed(START, saved=(9.0, 12.0)).writes] == ["step-12.0.pt"]
 
 
+def test_models_for_evaluation_are_no_checkpoints() -> None:
+    """The best weights so far are written before the first checkpoint."""
+    job = observed(START)
+    job.add({"events": "", "steps": [], "checkpoints": {"model/best.pt": (None, 11.0, 100, 0.5)}})
+    job.select_checkpoints()
+    assert (job.numbered, [write.number for write in job.writes]) == (True, [12])
+    job.add({"events": "", "steps": [], "checkpoints": {"model/best.pt": (None, 13.0, 100, 0.5)}})
+    assert len(job.writes) == 1
+
+
+def test_files_without_numbers_may_be_the_only_checkpoints() -> None:
+    job = observed(START, saved=())
+    job.add({"events": "", "steps": [], "checkpoints": {"last.pt": (None, 11.0, 100, 0.5)}})
+    job.select_checkpoints()
+    assert (job.numbered, len(job.writes)) == (False, 1)
+
+
 def test_the_interval_follows_young_and_daly() -> None:
     assert round(best_interval_s(5, 172_800)) == 1315
     job = UNDISTURBED.observed
