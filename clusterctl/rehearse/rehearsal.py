@@ -22,12 +22,15 @@ from clusterctl.jobs.watch import diagnosis_of, raise_unless_completed
 from clusterctl.providers.base import Provider
 from clusterctl.rehearse.observation import Observation, looks_of, results_of
 from clusterctl.rehearse.verdict import (
+    Disturbed,
     Fault,
     Trial,
     Undisturbed,
+    Verdict,
     best_interval_s,
     explained,
     hangs_too_often,
+    is_identical,
     judge,
     not_survived,
 )
@@ -161,7 +164,10 @@ class Rehearser:
             self.report(Notice("no-checkpoints", _NO_CHECKPOINTS))
             faults = [fault for fault in faults if fault is not Fault.CHECKPOINT_TORN]
         prepared = replace(prepared, token="")
-        trials = explained([self._disturbed(prepared, fault, undisturbed) for fault in faults])
+        runs = [self._disturbed(prepared, fault, undisturbed) for fault in faults]
+        if any(judge(undisturbed, run).verdict is Verdict.DIFFERS for run in runs):
+            undisturbed = self._compared(prepared, undisturbed)
+        trials = explained([judge(undisturbed, run) for run in runs])
         return Rehearsal(name=prepared.job.name, undisturbed=undisturbed, trials=trials, mtbf_s=self.mtbf_s)
 
     @cached_property
@@ -189,7 +195,16 @@ class Rehearser:
         self.report(f"{name} takes {observed.seconds:.0f} s without a fault")
         return Undisturbed(observed, results)
 
-    def _disturbed(self, prepared: PreparedJob, fault: Fault, undisturbed: Undisturbed) -> Trial:
+    def _compared(self, prepared: PreparedJob, undisturbed: Undisturbed) -> Undisturbed:
+        """Run the job without a fault again, to find out whether its results are always the same."""
+        again = self._undisturbed(prepared)
+        if is_identical(undisturbed.results, again.results) is not False:
+            return undisturbed
+        text = "the job's results differ from run to run without a fault, so they are not compared"
+        self.report(Notice("results-not-repeatable", text))
+        return replace(undisturbed, repeats=False)
+
+    def _disturbed(self, prepared: PreparedJob, fault: Fault, undisturbed: Undisturbed) -> Disturbed:
         longest_s = LONGEST_TIMES * undisturbed.observed.seconds + LONGEST_MORE_S
         with self._job(prepared, fault) as observed:
             observed.numbered = undisturbed.observed.numbered
@@ -203,9 +218,9 @@ class Rehearser:
             has_completed = observed.state == JobState.COMPLETED
             results = results_of(self.session.transport, observed.folder) if has_completed else {}
             cause = "" if has_completed else self._cause_of_end(observed)
-        trial = judge(fault, undisturbed, observed, results, cause)
-        self.report(f"{fault}: {trial.verdict} ({trial.seconds:.0f} s)")
-        return trial
+        disturbed = Disturbed(fault, observed, results, cause)
+        self.report(f"{fault}: {judge(undisturbed, disturbed).verdict} ({observed.seconds:.0f} s)")
+        return disturbed
 
     @contextmanager
     def _job(self, prepared: PreparedJob, note: str) -> Iterator[Observation]:

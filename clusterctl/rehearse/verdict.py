@@ -117,20 +117,33 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Undisturbed:
-    """The job without a fault, and the hashes and lines of ``results`` in payload/node/observe.py."""
+    """The job without a fault.
+
+    results: see ``results`` in payload/node/observe.py. repeats: whether each run has the same results.
+    """
 
     observed: Observation
     results: Mapping[str, Any]
+    repeats: bool = True
 
 
-def judge(
-    fault: Fault, undisturbed: Undisturbed, observed: Observation, results: Mapping[str, Any], cause: str
-) -> Trial:
-    """Return the verdict on a job that has ended, or that was cancelled because it made no progress.
+@dataclass(frozen=True, slots=True)
+class Disturbed:
+    """The job with a fault, after its end, or after its cancellation because it made no progress.
 
-    results: of the job if it completed. cause: of its end if it did not complete.
+    results: as of ``Undisturbed`` if it completed. cause: of its end if it did not complete.
     """
-    verdict, identical = _verdict(fault, undisturbed, observed, results)
+
+    fault: Fault
+    observed: Observation
+    results: Mapping[str, Any]
+    cause: str = ""
+
+
+def judge(undisturbed: Undisturbed, disturbed: Disturbed) -> Trial:
+    """Return the verdict on a job with a fault."""
+    fault, observed = disturbed.fault, disturbed.observed
+    verdict, identical = _verdict(fault, undisturbed, observed, disturbed.results)
     after = observed.first_step_after
     lost = max(0, observed.last_step_before - after[1]) if after else None
     return Trial(
@@ -142,7 +155,7 @@ def judge(
         seconds=round(observed.seconds, 1),
         again_s=None if observed.again_s is None else round(observed.again_s, 1),
         missing=_missing(fault, verdict, undisturbed.observed, observed),
-        cause=cause,
+        cause=disturbed.cause,
     )
 
 
@@ -162,7 +175,7 @@ def _verdict(
             observed.state == "" and not last_attempt(observed.events).stop
         )
         return (Verdict.HANGS if hangs else Verdict.LOST), None
-    identical = is_identical(undisturbed.results, results)
+    identical = is_identical(undisturbed.results, results) if undisturbed.repeats else None
     if identical is False:
         return Verdict.DIFFERS, identical
     return (

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 
 import pytest
 
+from clusterctl.providers.local import processes
 from clusterctl.providers.local.processes import Process, ranks
 
 OF_JOB = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
@@ -17,10 +21,11 @@ OF_JOB = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
 @pytest.fixture
 def started() -> Iterator[list[subprocess.Popen[str]]]:
     with ExitStack() as stack:
-        processes: list[subprocess.Popen[str]] = []
-        yield processes
-        for process in processes:
-            process.kill()
+        shells: list[subprocess.Popen[str]] = []
+        yield shells
+        for process in shells:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             stack.enter_context(process)
 
 
@@ -29,7 +34,9 @@ def start(
 ) -> Process:
     """Start a shell in this environment, and return it."""
     argv = ["sh", "-c", script, *words]
-    process = subprocess.Popen(argv, env={**OF_JOB, **variables}, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        argv, env={**OF_JOB, **variables}, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
     started.append(process)
     assert process.stdout is not None
     process.stdout.readline()
@@ -58,3 +65,19 @@ def test_other_jobs_launchers_and_telemetry_are_no_ranks(started: list[subproces
         rank,
     ]
     assert ranks("7", running) == [rank]
+
+
+@pytest.mark.parametrize(("last", "expected"), [(True, ["n-2"]), (False, ["n-1", "n-2"])])
+def test_a_signal_reaches_the_last_rank_or_all(
+    started: list[subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch, last: bool, expected: list[str]
+) -> None:
+    running = [replace(start(started, RANK=str(rank)), machine=f"m{rank}") for rank in (0, 1)]
+    monkeypatch.setattr(processes, "processes", lambda _: running)
+    monkeypatch.setattr(processes, "_hosts", lambda _: {"m0": "n-1", "m1": "n-2"})
+    request = {"id": "abcdef", "job": "7", "number": signal.SIGKILL, "last": last}
+    assert processes.signal_ranks(request) == {"hosts": expected}
+    assert started[1].wait(30) == -signal.SIGKILL
+    if last:
+        assert started[0].poll() is None
+    else:
+        assert started[0].wait(30) == -signal.SIGKILL

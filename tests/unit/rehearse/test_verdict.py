@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from clusterctl.rehearse.observation import Observation
 from clusterctl.rehearse.verdict import (
+    Disturbed,
     Fault,
     Trial,
     Undisturbed,
@@ -48,7 +50,8 @@ def verdict(
     *events: Mapping[str, Any], fault: Fault = Fault.RANK_KILLED, results: Any = RESULTS, **values: Any
 ) -> Trial:
     values.setdefault("steps", [*STEPS, (17.0, 20), (18.0, 80)])
-    return judge(fault, UNDISTURBED, observed(*events, **values), results, "")
+    undisturbed = replace(UNDISTURBED, repeats=values.pop("repeats", True))
+    return judge(undisturbed, Disturbed(fault, observed(*events, **values), results))
 
 
 RESTARTED = (START, FAILED, REQUEUED, AGAIN, END)
@@ -81,6 +84,8 @@ def test_other_content_of_the_last_checkpoint_differs() -> None:
     files = {**RESULTS["checkpoints"], "model.pt": {"model.pt": "other"}}
     trial = verdict(*RESTARTED, results={**RESULTS, "checkpoints": files})
     assert (trial.verdict, trial.missing) == (Verdict.DIFFERS, ("repeatable",))
+    trial = verdict(*RESTARTED, results={**RESULTS, "checkpoints": files}, repeats=False)
+    assert (trial.verdict, trial.identical, trial.missing) == (Verdict.SURVIVES, None, ())
 
 
 @pytest.mark.parametrize(
