@@ -68,6 +68,7 @@ _PING_S = 2
 _NOTICED_S = 120
 # Longer than a busy slurmctld needs for an answer.
 _SOON_S = 5.0
+# Variables such as SBATCH_TIMELIMIT are unset, because they would override the options in the script.
 # If slurmctld is stopped, sbatch would try to reach it for a MessageTimeout, so check with a ping first. The
 # ping is skipped if a process listens on slurmctld's port (state 0A), because it is slower than the rest.
 _SBATCH = f"""\
@@ -76,6 +77,7 @@ if ! grep -qs ":{SLURMCTLD_PORT:04X} [0-9A-F:]* 0A" /proc/net/tcp /proc/net/tcp6
     echo "sbatch: error: Unable to contact slurm controller (connect failure)" >&2
     exit 1
 fi
+unset $(env | sed -n 's/^\\(SBATCH_[A-Z0-9_]*\\)=.*/\\1/p')
 cd -- "$1" && shift && exec sbatch "$@\""""
 # A step beside the job's own steps.
 _STEP = (

@@ -99,6 +99,23 @@ def test_what_is_no_job_id_never_reaches_slurm(bad):
     assert not transport.calls
 
 
+def test_variables_of_the_account_do_not_override_the_script(tmp_path, monkeypatch):
+    (tmp_path / "sbatch").write_text("#!/bin/sh\nenv >environment; echo 7\n")
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho is UP\n")
+    for name in ("sbatch", "scontrol"):
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("NOT_SBATCH_X", "kept")
+    slurm = SlurmClient(LocalTransport())
+    assert slurm.sbatch(str(tmp_path), "job.sbatch") == "7"
+    for name in ("SBATCH_TIMELIMIT", "SBATCH_MEM_PER_CPU", "SBATCH_WAIT4SWITCH"):
+        monkeypatch.setenv(name, "1\nSBATCH_X=2")
+    assert slurm.sbatch(str(tmp_path), "job.sbatch") == "7"
+    lines = (tmp_path / "environment").read_text().splitlines()
+    assert [line for line in lines if line.startswith("SBATCH_")] == []
+    assert "NOT_SBATCH_X=kept" in lines
+
+
 UPDATE = ("scontrol", "update", "jobid=7,12_3", "requeue=0")
 
 
