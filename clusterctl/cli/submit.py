@@ -61,6 +61,16 @@ JOB_FLAGS: Final[Mapping[str, Any]] = {
         "Run one task per value of a program option. Repeat it for all combinations.",
         metavar="KEY=V,V|A..B",
     ),
+    "after": flag(
+        list[str],
+        "Start after this job has ended: ok (successfully, the default), any or notok. Repeatable.",
+        metavar="ID[:ok|any|notok]",
+    ),
+    "slurm": flag(
+        list[str],
+        "Another option of sbatch, such as '--exclude=NODE'. Repeatable.",
+        metavar="OPTION",
+    ),
     "signal": flag(str, "Signal for the program before the time limit, such as USR1@120 (seconds)."),
     "requeue": flag(
         bool,

@@ -20,6 +20,8 @@ from clusterctl.jobs.submit import (
     script_of,
     start_receiver,
 )
+from clusterctl.jobs.watch import known_jobs
+from clusterctl.scheduler.base import Outcome, worst_job
 from clusterctl.scheduler.script import (
     Environment,
     UserScript,
@@ -120,6 +122,8 @@ class Preparer:
         # The receiver of the first job's folder starts while the jobs are being checked.
         token = start_receiver(session, submission.jobs[0].name)
         reject_local_files(session, submission.jobs)
+        jobs = [_with_open_dependencies(session, job) for job in submission.jobs]
+        submission = replace(submission, jobs=jobs)
         first, *remaining = self._prepared(submission, session.facts, session.ledger, session)
         if submission.replay is not None:
             reject_missing(session, first.job)
@@ -198,6 +202,30 @@ class Preparer:
         return environment
 
 
+def _with_open_dependencies(session: Session, job: JobSpec) -> JobSpec:
+    """Return the job without dependencies on jobs that have ended as required. Slurm soon forgets such jobs.
+
+    Raises:
+        UsageError: a dependency can never be satisfied.
+        SchedulerError: there is no job with this ID.
+    """
+    if not job.after or not session.facts.has_slurm:
+        return job
+    remaining = []
+    for dependency in job.after:
+        job_id, _, end = dependency.partition(":")
+        needed = known_jobs(session, [job_id])
+        if not all(job.ended for job in needed):
+            remaining.append(dependency)
+        elif end != "any" and ((worst := worst_job(needed)).outcome is Outcome.COMPLETED) == (end == "notok"):
+            raise UsageError(
+                f"--after {dependency} can never be satisfied: job {job_id} ended as {worst.state}",
+                code="dependency-never-satisfied",
+                fix=f"submit job {job_id} again, or use --after {job_id}:any",
+            )
+    return job.model_copy(update={"after": tuple(remaining)})
+
+
 def with_restarts(facts: ClusterFacts, job: JobSpec) -> JobSpec:
     """Return the job; requeue it if it has a chain, or if it is a training with checkpoints.
 
@@ -239,7 +267,7 @@ def _reject_useless_chain(facts: ClusterFacts, job: JobSpec, chain_s: int) -> No
     if "requeue" in job.model_fields_set and not job.requeue:
         raise excluded("--chain", "--no-requeue")
     script = UserScript.read(job.script) if job.script is not None else None
-    if script is not None and job.time is None and script.asks_for("--time", "-t"):
+    if script is not None and job.time is None and script.directives.last("time"):
         return
     limit_s = job.time or partition_of(facts, job).max_time
     if limit_s is None:

@@ -24,7 +24,7 @@ from clusterctl.state.facts import ClusterFacts
 from clusterctl.util.assets import render
 
 # Fields of a job that only Slurm supports.
-_SLURMS: Final = ("account", "qos", "constraint", "array", "requeue", "chain", "signal", "mem", "gpus")
+_SLURMS: Final = tuple("account qos constraint array requeue chain signal mem gpus after slurm".split())
 
 
 def with_nodes(request: JobRequest, facts: ClusterFacts, job: JobSpec) -> JobRequest:
@@ -44,11 +44,11 @@ def render_mpirun_script(
     """Return the bash script that runs a job. The script is started on the job's first node."""
     nodes = with_nodes(JobRequest("", job.name, "", ""), facts, job).nodes
     script = UserScript.read(job.script) if job.script is not None else None
-    if script is not None and script.directives:
+    if script is not None and script.directives.lines:
         raise UsageError(
             f"the script {script.name} has #SBATCH lines, and this cluster does not run Slurm",
             code="needs-slurm",
-            why=f"the first is {script.directives[0].strip()!r}",
+            why=f"the first is {script.directives.lines[0].strip()!r}",
             fix="remove the #SBATCH lines, and use options of `clusterctl submit` instead",
         )
     words = Words(

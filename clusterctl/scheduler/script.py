@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from clusterctl.errors import UsageError
+from clusterctl.scheduler.directives import Directives
 from clusterctl.spec.job import JOB_FIELDS, ONE_RANK_JOBS, JobSpec, is_python
 from clusterctl.spec.names import ROOT, Launcher
+from clusterctl.spec.sbatch import quoted, requests_of
 from clusterctl.spec.units import format_duration
 from clusterctl.state.submissions import ADDED_FILES, SENT_FILES, SWEEP_FILE, WRITTEN_FILES
 from clusterctl.transport.base import BOOT, module_texts
@@ -36,7 +38,6 @@ _EXPORTED: Final = (
 _ALONE: Final = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "0"}
 MAX_BYTES: Final = 4 << 20  # Slurm's max_script_size
 TAKEN_NAMES: Final = SENT_FILES | WRITTEN_FILES | ADDED_FILES  # in job folders
-_HETEROGENEOUS: Final = re.compile(r"#SBATCH\s+(hetjob|packjob)\b")
 # Bundled jobs without GPUs: the probe tests the network between ranks, and export copies files.
 _ON_THE_CPU: Final = ("probe", "export")
 
@@ -84,8 +85,9 @@ PLAIN: Final = Environment()
 
 
 def partition_name(facts: ClusterFacts, job: JobSpec) -> str | None:
-    """Return the partition of a job, or None if it may be set by the script's #SBATCH lines."""
-    if job.partition is None and job.script is not None and UserScript.read(job.script).directives:
+    """Return the partition of a job, or None if the script's #SBATCH lines set it."""
+    script = UserScript.read(job.script) if job.partition is None and job.script is not None else None
+    if script is not None and script.directives.last("partition"):
         return None
     return partition_of(facts, job).name
 
@@ -94,23 +96,13 @@ def partition_name(facts: ClusterFacts, job: JobSpec) -> str | None:
 class UserScript:
     """A script of the user: a Python program, started once per rank, or a shell script, started once.
 
-    interpreter: command that runs the script. directives: the script's #SBATCH lines, verbatim.
+    interpreter: command that runs the script. directives: the script's #SBATCH lines.
     """
 
     name: str
     interpreter: tuple[str, ...]
-    directives: tuple[str, ...]
+    directives: Directives
     is_python: bool
-
-    def asks_for(self, option: str, letter: str | None = None) -> bool:
-        """Return whether the #SBATCH lines contain an option, such as ``--array``, or its letter, ``-a``."""
-        words = [word for line in self.directives for word in _words(line)]
-        return any(
-            word == option
-            or word.startswith(f"{option}=")
-            or (letter is not None and word.startswith(letter))
-            for word in words
-        )
 
     @classmethod
     def read(cls, path: Path) -> UserScript:
@@ -126,11 +118,12 @@ class UserScript:
                 fix="use a bundled job (see `clusterctl submit --help`), or the path of an existing script",
             ) from exc
         _reject_unusable(path, content)
-        lines = content.decode(errors="surrogateescape").splitlines()
+        text = content.decode(errors="surrogateescape")
+        lines = [line.removesuffix("\r") for line in text.split("\n")]
         shebang = lines[0].removeprefix("#!") if lines and lines[0].startswith("#!") else "/bin/bash"
         # The kernel splits off at most one argument.
         interpreter = tuple(shebang.split(maxsplit=1))
-        return cls(path.name, interpreter, _directives(path, lines), is_python(path))
+        return cls(path.name, interpreter, Directives.read(path, lines), is_python(path))
 
 
 def _reject_unusable(path: Path, content: bytes) -> None:
@@ -146,30 +139,6 @@ def _reject_unusable(path: Path, content: bytes) -> None:
         reason, fix = "it is not a text file", "submit a script that starts the program"
     if reason:
         raise UsageError(f"the script {path} can't be submitted", code="script-unfit", why=reason, fix=fix)
-
-
-def _directives(path: Path, lines: list[str]) -> tuple[str, ...]:
-    """Return the #SBATCH lines before the script's first command; sbatch ignores any later #SBATCH line."""
-    directives = []
-    for line in lines:
-        if line.strip() and not line.startswith("#"):
-            break
-        if _HETEROGENEOUS.match(line):
-            raise UsageError(
-                f"the script {path} asks for a heterogeneous job, which clusterctl can't submit",
-                code="heterogeneous-job",
-                fix="submit the script with `sbatch` on the cluster (`clusterctl ssh`)",
-            )
-        if line.startswith("#SBATCH"):
-            directives.append(line.encode(errors="surrogateescape").decode(errors="replace"))
-    return tuple(directives)
-
-
-def _words(directive: str) -> list[str]:
-    try:
-        return shlex.split(directive.removeprefix("#SBATCH"), comments=True)
-    except ValueError:  # an open quote
-        return directive.split()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,7 +236,7 @@ def is_launched(job: JobSpec, script: UserScript | None) -> bool:
     """Return whether srun, mpirun or torchrun starts the ranks: not for shell scripts and single ranks."""
     if script is None or not script.is_python:
         return script is None
-    return job.tasks > 1 or bool(script.directives) or job.launcher is Launcher.TORCHRUN
+    return job.tasks > 1 or bool(script.directives.lines) or job.launcher is Launcher.TORCHRUN
 
 
 def partition_of(facts: ClusterFacts, job: JobSpec) -> PartitionFacts:
@@ -376,7 +345,7 @@ def render_script(
         "job.sbatch.j2",
         **common_words(job, script, environment, payload_hash),
         shell_script=script is not None and not script.is_python,
-        own_directives=script.directives if script else (),
+        own_directives=script.directives.without_replaced(job) if script else (),
         options=_options(job, script),
         array=is_array,
         launcher=job.launcher,
@@ -412,26 +381,31 @@ def common_words(
 
 
 def _is_array(job: JobSpec, script: UserScript | None) -> bool:
-    return job.array is not None or (script is not None and script.asks_for("--array", "-a"))
+    return job.array is not None or (script is not None and script.directives.last("array") is not None)
 
 
 def _options(job: JobSpec, script: UserScript | None) -> list[str]:
-    """Return clusterctl's sbatch options for a job. They follow, and override, the script's #SBATCH lines.
+    """Return clusterctl's sbatch options for a job. Script lines that set the same quantities are left out.
 
     If the script has #SBATCH lines, only flags given on the command line are returned, not the defaults.
     """
     task = "-%a" if _is_array(job, script) else ""
-    fields = job.model_fields_set if script is not None and script.directives else set(JOB_FIELDS)
+    fields = job.model_fields_set if script is not None and script.directives.lines else set(JOB_FIELDS)
     log_options = [f"--job-name={job.name}", f"--output=stdout{task}.log", f"--error=stderr{task}.log"]
     array = [f"--array={job.array}"] if job.array is not None else []
-    # This overrides the script's own line. Without such a line it is not needed.
-    overrides = script is not None and script.asks_for("--gpus-per-node") and "gpus" in job.model_fields_set
-    no_gpus = ["--gpus-per-node=0"] if overrides and not job.gpus else []
-    return log_options + resource_options(job, fields) + no_gpus + array + _signal_options(job, script)
+    after = [f"--dependency={','.join(map(_dependency, job.after))}"] if job.after else []
+    more = [quoted(str(request)) for request in requests_of(job.slurm)]
+    return log_options + resource_options(job, fields) + array + _signal_options(job, script) + after + more
+
+
+def _dependency(after: str) -> str:
+    """Return a value of --after, such as ``12:any``, as a dependency of Slurm, such as ``afterany:12``."""
+    job_id, _, end = after.partition(":")
+    return f"after{end or 'ok'}:{job_id}"
 
 
 def _signal_options(job: JobSpec, script: UserScript | None) -> list[str]:
-    own_signal = script is not None and script.asks_for("--signal")
+    own_signal = script is not None and script.directives.last("signal")
     lead_s = _SIGNAL_S if job.time is None else min(_SIGNAL_S, max(job.time // _SIGNAL_PART, 1))
     signal = job.signal or (f"{_SIGNAL}@{lead_s}" if job.requeue and not own_signal else None)
     # By default, Slurm requeues each job that loses a node.

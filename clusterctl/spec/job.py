@@ -12,8 +12,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
-from clusterctl.errors import BadValueError, UsageError
+from clusterctl.errors import BadValueError, UsageError, excluded
 from clusterctl.spec.names import MAX_COUNT, Launcher, did_you_mean
+from clusterctl.spec.sbatch import requests_of
 from clusterctl.spec.units import (
     format_duration,
     format_size,
@@ -68,6 +69,8 @@ class JobKeywords(TypedDict, total=False):
     constraint: str
     array: str
     sweep: Mapping[str, Any] | Sequence[str]
+    after: Sequence[str]
+    slurm: Sequence[str]
     signal: str
     requeue: bool
     chain: int | str
@@ -123,6 +126,8 @@ class JobSpec:
     constraint: str | None = None
     array: str | None = None
     sweep: Sweep | None = None
+    after: tuple[str, ...] = ()
+    slurm: tuple[str, ...] = ()
     signal: str | None = None
     requeue: bool = False
     chain: int | None = None
@@ -408,6 +413,7 @@ def job_of(target: str, options: Mapping[str, Any], *, folder: Path) -> JobSpec:
     Raises:
         UsageError: there is no such job or script, or options exclude each other.
     """
+    _reject_quantities_twice(options)
     bundled, script = named_job(target, folder)
     module = target.removeprefix(MODULE_FLAG).strip() if target.startswith(MODULE_FLAG) else None
     name = safe_name(module.rpartition(".")[2] if module else target)
@@ -430,3 +436,12 @@ def job_of(target: str, options: Mapping[str, Any], *, folder: Path) -> JobSpec:
             fix="remove --nodes and --tasks-per-node",
         )
     return job
+
+
+def _reject_quantities_twice(options: Mapping[str, Any]) -> None:
+    """Raise UsageError if a flag and an option of --slurm set the same quantity."""
+    for request in requests_of(options.get("slurm", ())):
+        for name in request.quantities & options.keys():
+            # The shortest time limit makes sense only beside the limit.
+            if request.own_name != "--time-min":
+                raise excluded(f"--{name.replace('_', '-')}", f"--slurm {request.own_name}")

@@ -11,7 +11,7 @@ from pydantic import Field
 from clusterctl.errors import Problem, SpecError, UsageError
 from clusterctl.spec.base import HERE, PATTERNS, SCHEMA_DIALECT, Fault, Loc, dotted
 from clusterctl.spec.job import JobSpec, job_of
-from clusterctl.spec.job_options import Argument, FilePattern, JobOptions, job_options
+from clusterctl.spec.job_options import Argument, FilePattern, JobOptions, SbatchText, job_options
 from clusterctl.spec.names import did_you_mean
 from clusterctl.spec.parse import Document, Filetype, read_text
 from clusterctl.spec.units import shown
@@ -39,9 +39,10 @@ class Variant(_Program):
     more_include: tuple[FilePattern, ...] = Field((), alias="include+", description="more include patterns")
     more_exclude: tuple[FilePattern, ...] = Field((), alias="exclude+", description="more exclude patterns")
     more_outputs: tuple[FilePattern, ...] = Field((), alias="outputs+", description="more outputs patterns")
+    more_slurm: tuple[SbatchText, ...] = Field((), alias="slurm+", description="more options of sbatch")
 
 
-_LISTS: Final = ("args", "include", "exclude", "outputs")
+_LISTS: Final = ("args", "include", "exclude", "outputs", "slurm")
 
 
 class JobFile(_Program):
@@ -89,7 +90,7 @@ JOB_FILE: Final = Filetype(
     faults=_faults,
     missing="name a file that exists",
     empty="write job: train, or the path of a script",
-    as_text=frozenset({"args", "args+", "env", *"grid list random exclude when".split()}),
+    as_text=frozenset({"args", "args+", "after", "env", *"grid list random exclude when".split()}),
 )
 
 

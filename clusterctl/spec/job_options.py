@@ -24,6 +24,7 @@ from clusterctl.spec.base import (
 )
 from clusterctl.spec.common import AccountName, PartitionName
 from clusterctl.spec.names import MAX_COUNT, Launcher
+from clusterctl.spec.sbatch import requests_of
 from clusterctl.spec.sweep import Sweep, as_grid
 from clusterctl.spec.units import shown
 
@@ -112,6 +113,11 @@ def _folder(value: object, info: ValidationInfo) -> object:
     raise BadValueError("wrong-type", f"must be true, false or the path of a folder, not {shown(value)}")
 
 
+def _sbatch_options(value: str) -> str:
+    requests_of([value])
+    return value
+
+
 Text = Annotated[str, AfterValidator(_can_travel)]
 # The folder to send with a script.
 Folder = Annotated[
@@ -132,6 +138,12 @@ Variables = Annotated[
 Image = Annotated[Text, AfterValidator(_image)]
 # A pattern as in a .gitignore file.
 FilePattern = Annotated[Text, AfterValidator(_pattern)]
+Dependency = Annotated[
+    str,
+    PATTERNS["after"],
+    WithJsonSchema({"type": ["string", "integer"], "pattern": PATTERNS["after"].regex}),
+]
+SbatchText = Annotated[Text, AfterValidator(_sbatch_options)]
 
 _MAX_SIGNAL_S = 65_535
 _ARRAY_RANGE = re.compile(r"([0-9]+)-([0-9]+)(?::([0-9]+))?")
@@ -185,6 +197,17 @@ class JobOptions(Model):
     array: Array | None = Field(None, description="indices of a job array")
     sweep: Annotated[Sweep, BeforeValidator(as_grid)] | None = Field(
         None, description="a job array whose tasks differ in options of the program"
+    )
+    after: tuple[Dependency, ...] = Field(
+        (),
+        description="jobs that must end before the job starts; with :ok (default) successfully, with :notok "
+        "not successfully, with :any in any way",
+        examples=["12:ok"],
+    )
+    slurm: tuple[SbatchText, ...] = Field(
+        (),
+        description="more options of sbatch, which clusterctl does not set itself",
+        examples=["--exclude=demo-train-1"],
     )
     signal: Signal | None = Field(
         None,

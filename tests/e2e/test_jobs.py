@@ -315,10 +315,20 @@ def not_the_same(cluster: Cluster, a: str, b: str) -> list[str]:
 
 
 def test_flags_win_over_the_scripts_own_lines_which_are_kept(cluster: Cluster) -> None:
-    path = script(cluster, "own.sh", "#!/bin/bash\n#SBATCH --nodes=2 --time=7\necho $SLURM_JOB_NUM_NODES\n")
-    done = cluster.json("submit", path, "--nodes", "1", "--wait")
-    assert (cluster.run_of(done["job_id"]) / "stdout.log").read_text() == "1\n"
-    assert cluster.sacct(done["job_id"], "Timelimit") == "00:07:00"
+    lines = "#SBATCH -N2 -n1 --time=7 --mem-per-cpu=300M\n#SBATCH --gres=gpu:1 --nice=3  # one line more"
+    body = "echo $SLURM_JOB_NUM_NODES $SLURM_NTASKS $SLURM_MEM_PER_NODE $(hostname); sleep 2"
+    path = script(cluster, "own.sh", f"#!/bin/bash\n{lines}\n{body}\n")
+    assert "--ntasks=1" in cluster("submit", path, "--nodes", "2", rc=2).stderr
+    node, other = (f"{cluster.name}-train-{number}" for number in (2, 1))
+    flags = "--nodes 1 --tasks-per-node 1 --mem 200M --gpus 0".split()
+    first = cluster.json("submit", path, *flags, "--slurm", f"--exclude={other}")["job_id"]
+    second = cluster.json("submit", "probe", "--after", first, "--slurm", f"-w {node}", "--wait")["job_id"]
+    assert (cluster.run_of(first) / "stdout.log").read_text() == f"1 1 200 {node}\n"
+    assert cluster.sacct(first, "Timelimit") == "00:07:00"
+    assert cluster.sacct(second, "Start") >= cluster.sacct(first, "End")
+    assert cluster.sacct(second, "NodeList") == node
+    impossible = cluster("-o", "json", "submit", "probe", "--after", f"{first}:notok", rc=2)
+    assert codes(impossible) == ["dependency-never-satisfied"]
 
 
 def test_what_slurm_can_not_do_is_refused_with_a_way_out(cluster: Cluster) -> None:

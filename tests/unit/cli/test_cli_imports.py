@@ -46,7 +46,7 @@ def test_nothing_slow_is_imported_without_need(module: str, needs: set[str]) -> 
 @pytest.mark.parametrize(
     ("verbs", "most"),
     [
-        ("up", 102),
+        ("up", 104),
         ("down", 75),
         ("submit", 55),
         ("replay", 90),

@@ -81,9 +81,10 @@ def test_a_script_with_a_partition_of_its_own_goes_to_all_nodes(
     apart: Session, nodes: dict[str, ApartNode], job: JobSpec
 ) -> None:
     assert job.script is not None
-    job.script.write_text("#!/bin/bash\n#SBATCH --time=5\necho hello\n")
-    done = submit(apart, job)
-    assert all("job.sh" in given(node, done) for node in nodes.values())
+    for option, names in (("--time=5", {"n1", "n2"}), ("-N1 -pother", {"n1", "n2", "o1"})):
+        job.script.write_text(f"#!/bin/bash\n#SBATCH {option}\necho hello\n")
+        done = submit(apart, job)
+        assert {name for name, node in nodes.items() if "job.sh" in given(node, done)} == names
 
 
 def test_a_refused_job_leaves_nothing_on_any_node(

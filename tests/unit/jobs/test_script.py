@@ -82,21 +82,6 @@ def test_a_script_is_short_and_shellcheck_has_nothing_to_say(name):
     assert len((GOLDEN / f"{name}.sbatch").read_text().splitlines()) <= 45
 
 
-def test_a_flag_wins_over_the_scripts_line_a_default_does_not(tmp_path):
-    script = user_script(tmp_path, "own.sh", OWN_LINES)
-    text = rendered(JobSpec(name="own", script=script, nodes=4))
-    assert text.index("#SBATCH --nodes=2") < text.index("#SBATCH --nodes=4")
-    text = rendered(JobSpec(name="own", script=script))
-    assert text.count("--nodes=") == text.count("--nodes=2") + text.count('--nodes="$SLURM_JOB_NUM_NODES"')
-
-
-def test_no_gpus_is_a_flag_that_wins_too(tmp_path):
-    script = user_script(tmp_path, "own.sh", "#!/bin/bash\n#SBATCH --gpus-per-node=1\ntrue\n")
-    text = rendered(JobSpec(name="own", script=script, gpus=0))
-    assert text.index("#SBATCH --gpus-per-node=1\n") < text.index("#SBATCH --gpus-per-node=0\n")
-    assert "--gpus-per-node=0" not in rendered(JobSpec(name="own", script=script))
-
-
 @pytest.mark.parametrize(
     ("line", "is_array"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -12,8 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import AnswerLostError, DiskError, SlurmError, UnreachableError, UsageError
+from clusterctl.errors import (
+    AnswerLostError,
+    DiskError,
+    SchedulerError,
+    SlurmError,
+    UnreachableError,
+    UsageError,
+)
 from clusterctl.jobs.source import source_of
+from clusterctl.jobs.submission import Preparer, Submission
 from clusterctl.jobs.submit import MAX_DIFF, client_facts, reject_local_files, script_of
 from clusterctl.scheduler.session import Session, resolve_submissions
 from clusterctl.scheduler.slurm import SlurmClient
@@ -83,6 +92,32 @@ def test_a_folder_whose_name_is_not_utf8(session, cluster, tmp_path):
     done = submit(session, JobSpec(name="x", script=folder / "a.sh"))
     cluster.wait_until_ended(done.job_id)
     assert (Path(done.remote_dir) / "stdout.log").read_text() == "fine\n"
+
+
+def test_job_waits_only_for_jobs_that_have_not_ended(session, cluster, job):
+    """Slurm forgets a job some minutes after its end, and then refuses it as a dependency."""
+    preparer = Preparer(lambda _: None)
+
+    def dependencies(*after: str) -> list[str]:
+        (prepared,) = preparer.prepare(session, Submission([job.model_copy(update={"after": after})]))
+        return re.findall("--dependency=(.*)", prepared.script)
+
+    completed = submit(session, job).job_id
+    failing = job.script.with_name("bad.sh")
+    failing.write_text("#!/bin/bash\nexit 3\n")
+    failed = submit(session, JobSpec(name="bad", script=failing)).job_id
+    for job_id in (completed, failed):
+        cluster.wait_until_ended(job_id)
+    with cluster.state() as state:
+        state["hold"] = True
+    waiting = submit(session, job).job_id
+    assert dependencies(completed, f"{failed}:notok", f"{failed}:any") == []
+    assert dependencies(completed, waiting, f"{waiting}:notok") == [f"afterok:{waiting},afternotok:{waiting}"]
+    for impossible in (failed, f"{failed}:ok", f"{completed}:notok"):
+        with rejected("dependency-never-satisfied", UsageError, impossible):
+            dependencies(impossible)
+    with rejected("unknown-job", SchedulerError, "999"):
+        dependencies("999")
 
 
 def test_a_folder_that_can_not_be_sent_leaves_nothing(session, cluster, job):

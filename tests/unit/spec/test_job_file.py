@@ -31,6 +31,8 @@ account: physics
 qos: urgent
 constraint: a100&ib
 array: "0-3"
+after: [12, 13_1:any]
+slurm: [--exclude=demo-train-1, --nice=10]
 signal: USR1@120
 requeue: true
 chain: 7d
@@ -98,6 +100,7 @@ def test_everything_that_flags_can_say(read: Read, folder: Path) -> None:
     said = YAML(typ="safe").load(EVERYTHING)
     texts = {
         "args": ("--lr", "1e-3", "--on", "true"),
+        "after": ("12", "13_1:any"),
         "mem": "4GiB",
         "time": "1:30:00",
         "env": {"LR": "1e-3", "DEBUG": "true", "NOTE": "a b"},

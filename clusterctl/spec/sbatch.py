@@ -1,0 +1,197 @@
+"""The options of sbatch (data/sbatch.toml), and texts that contain them: #SBATCH lines, and --slurm."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Final
+
+from clusterctl.errors import BadValueError
+from clusterctl.spec.names import DATA, did_you_mean
+from clusterctl.spec.units import shown
+
+# Clusterctl must know the values of these quantities, so --slurm can't set them.
+_KNOWN: Final = frozenset("name nodes tasks tasks_per_node gpus time partition array signal requeue".split())
+# Options with a list of resources, such as gpu:2,tmpfs:10G. Each entry is a quantity of its own.
+_LISTS: Final = frozenset({"gres", "tres-per-task"})
+_ENTRIES: Final = (("gpus", re.compile(r"(gres[:/])?gpu\b")), ("cpus", re.compile(r"cpu\b")))
+# A part of a word, as sbatch reads it: a backslash works in both kinds of quotes, and # begins a comment.
+_PART: Final = re.compile(r"""\\.|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[^\s\\'"#]+""")
+
+
+@dataclass(frozen=True, slots=True)
+class SbatchOption:
+    """An option of sbatch. The head of data/sbatch.toml explains the fields."""
+
+    name: str
+    letter: str = ""
+    value: str = "required"
+    sets: str = ""
+    use: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """An option of sbatch with its value, in a line of a script or in a text of --slurm.
+
+    option: None if sbatch has no such option. The value is then the word itself.
+    value: None: the option has no value.
+    line: the number of the line, from 1. 0: the text of --slurm.
+    """
+
+    option: SbatchOption | None
+    value: str | None
+    line: int = 0
+
+    def __str__(self) -> str:
+        if self.option is None:
+            return self.value or ""
+        return f"--{self.option.name}" + (f"={self.value}" if self.value is not None else "")
+
+    @property
+    def own_name(self) -> str:
+        """The option without its value, such as ``--exclude``."""
+        return f"--{self.option.name}" if self.option is not None else str(self)
+
+    @property
+    def quantities(self) -> frozenset[str]:
+        """The quantities that the request sets: fields of JobOptions, or names such as ``--exclude``."""
+        if self.option is None:
+            return frozenset()
+        if self.option.name in _LISTS:
+            return frozenset(quantity for quantity, _ in self._entries())
+        return frozenset({self.option.sets or self.own_name})
+
+    @property
+    def use(self) -> str:
+        """The options of `submit` with the same meaning. Empty: there are no such options."""
+        gpus = "--gpus GPUS_PER_NODE" if "gpus" in self.quantities else ""
+        return (self.option.use if self.option is not None else "") or gpus
+
+    def without(self, quantities: Iterable[str]) -> Request | None:
+        """Return the request without these quantities, or ``None`` if nothing remains."""
+        remaining = self.quantities.difference(quantities)
+        if self.option is None or remaining == self.quantities:
+            return self
+        if not remaining or self.option.name not in _LISTS:
+            return None
+        return replace(self, value=",".join(entry for name, entry in self._entries() if name in remaining))
+
+    def _entries(self) -> Iterator[tuple[str, str]]:
+        """Yield (quantity, entry) for each entry of a list of resources."""
+        for entry in (self.value or "").split(","):
+            quantity = next((name for name, pattern in _ENTRIES if pattern.match(entry)), self.own_name)
+            yield quantity, entry
+
+
+@cache
+def sbatch_options() -> Mapping[str, SbatchOption]:
+    """Return name -> option, without dashes."""
+    tables = tomllib.loads((DATA / "sbatch.toml").read_text(encoding="utf-8"))
+    return {name: SbatchOption(name, **table) for name, table in tables.items()}
+
+
+def sbatch_option(word: str) -> SbatchOption | None:
+    """Return the option that a word such as ``--nodes``, ``--nodes=2``, ``-N`` or ``-N2`` gives.
+
+    Like sbatch, accept the beginning of a long name that only a single option has.
+    """
+    options = sbatch_options()
+    if not word.startswith("--"):
+        letter = word[1:2] if word.startswith("-") else ""
+        return next((option for option in options.values() if letter and option.letter == letter), None)
+    name = word[2:].partition("=")[0]
+    near = [option for option in options.values() if name and option.name.startswith(name)]
+    return options.get(name) or (near[0] if len(near) == 1 else None)
+
+
+def split_words(text: str) -> list[str]:
+    """Split a text into words as sbatch does. Raises ValueError if a quote is not closed."""
+    words, start = [], 0
+    while start < len(text):
+        if text[start].isspace():
+            start += 1
+            continue
+        if text[start] == "#":
+            break
+        word = ""
+        while match := _PART.match(text, start):
+            part, start = match[0], match.end()
+            word += re.sub(r"\\(.)", r"\1", part[1:-1] if part[0] in "'\"" else part)
+        if start < len(text) and not text[start].isspace() and text[start] != "#":
+            raise ValueError("a quote is not closed")
+        words.append(word)
+    return words
+
+
+def quoted(word: str) -> str:
+    """Quote a word for a #SBATCH line. Slurm 22.05 does not accept a backslash before a blank."""
+    if re.fullmatch(r"[^\s\\'\"#]+", word):
+        return word
+    return '"' + re.sub(r'(["\\])', r"\\\1", word) + '"'
+
+
+def requests(words: Iterable[tuple[int, str]]) -> Iterator[Request]:
+    """Yield the options in words, as sbatch's getopt finds them. ``words``: pairs (number of line, word)."""
+    remaining = iter(words)
+    for line, word in remaining:
+        option = sbatch_option(word)
+        if option is None:
+            yield Request(None, word, line)
+        elif word.startswith("--"):
+            _, equals, value = word.partition("=")
+            yield Request(option, value if equals else _next_value(option, remaining), line)
+        else:
+            yield from _letters(word[1:], line, remaining)
+
+
+def _letters(letters: str, line: int, remaining: Iterator[tuple[int, str]]) -> Iterator[Request]:
+    """Yield the options in a word of short options, such as ``HN2`` of ``-HN2``."""
+    while letters:
+        option = sbatch_option(f"-{letters}")
+        if option is None:
+            yield Request(None, f"-{letters}", line)
+            return
+        letters, value = (letters[1:], "") if option.value == "absent" else ("", letters[1:])
+        yield Request(option, value or _next_value(option, remaining), line)
+
+
+def _next_value(option: SbatchOption, remaining: Iterator[tuple[int, str]]) -> str | None:
+    return next(remaining, (0, None))[1] if option.value == "required" else None
+
+
+def requests_of(texts: Iterable[str]) -> tuple[Request, ...]:
+    """Return the options in texts of --slurm.
+
+    Raises:
+        BadValueError: a text has no option, a wrong option, or an option for which `submit` has a flag.
+    """
+    options: list[Request] = []
+    for text in texts:
+        try:
+            given = list(requests((0, word) for word in split_words(text)))
+        except ValueError as exc:
+            raise BadValueError("not-an-sbatch-option", f"{shown(text)}: {exc}") from exc
+        if not given or not text.isprintable():
+            problem = "has no option" if text.isprintable() else "has a character that can't be printed"
+            raise BadValueError("not-an-sbatch-option", f"{shown(text)} {problem}")
+        for request in given:
+            _check(request)
+        options += given
+    return tuple(options)
+
+
+def _check(request: Request) -> None:
+    option, code = request.option, "not-an-sbatch-option"
+    if option is None:
+        near = did_you_mean(str(request), [f"--{name}" for name in sbatch_options()])
+        raise BadValueError(code, f"sbatch has no option {request}{f': {near}' if near else ''}")
+    if (option.value, request.value is None) in {("required", True), ("absent", False)}:
+        problem = "needs a value" if request.value is None else "has no value"
+        raise BadValueError(code, f"{request.own_name} {problem}")
+    if option.sets in {"ours", "never"} or (request.use and request.quantities & _KNOWN):
+        advice = f"use {request.use}" if request.use else "leave it out"
+        raise BadValueError("option-of-clusterctl", f"clusterctl itself sets {request.own_name}: {advice}")

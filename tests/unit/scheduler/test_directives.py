@@ -1,0 +1,116 @@
+"""Flags of `submit` against the #SBATCH lines of a script: the lines keep no value for a flag's quantity."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.errors import UsageError
+from clusterctl.scheduler.directives import Directives
+from clusterctl.spec.job import JobSpec
+from tests.support.messages import refused
+from tests.support.played.batch import rendered, user_script
+
+# The options that clusterctl sets in each job.
+ALWAYS = re.compile("--(job-name|output|error)=")
+DEPENDENCY = "--dependency=afterany:7,afterok:8_3"
+
+
+def options_of(folder: Path, lines: str, **flags: Any) -> list[str]:
+    """The job's #SBATCH lines, without those of its name and its logs."""
+    script = user_script(folder, "own.sh", f"#!/bin/bash\n{lines}\ntrue\n#SBATCH --nodes=99\n")
+    text = rendered(JobSpec(name="own", script=script, **flags))
+    words = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
+    return [line for line in words if not ALWAYS.match(line)]
+
+
+# Lines of a script, flags, and the lines of the job. The first of each group are inputs of users.
+ROWS: list[tuple[str, dict[str, Any], list[str]]] = [
+    ("--nodes=1 --ntasks=1 --mem-per-cpu=300M", {"mem": "500M"}, ["--nodes=1 --ntasks=1", "--mem=500M"]),
+    ("--gres=gpu:1", {"gpus": 0}, []),
+    ("-N1 -n1", {"nodes": 2, "tasks_per_node": 1}, ["--nodes=2", "--ntasks-per-node=1"]),
+    # Short forms, ranges, several options in a line, values in the next word or line, quotes.
+    (
+        "-N 2-4 -t5 # two\n-HA x",
+        {"nodes": 3, "account": "y"},
+        ["--time=5", "--hold", "--nodes=3", "--account=y"],
+    ),
+    ("--nodes\n2 --mail-user='a b'", {"nodes": 3}, ['"--mail-user=a b"', "--nodes=3"]),
+    ("-c4 --mincpus=8 --hint=multithread", {"cpus": 1}, ["--hint=multithread", "--cpus-per-task=1"]),
+    ("--cpus-per-gpu=4 -G2", {"cpus": 2, "gpus": 1}, ["--cpus-per-task=2", "--gpus-per-node=1"]),
+    # Lists of resources: only the entries of the quantity.
+    ("--gres=gpu:a100:2,tmpfs:1,gpu", {"gpus": 1}, ["--gres=tmpfs:1", "--gpus-per-node=1"]),
+    ("--tres-per-task=cpu:4,gres/gpu:1", {"cpus": 2}, ["--tres-per-task=gres/gpu:1", "--cpus-per-task=2"]),
+    ("--gpus-per-task=1 --gpu-bind=closest", {"gpus": 0}, []),
+    ("--gpus-per-socket=1 --gpu-bind=none", {"gpus": 2}, ["--gpu-bind=none", "--gpus-per-node=2"]),
+    # Limits, restarts, arrays, dependencies.
+    ("--time-min=2 --time=1-0", {"time": "5m"}, ["--time=00:05:00"]),
+    ("--requeue --signal=B:TERM@9", {"requeue": False}, ["--signal=B:TERM@9", "--no-requeue"]),
+    ("--array 0-9 -d singleton", {"array": "1", "after": ["7:any", "8_3"]}, ["--array=1", DEPENDENCY]),
+    (
+        "-pold --qos=low -Cfast",
+        {"partition": "p", "constraint": "c"},
+        ["--qos=low", "--partition=p", "--constraint=c"],
+    ),
+    # The number of tasks: nodes by tasks per node, if both are known.
+    ("-N2 --ntasks-per-node=4 -n8", {"nodes": 1}, ["--ntasks-per-node=4", "--nodes=1"]),
+    ("-N2 -n8 --ntasks-per-socket=2", {"tasks_per_node": 1}, ["--nodes=2", "--ntasks-per-node=1"]),
+    ("-n8", {"nodes": 2}, ["-n8", "--nodes=2"]),
+    ("--ntasks=8", {"tasks_per_node": 4}, ["--ntasks=8", "--ntasks-per-node=4"]),
+    # Options of --slurm replace those of the script, and stay beside the flags.
+    ("-x a-1 -b now", {"slurm": ["--exclude=a-2"]}, ["--begin=now", "--exclude=a-2"]),
+    ("--nodefile=a", {"slurm": ["-w a-2 --nice"]}, ["--nodelist=a-2", "--nice"]),
+    ("--mem=4G", {"slurm": ["--mem-per-cpu=1G"]}, ["--mem-per-cpu=1G"]),
+    # Lines that no flag touches stay as they are; unknown words are left to sbatch.
+    (
+        "--exclusive  # alone\n--bogus -N2",
+        {"mem": "1G"},
+        ["--exclusive  # alone", "--bogus -N2", "--mem=1024M"],
+    ),
+    ("--comment='mine' --chdir=/x -o out", {}, []),
+]
+
+
+@pytest.mark.parametrize(("lines", "flags", "expected"), ROWS)
+def test_flag_replaces_its_quantity_alone(
+    tmp_path: Path, lines: str, flags: dict[str, Any], expected: list[str]
+) -> None:
+    assert options_of(tmp_path, re.sub("^", "#SBATCH ", lines, flags=re.MULTILINE), **flags) == expected
+
+
+@pytest.mark.parametrize(
+    ("lines", "flags", "shown"),
+    [
+        ("#SBATCH -N1\n#SBATCH -n1", {"nodes": 2}, ("--ntasks=1", "line 3", "--tasks-per-node")),
+        ("#SBATCH --ntasks=2", {"tasks_per_node": 4}, ("--ntasks=2", "line 2", "--nodes")),
+        ("#SBATCH --nodelist=a-[1-3]", {"nodes": 2}, ("--nodelist=a-[1-3]", "--nodes 3")),
+        ("#SBATCH --mem-per-gpu=4G -G1", {"gpus": 0}, ("--mem-per-gpu=4G", "--mem")),
+        ("#SBATCH -G1 --ntasks-per-gpu=2", {"gpus": 0}, ("--ntasks-per-gpu=2", "--tasks-per-node")),
+        ("#SBATCH --gres=gpu:1", {"slurm": ["--gres=tmpfs:1"]}, ("--gres=gpu:1", "--gpus")),
+        ("#SBATCH --time=5\n\n# x\n#SBATCH --wait", {}, ("--wait", "line 5", "submit --wait")),
+        ("#SBATCH --test-only", {}, ("--test-only", "submit --dry-run")),
+        ("#SBATCH --wrap=hostname", {}, ("--wrap=hostname", "line 2")),
+        ("#SBATCH --comment='open", {}, ("line 2", "own.sh")),
+    ],
+)
+def test_line_that_contradicts_a_flag_is_refused_by_name(
+    tmp_path: Path, lines: str, flags: dict[str, Any], shown: tuple[str, ...]
+) -> None:
+    with refused("directive-refused", UsageError, *shown):
+        options_of(tmp_path, lines, **flags)
+
+
+def test_directives_end_at_the_first_command() -> None:
+    text = "#!/bin/bash\n\n  # indented\n#SBATCH -N2\n#SBATCH--time=5\n #SBATCH -n9\necho\n#SBATCH -c3"
+    found = Directives.read(Path("a.sh"), text.split("\n"))
+    assert found.lines == ("#SBATCH -N2", "#SBATCH--time=5")
+    assert [(str(request), request.line) for request in found.requests] == [("--nodes=2", 4), ("--time=5", 5)]
+
+
+def test_last_value_of_an_option_counts() -> None:
+    found = Directives.read(Path("a.sh"), ["#SBATCH -N2 --nodes=3", "#SBATCH -c1"])
+    assert str(found.last("nodes")) == "--nodes=3"
+    assert found.last("ntasks") is None

@@ -1,0 +1,137 @@
+"""The table of sbatch's options against sbatch itself, and the reading of lines and texts with options."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from clusterctl.cli.run import LazyVerb
+from clusterctl.errors import BadValueError, UsageError
+from clusterctl.spec.job import job_of
+from clusterctl.spec.job_options import JobOptions, job_options
+from clusterctl.spec.sbatch import quoted, requests, requests_of, sbatch_options, split_words
+from tests.support.messages import refused
+
+CAPTURES = Path(__file__).parent / "captures"
+VERSIONS = ("22.05", "24.11", "26.05")
+OTHER_QUANTITIES = {"", "tasks", "nodelist", "ours", "never"}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_each_option_of_sbatchs_help_is_in_the_table(version: str) -> None:
+    text = (CAPTURES / f"sbatch-help-{version}.txt").read_text()
+    listed = re.findall(r"^  (?:-(\w),? |   ) ?--([a-z-]+)", text, re.MULTILINE)
+    assert len(listed) > 90
+    letters = {name: option.letter for name, option in sbatch_options().items()}
+    assert [(letter, name) for letter, name in listed if letters.get(name) != letter] == []
+
+
+def test_table_has_the_options_that_sbatch_accepts() -> None:
+    _, *rows = [line.split() for line in (CAPTURES / "sbatch-values.txt").read_text().splitlines()[3:]]
+    # Slurm 26.05 allows a value of --requeue, and the table allows this value in each version.
+    kinds = {name: {*values} - {"-"} for name, *values in rows}
+    expected = {
+        name: "optional" if "optional" in values else "".join(values) for name, values in kinds.items()
+    }
+    assert {name: option.value for name, option in sbatch_options().items()} == expected
+
+
+def test_quantities_and_flags_of_the_table_exist() -> None:
+    quantities = {option.sets for option in sbatch_options().values()}
+    assert quantities <= {*JobOptions.model_fields, *OTHER_QUANTITIES}
+    flags = {name for param in LazyVerb("submit", "submit:submit", "").load().params for name in param.opts}
+    flags |= {"--no-requeue", "--help"}
+    used = {word for option in sbatch_options().values() for word in option.use.split() if word[0] == "-"}
+    assert used <= flags
+
+
+# What the sbatch of these versions makes of the lines.
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("--nodes=2 -n4 # -c 3", ["--nodes=2", "--ntasks=4"]),
+        ("-HN2 -a 1,2", ["--hold", "--nodes=2", "--array=1,2"]),
+        ("-N 2-4 --ntasks 8", ["--nodes=2-4", "--ntasks=8"]),
+        ("--exclusive --time 5", ["--exclusive", "--time=5"]),
+        ("--exclusive=user -k --nice=-3", ["--exclusive=user", "--no-kill", "--nice=-3"]),
+        ("--exclusive user", ["--exclusive", "user"]),
+        ("--part=x --job-n y", ["--partition=x", "--job-name=y"]),
+        ("--nta=3", ["--nta=3"]),
+        ("--comment=a#b --time=5", ["--comment=a"]),
+        ("""--comment="it's" --mail-user='a\\b' --wckey="x y\\"z" """, None),
+        ("--bogus=1 -N2", ["--bogus=1", "--nodes=2"]),
+        ("nodes=2", ["nodes=2"]),
+        ("--nodes", ["--nodes"]),
+        ("-Z3", ["-Z3"]),
+        ("", []),
+    ],
+)
+def test_line_is_read_as_sbatch_reads_it(text: str, shown: list[str] | None) -> None:
+    expected = ["--comment=it's", "--mail-user=ab", '--wckey=x y"z'] if shown is None else shown
+    found = [str(request) for request in requests((1, word) for word in split_words(text))]
+    assert found == expected
+    assert split_words(" ".join(map(quoted, found))) == found
+
+
+def test_open_quote_is_an_error() -> None:
+    for text in ("--comment='a", '--comment="a', "--comment=a\\"):
+        with pytest.raises(ValueError):  # noqa: PT011 - its only error
+            split_words(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "shown"),
+    [
+        ("--nodes=2", "option-of-clusterctl", "--nodes NODES"),
+        ("-n 4", "option-of-clusterctl", "--tasks-per-node"),
+        ("--gres=tmpfs:1,gpu:2", "option-of-clusterctl", "--gpus "),
+        ("--gpus-per-task=1", "option-of-clusterctl", "--gpus "),
+        ("--time=5", "option-of-clusterctl", "--time"),
+        ("--output=x", "option-of-clusterctl", "--output"),
+        ("--wait", "option-of-clusterctl", "--wait"),
+        ("-J x", "option-of-clusterctl", "--name"),
+        ("--exclusiv", None, ""),
+        ("--exclde=a", "not-an-sbatch-option", "--exclude"),
+        ("exclusive", "not-an-sbatch-option", "exclusive"),
+        ("--hold=1", "not-an-sbatch-option", "--hold"),
+        ("--begin", "not-an-sbatch-option", "--begin"),
+        ("", "not-an-sbatch-option", ""),
+        ("--comment='a", "not-an-sbatch-option", "quote"),
+        ("--nice=1\nrm", "not-an-sbatch-option", ""),
+    ],
+)
+def test_option_that_slurm_can_not_pass_is_refused(text: str, code: str | None, shown: str) -> None:
+    if code is None:
+        assert [str(request) for request in requests_of([text])] == ["--exclusive"]
+        return
+    with refused(code, BadValueError, shown):
+        requests_of([text])
+    with refused(code, UsageError):
+        job_options({"slurm": [text]})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("--dependency=singleton", "--begin=now+1hour", "--exclusive", "--nice=10", "--reservation=maint"),
+        *("-w a-[1-2]", "--exclude=a-1,a-2", "--constraint=fast", "--mem-per-cpu=2G", "--gres=tmpfs:10G"),
+        *("--time-min=10", "--mail-type=END --mail-user=a@b.c", "-Hs", "--licenses=x:2"),
+    ],
+)
+def test_any_other_option_passes(text: str) -> None:
+    assert job_options({"slurm": [text]}).slurm == (text,)
+
+
+def test_flag_and_slurm_can_not_set_the_same_quantity() -> None:
+    def job(**options: object) -> None:
+        job_of("train", options, folder=Path())
+
+    for flag, value, text in (("mem", 4096, "--mem-per-cpu=1G"), ("constraint", "a", "-C b")):
+        with refused("options-exclusive", UsageError, f"--{flag}"):
+            job(**{flag: value}, slurm=(text,))
+    with refused("options-exclusive", UsageError, "--after"):
+        job(after=("3",), slurm=("--dependency=singleton",))
+    job(time=3600, slurm=("--time-min=10",))
+    job(mem=4096, slurm=("--exclude=a",))
