@@ -153,9 +153,6 @@ HABITS: Final = {
     "tail": "logs -f",
     "runs compare": "runs diff",
     "jobs --follow": "jobs --watch",
-    "submit --gres": "submit JOB --gpus GPUS_PER_NODE",
-    "submit --ntasks": "submit JOB --nodes NODES --tasks-per-node TASKS",
-    "submit -n": "submit JOB --nodes NODES --tasks-per-node TASKS",
     "submit mpirun": "submit SCRIPT -- ARGUMENTS",
     "submit python": "submit SCRIPT -- ARGUMENTS",
     "submit torchrun": "submit SCRIPT --launcher torchrun -- ARGUMENTS",
@@ -287,6 +284,7 @@ app: Final = _program()
 _SIGNALLED = 128
 _SPEC_AS_ARGUMENT = re.compile(r"unexpected extra argument.*\(([^()]+\.ya?ml)\)")
 _UNKNOWN_WORD = re.compile(r"No such (?:command '(.+?)'|option:? '?([^\s']+)'?)")
+_NEGATION = re.compile("^--(no-?)?")
 _SOON_S = 0.05
 
 
@@ -344,6 +342,8 @@ def _signal_again(lost: sys.UnraisableHookArgs) -> None:
 def _refuse(exc: Any) -> int:
     context: typer.Context | None = getattr(exc, "ctx", None)
     path = context.command_path if context else "clusterctl"
+    if context is not None and getattr(exc, "possibilities", None):
+        exc.possibilities = _safe_guesses(exc.possibilities, _typed(exc.option_name), context)
     text = exc.format_message().replace("Value error, ", "")
     json = _wants_json()
     # Without a command, click's message is the help.
@@ -371,9 +371,49 @@ def _explain_unknown(text: str, fix: str, context: typer.Context | None) -> tupl
     if habit:
         return unknown[0], f"`{PROGRAM} {habit}`"
     if verb == "submit":
-        to_program = f"`{PROGRAM} submit JOB -- {word}` passes it to the program"
-        fix = f"{to_program}; `#SBATCH {word}` in the script passes it to sbatch"
+        fix = f"`{PROGRAM} submit JOB -- {word}` passes it to the program"
+        if advice := _advice_for_sbatch_option(word):
+            return f"{unknown[0]}, which is an option of sbatch", f"{advice}; {fix}"
     return text, fix
+
+
+def _advice_for_sbatch_option(word: str) -> str:
+    """Return the fix for an option of sbatch, such as ``-w``, or an empty text for another unknown option."""
+    # Other commands do not need the options of sbatch.
+    from clusterctl.spec.sbatch import requests
+
+    request = next(requests((0, text) for text in _typed(word)))
+    option = request.option
+    if option is None or word not in {request.own_name, f"-{option.letter}"}:
+        return ""
+    if option.sets in {"ours", "never"} and not option.use:
+        return f"leave it out, because clusterctl sets {word}"
+    if request.use:
+        return f"use `{PROGRAM} submit JOB {request.use}`"
+    value = "=VALUE" if option.value == "required" and request.value is None else ""
+    return f"`{PROGRAM} submit JOB --slurm {shlex.quote(f'{request}{value}')}` passes it to sbatch"
+
+
+def _typed(option: str) -> list[str]:
+    """Return an unknown option as the user typed it, and the next word unless this is an option."""
+    # A value can be part of the word: --nodelist=a-1, -wa-1.
+    beginning = f"{option}=" if option.startswith("--") else option
+    for index, word in enumerate(sys.argv):
+        if word == option or word.startswith(beginning):
+            return [word, *(text for text in sys.argv[index + 1 : index + 2] if not text.startswith("-"))]
+    return [option]
+
+
+def _safe_guesses(names: Sequence[str], typed: Sequence[str], context: typer.Context) -> list[str]:
+    """Return the names that neither mean the opposite of an unknown option nor misread the word after it."""
+    params = [param for param in context.command.get_params(context) if getattr(param, "is_flag", False)]
+    flags = {name for param in params for name in (*param.opts, *param.secondary_opts)}
+    word, equals, _ = typed[0].partition("=")
+    if equals:
+        names = [name for name in names if name not in flags]
+    elif len(typed) == 1:
+        names = [name for name in names if name in flags]
+    return [name for name in names if _NEGATION.sub("", name) != _NEGATION.sub("", word)]
 
 
 def _reject_words_before_dashes(verb: str, typed: Sequence[str], parameters: Mapping[str, Any]) -> None:

@@ -27,7 +27,19 @@ SLIPS = {
     "submit train -n4": ("bad-command-line", "-n", "--nodes NODES --tasks-per-node TASKS`"),
     "submit train --node 2": ("bad-command-line", "--nodes", "`clusterctl submit JOB -- --node`"),
     "submit train --epochs 3": ("bad-command-line", "--epochs", "`clusterctl submit JOB -- --epochs`"),
-    "submit my.sh --dependency 5": ("bad-command-line", "--dependency", "`#SBATCH --dependency` in"),
+    "submit my.sh --dependency 5": ("bad-command-line", "--dependency", "submit JOB --after JOB_ID`"),
+    "submit x.py --nodelist a-train-2": ("bad-command-line", "sbatch", " --slurm --nodelist=a-train-2`"),
+    "submit x.py -x demo-train-2": ("bad-command-line", "-x", " --slurm --exclude=demo-train-2`"),
+    "submit x.py -wa-1": ("bad-command-line", "-w", " --slurm --nodelist=a-1`"),
+    "submit x.py --no-folder --exclusive --follow": ("bad-command-line", "sbatch", " --slurm --exclusive`"),
+    "submit x.py --gres=gpu:2 --wait": ("bad-command-line", "--gres", "`clusterctl submit JOB --gpus "),
+    "submit x.py --gres tmpfs:2": ("bad-command-line", "--gres", " --slurm --gres=tmpfs:2`"),
+    "submit x.py --gpus-per-task 1": ("bad-command-line", "sbatch", "`clusterctl submit JOB --gpus "),
+    "submit x.py --hint --follow": ("bad-command-line", "--hint", " --slurm --hint=VALUE`"),
+    "submit x.py --error F": ("bad-command-line", "--error", "leave it out"),
+    "submit x.py --comment hi": ("bad-command-line", "--comment", "`clusterctl submit JOB --note "),
+    "submit x.py --oversubscribe": ("bad-command-line", "sbatch", " --slurm --oversubscribe`"),
+    "submit x.py --export ALL": ("bad-command-line", "sbatch", "`clusterctl submit JOB -- --export`"),
     "submit x.py input.txt": ("words-before-dashes", "input.txt", "submit JOB [OPTIONS] -- input.txt`"),
     "submit x.py --time 5 min -- b": ("words-before-dashes", "min", "submit JOB [OPTIONS] -- min`"),
     "submit torchrun x.py": ("words-before-dashes", "x.py", "submit SCRIPT --launcher torchrun -- "),
@@ -52,6 +64,29 @@ def test_slip_is_refused_with_the_near_name_or_the_habit(cli: Clusterctl, folder
     assert cause in failure["cause"]
     assert fix in failure["fix"]
     assert sum(line.startswith("error: ") for line in ran.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("typed", "near", "not_near"),
+    [
+        # The opposite of an option.
+        ("submit x.py --no-wait", "", "--wait"),
+        ("submit x.py --nofollow", "", "--follow"),
+        ("up --no-yes", "", "--yes"),
+        # An option that would take the next option as its value, or has no value.
+        ("submit x.py --exclud --wait", "", "--exclude"),
+        ("submit x.py --wai=3", "", "--wait"),
+        ("submit x.py --partitio", "", "--partition"),
+        ("submit x.py --exclud data/", "--exclude", "--include="),
+        ("submit x.py --folow", "--follow", "--no-wait"),
+    ],
+)
+def test_near_name_keeps_the_meaning(
+    cli: Clusterctl, folder: Path, typed: str, near: str, not_near: str
+) -> None:
+    (failure,) = cli("-o", "json", *typed.split(), rc=2).json["failures"]
+    assert near in failure["cause"]
+    assert not_near not in failure["cause"].partition("(")[2]
 
 
 def options_of(verb: str) -> set[str]:
