@@ -19,8 +19,7 @@ from payload.node.sensors import Cpu, Gpus, Memory, Network, Sensor, SensorError
 def run(config: TelemetryConfig) -> int:
     """Sample this node until a signal arrives, and return the exit code."""
     # In a job, SIGINT may be a signal for the program, and is ignored.
-    stop = {signal.SIGTERM, signal.SIGINT}
-    stop = {number for number in stop if signal.getsignal(number) != signal.SIG_IGN}
+    stop = {n for n in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(n) != signal.SIG_IGN}
     # Blocked signals wait until sigtimedwait asks for them, so no handler interrupts a half-written line.
     signal.pthread_sigmask(signal.SIG_BLOCK, stop)
     memory, gpus = Memory(), Gpus()

@@ -245,8 +245,9 @@ def set_rendezvous(nodes: Sequence[str]) -> None:
     job = os.environ.get("SLURM_JOB_ID") or os.environ.get("CLUSTERCTL_JOB_ID", "").lstrip("m") or "0"
     ports = [FIRST_PORT + (int(job) + offset) % PORTS for offset in range(PORTS)]
     port = next((port for port in ports if f":{port:04X} " not in listening), ports[-1])
-    os.environ["MASTER_ADDR"] = nodes[0] if nodes else task.host_name()
-    os.environ["MASTER_PORT"] = str(port)
+    ours = {"MASTER_ADDR": nodes[0] if nodes else task.host_name(), "MASTER_PORT": str(port)}
+    earlier = os.environ.get("CLUSTERCTL_SET", "")
+    os.environ.update(ours, CLUSTERCTL_SET=" ".join((earlier, *map("=".join, ours.items()))))
 
 
 def torchrun(python: str, *words: str) -> int:

@@ -67,14 +67,14 @@ class Rank:
 
     status = 0
 
-    def run(self, path: str, module: str = "") -> None:
-        """Run the Python program ``path`` as `python PROGRAM` would, or ``module`` as `python -m` would."""
+    def run(self, path: str, is_module: bool) -> None:
+        """Run the Python program ``path`` as `python PROGRAM` would, or a module as `python -m` would."""
         # With -P, sys.path does not start with the script's folder.
         if sys.path[0] == os.path.dirname(os.path.realpath(__file__)):
-            sys.path[0] = os.getcwd() if module else os.path.dirname(os.path.realpath(path))
+            sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(path))
         main = ModuleType("__main__")
-        if module:
-            sys.argv[0] = path = describe_module(main, module)
+        if is_module:
+            sys.argv[0] = path = describe_module(main, path)
         else:
             loader = SourceFileLoader("__main__", path)
             main.__dict__.update(__file__=path, __cached__=None, __loader__=loader)
@@ -145,8 +145,6 @@ def _below(exc: BaseException) -> "TracebackType | None":
 if __name__ == "__main__":
     del sys.argv[0]
     allow_stacks()
-    if sys.argv[0] == "-m":
-        del sys.argv[0]
-        Rank().run("", sys.argv[0])
-    else:
-        Rank().run(sys.argv[0])
+    is_module = sys.argv[0] == "-m"
+    del sys.argv[:is_module]
+    Rank().run(sys.argv[0], is_module)

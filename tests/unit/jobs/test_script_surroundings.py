@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from clusterctl.spec.job import JobSpec
+from clusterctl.util.assets import data_folder
 from tests.support.played.batch import HASH, HOSTILE, Batch, play, rendered, shell_job, user_script
 
+ANSIBLE = data_folder("ansible") / "roles"
 SHOW = "import json, os, sys; print(json.dumps([dict(os.environ), sys.argv[1:], os.getcwd()]))\n"
 OURS = ("python", "payload", "node", "nodes", "ranks", "slots")  # the batch script's own variables
+# Variables that describe the job that has them.
+SET = ("PYTHONUNBUFFERED", "OMP_NUM_THREADS", "SLURM_PMIX_TIMEOUT", "MASTER_ADDR", "MASTER_PORT", "RANK")
 BASHS = ("UID", "BASHOPTS", "IFS")  # bash, which plays srun, does not let them pass
 
 
@@ -32,6 +38,61 @@ def test_variables_arrive_as_they_are(batch, tasks, names):
     env |= {"OMP_NUM_THREADS": "7"}
     got, _, _ = seen(batch, python_job(batch, env=env, tasks_per_node=tasks))
     assert {name: got.get(name) for name in env} == env
+
+
+@pytest.fixture
+def sbatch(batch: Batch) -> Batch:
+    """A node with the sbatch that keeps a job's variables back, and an sbatch that prints its environment."""
+    own = batch.folder.parent / "own"
+    own.mkdir()
+    Path(shutil.copy(ANSIBLE / "slurmd" / "files" / "sbatch", own)).chmod(0o755)
+    play(batch.folder.parent / "bin" / "sbatch", 'echo "$@"; env')
+    batch.environment["PATH"] = f"{own}:{batch.environment['PATH']}"
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("given", "env", "kept"),
+    [
+        ({}, {}, {}),
+        ({"OMP_NUM_THREADS": "1"}, {}, {"OMP_NUM_THREADS": "1"}),
+        ({}, {"OMP_NUM_THREADS": "3", "MINE": "a b"}, {"OMP_NUM_THREADS": "3", "MINE": "a b"}),
+        ({}, {"MASTER_ADDR": "elsewhere"}, {"MASTER_ADDR": "elsewhere"}),
+    ],
+)
+def test_job_that_a_job_submits_has_only_the_users_variables(sbatch, given, env, kept):
+    sbatch.environment |= given
+    job = shell_job(sbatch, "export RANK=0; sbatch --wait 'my worker.sh'", env=env)
+    rc, out, err = sbatch.run(rendered(job))
+    first, *lines = out.splitlines()
+    found = dict(line.split("=", 1) for line in lines if "=" in line)
+    assert (rc, first) == (0, "--wait my worker.sh"), err
+    assert {name: found[name] for name in (*SET, "MINE") if name in found} == kept
+
+
+def test_sbatch_that_is_not_there_is_not_found(sbatch):
+    (sbatch.folder.parent / "bin" / "sbatch").unlink()
+    assert sbatch.run(rendered(shell_job(sbatch, "sbatch x")))[0] == 127
+
+
+@pytest.mark.parametrize(
+    ("job_path", "path", "found"),
+    [
+        ("/e/bin:/b/bin", "/usr/bin:/bin", "/e/bin:/b/bin:/usr/bin:/bin"),
+        ("/e/bin", "/usr/bin:/e/bin:/bin", "/usr/bin:/e/bin:/bin"),
+        (None, "/usr/bin:/bin", "/usr/bin:/bin"),
+    ],
+)
+def test_login_shell_in_a_job_keeps_its_path(job_path, path, found):
+    profile = ANSIBLE / "job_env" / "files" / "profile.sh"
+    env = {"PATH": path, **({"CLUSTERCTL_PATH": job_path} if job_path else {})}
+    argv = ["/bin/sh", "-euc", f". '{profile}'; echo \"$PATH\""]
+    assert subprocess.run(argv, env=env, capture_output=True, text=True, check=True).stdout == f"{found}\n"
+
+
+def test_job_tells_login_shells_its_path(batch):
+    out = batch.run(rendered(shell_job(batch, 'echo "$CLUSTERCTL_PATH $PATH"')))[1].split()
+    assert out[1].startswith(f"{out[0]}:")
 
 
 @pytest.mark.parametrize(("given", "found"), [({}, "60"), ({"SLURM_PMIX_TIMEOUT": "300"}, "300")])
