@@ -78,7 +78,7 @@ def _launcher(job: JobSpec, nodes: int) -> tuple[str, ...]:
     else:
         spread = f"--map-by ppr:{job.tasks_per_node}:node{f':PE={job.cpus}' if job.cpus else ''}"
         ranks = job.tasks
-    return f"mpirun -np {ranks} --hostfile hostfile {spread}", mpirun_exports(job)
+    return f"mpirun -np {ranks} --hostfile job.hosts {spread}", mpirun_exports(job)
 
 
 def _reject_slurm_options(job: JobSpec) -> None:

@@ -442,7 +442,7 @@ def _launcher(job: JobSpec) -> tuple[str, ...]:
         tasks = f'--nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 {cpus}'
         return "srun --mpi=none --kill-on-bad-exit=1 --export=ALL", tasks
     spread = '--map-by "ppr:$slots:node${SLURM_CPUS_PER_TASK:+:PE=$SLURM_CPUS_PER_TASK}"'
-    return f'env SLURM_EXPORT_ENV=ALL mpirun -np "$ranks" --hostfile hostfile {spread}', mpirun_exports(job)
+    return f'env SLURM_EXPORT_ENV=ALL mpirun -np "$ranks" --hostfile job.hosts {spread}', mpirun_exports(job)
 
 
 # Seconds per node in the time limit of the verification job: many local nodes start their ranks on few cores.

@@ -34,7 +34,7 @@ SENT_FILES = frozenset(
     f"job.sbatch job.mpirun {SPEC_FILE} {SOURCE_FILE} {SWEEP_FILE} {OUTPUTS_FILE} {CLIENT_FACTS}".split()
 )
 WRITTEN_FILES = frozenset(
-    "stdout.log stderr.log rank-logs metrics.jsonl telemetry telemetry.log hostfile job.events hang.json "
+    "stdout.log stderr.log rank-logs metrics.jsonl telemetry telemetry.log job.hosts job.events hang.json "
     "heartbeat".split()
 )
 ADDED_FILES = frozenset(f"{RUN_FILE} sacct.json {ENVIRONMENT_FILE} SHA256SUMS".split())

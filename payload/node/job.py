@@ -42,7 +42,7 @@ from payload.node.requeue import STEP, Events, Restart, own_log, step_environmen
 # Files in a job's folder that clusterctl writes.
 OURS = frozenset(
     "job.sbatch job.mpirun spec.yaml source.json sweep-tasks.json outputs.json environment.client.json "
-    "stdout.log stderr.log rank-logs metrics.jsonl telemetry telemetry.log hostfile job.events "
+    "stdout.log stderr.log rank-logs metrics.jsonl telemetry telemetry.log job.hosts job.events "
     "hang.json heartbeat run.json sacct.json environment.json SHA256SUMS".split()
 )
 RANK_VARIABLES = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK".split()

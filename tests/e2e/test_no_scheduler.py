@@ -116,7 +116,7 @@ def test_two_nodes_train_and_the_run_comes_home(plain: Cluster) -> None:
     assert (record["scheduler"], record["state"], record["job_id"]) == ("none", "COMPLETED", "m1")
     assert record["nodes"] == nodes(plain)
     assert not (run / "sacct.json").exists()
-    assert (run / "hostfile").read_text() == "".join(f"{node} slots=1\n" for node in nodes(plain))
+    assert (run / "job.hosts").read_text() == "".join(f"{node} slots=1\n" for node in nodes(plain))
     (start,) = (line for line in records(run / "metrics.jsonl") if line["kind"] == "run")
     assert [rank["host"] for rank in start["ranks"]] == nodes(plain)
     for node in nodes(plain):

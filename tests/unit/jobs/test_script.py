@@ -253,13 +253,13 @@ def test_threads_follow_the_cores_of_a_task(batch):
 
 
 def test_mpirun_takes_ranks_and_cores_from_the_scripts_own_lines(batch):
-    play(batch.folder.parent / "bin" / "mpirun", 'cat hostfile; echo "$@"')
+    play(batch.folder.parent / "bin" / "mpirun", 'cat job.hosts; echo "$@"')
     script = user_script(batch.folder, "p.py", "#!/usr/bin/env python3\n#SBATCH --ntasks=5 -N2 -c2\n")
     text = rendered(JobSpec(name="j", script=script, launcher="mpirun"))
     batch.environment |= {"SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "5", "SLURM_CPUS_PER_TASK": "2"}
     said = batch.run(text)[1].splitlines()
     assert said[:2] == ["node-1 slots=3", "node-2 slots=3"]
-    flags = "-np {} --hostfile hostfile --map-by ppr:{}:node:PE=2 -x PATH"
+    flags = "-np {} --hostfile job.hosts --map-by ppr:{}:node:PE=2 -x PATH"
     assert said[2].startswith(flags.format(5, 3))
     del batch.environment["SLURM_NTASKS"]  # only nodes were asked for
     assert batch.run(text)[1].splitlines()[2].startswith(flags.format(2, 1))

@@ -178,6 +178,12 @@ def test_a_link_to_a_folder_outside_is_refused(project, tmp_path):
     assert files(project, exclude=("data",)) == {"train.py"}
 
 
+def test_hostfile_of_the_user_is_sent(project):
+    """Many projects have it. clusterctl's own has another name."""
+    write(project, "hostfile")
+    assert "hostfile" in files(project)
+
+
 def test_names_of_ours_are_refused_all_at_once_unless_ignored(project):
     write(project, "run.json", "stdout-3.log", "telemetry/x", "task-1/x", "sub/run.json", "source.json")
     taken = "run.json, source.json, stdout-3.log, task-1, telemetry"

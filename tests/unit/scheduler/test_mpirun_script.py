@@ -65,9 +65,9 @@ def test_shellcheck_has_nothing_to_say() -> None:
 def test_ranks_are_started_with_the_rendered_hostfile(tmp_path: Path) -> None:
     job = own(tmp_path, "rank.sh", "true", nodes=2, tasks_per_node=3, cpus=2)
     assert run(tmp_path, job).returncode == 0
-    assert (tmp_path / "hostfile").read_text() == "d-train-1 slots=3\nd-train-2 slots=3\n"
+    assert (tmp_path / "job.hosts").read_text() == "d-train-1 slots=3\nd-train-2 slots=3\n"
     said = text(train(nodes=2, tasks_per_node=3, cpus=2, env={"A": "1"}))
-    mpirun = "mpirun -np 6 --hostfile hostfile --map-by ppr:3:node:PE=2 \\\n    -x PATH "
+    mpirun = "mpirun -np 6 --hostfile job.hosts --map-by ppr:3:node:PE=2 \\\n    -x PATH "
     assert mpirun in said
     assert "/task.py --of=mpirun --per-node=3 " in said
     assert " -x A " in said
@@ -78,13 +78,13 @@ def test_ranks_meet_on_the_first_node(tmp_path: Path) -> None:
     shows = "import os; print(*(os.environ[n] for n in ('MASTER_ADDR', 'RANK', 'WORLD_SIZE')))"
     assert run(tmp_path, own(tmp_path, "show.py", shows)).stdout == "d-train-1 0 1\n"
     agents = text(own(tmp_path, "show.py", shows, nodes=2, tasks_per_node=3, launcher="torchrun"))
-    assert "mpirun -np 2 --hostfile hostfile " in agents
+    assert "mpirun -np 2 --hostfile job.hosts " in agents
     assert " -x MASTER_ADDR -x MASTER_PORT " in agents
     assert " --nnodes=2 --nproc-per-node=3 " in agents
 
 
 def test_an_mpirun_of_the_scripts_own_takes_the_jobs_nodes(tmp_path: Path) -> None:
-    both = 'cat "$OMPI_MCA_orte_default_hostfile"; cmp "$PRTE_MCA_prte_default_hostfile" hostfile'
+    both = 'cat "$OMPI_MCA_orte_default_hostfile"; cmp "$PRTE_MCA_prte_default_hostfile" job.hosts'
     job = own(tmp_path, "own.sh", both, nodes=2)
     assert run(tmp_path, job).stdout == "d-train-1 slots=1\nd-train-2 slots=1\n"
 
