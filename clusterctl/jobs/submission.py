@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from clusterctl.errors import ClusterctlError, Notice, NotUpError, UsageError, excluded
 from clusterctl.jobs.bundled import ChosenModel, reject_missing, with_model
 from clusterctl.jobs.project import with_project
+from clusterctl.jobs.queue import known_jobs
 from clusterctl.jobs.source import source_of
 from clusterctl.jobs.submit import (
     PreparedJob,
@@ -20,7 +21,6 @@ from clusterctl.jobs.submit import (
     script_of,
     start_receiver,
 )
-from clusterctl.jobs.watch import known_jobs
 from clusterctl.scheduler.base import Outcome, worst_job
 from clusterctl.scheduler.script import (
     Environment,

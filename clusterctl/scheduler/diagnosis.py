@@ -27,6 +27,7 @@ from clusterctl.scheduler.failed_rank import (
     host_of,
     nodes_lost_by,
 )
+from clusterctl.scheduler.program_error import ProgramError, find_error, without_long_lines
 from clusterctl.spec.units import format_duration
 from clusterctl.transport.tree import format_size
 from clusterctl.util.assets import fill_in
@@ -35,12 +36,6 @@ from clusterctl.util.terminal import plain_line
 _DATA: Final = Path(__file__).with_name("data") / "causes.toml"
 # Placeholders for files of this machine.
 _LOCAL: Final = frozenset({"above", "beside", "elsewhere", "home", "listed", "own", "venv"})
-_FRAMES = 3  # of a traceback
-_MESSAGE_LINES = 8  # of an exception
-_TAIL_LINES = 10
-_MOST_LINES = 200
-_COLUMNS = 400
-_LONGEST = 2 * _COLUMNS
 _WORD_COLUMNS = 200
 
 
@@ -176,7 +171,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         host=failed.host,
         exit_code=failed.exit_code,
         signal=failed.signal,
-        lines=case.error.lines_of(cause) if job.ended else (),
+        lines=case.error.lines_from(_search(cause.log, case.error.text)) if job.ended else (),
     )
 
 
@@ -198,29 +193,37 @@ class _Case:
     evidence: Evidence
     failed: Failed
     raw: str
-    error: _Error
+    error: ProgramError
     words: Mapping[str, str]
 
     @classmethod
     def of(cls, evidence: Evidence, failed: Failed | None = None) -> _Case:
         """Prepare the facts. failed: the first rank that failed. None: search for it."""
-        raw = _without_long_lines(evidence.log)
+        raw = without_long_lines(evidence.log)
         failed = failed or first_failed(
             raw, evidence.job, evidence.tasks_per_node, ranks=evidence.ranks or {}, ends=evidence.ends
         )
         rank_log = (evidence.ranks or {}).get(failed.rank) if failed.rank is not None else None
-        error = _find_error(
-            None if rank_log is None else _without_long_lines(rank_log), raw, show_noise=failed.rank is None
+        error = find_error(
+            None if rank_log is None else without_long_lines(rank_log),
+            raw,
+            noise=catalogue().noise,
+            consequences=catalogue().consequence,
+            show_noise=failed.rank is None,
         )
         lost = evidence.lost or nodes_lost_by(raw)
         own_end = failed_by_itself(failed, raw, evidence.ends)
         # A rank that loses another rank may also end with an exit code of its own.
         is_explained = own_end is not None and bool(own_end.signal or not lost)
-        is_explained |= error.is_traceback and not error.is_consequence
+        is_explained |= bool(error.tracebacks) and not error.is_consequence
         if lost and not is_explained:
             failed = Failed(host=next(iter(lost)))
         words = _words(replace(evidence, lost=lost), failed)
-        words["traceback"] = "1" if error.is_traceback else ""
+        words["traceback"] = "1" if error.tracebacks else ""
+        folder = f"{evidence.job.work_dir}/"
+        if (frame := error.own_frame) is not None:
+            words["place"] = f" at {frame.file.removeprefix(folder)}, line {frame.line}"
+        words["shadow"] = error.shadow.removeprefix(folder)
         words["unexplained"] = "" if is_explained else "1"
         return cls(evidence, failed, raw, error, words)
 
@@ -340,97 +343,3 @@ def _memory(evidence: Evidence, failed: Failed) -> dict[str, str]:
 _SEEN: Final = 0.8
 _UNITS: Final = {"": 1 << 20, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _MEMORY: Final = re.compile(r"\bmem=([0-9.]+)([KMGT]?)")
-
-
-_LABEL: Final = re.compile(r"^\[(?:rank|default)\d+\]: ?", re.MULTILINE)
-_CHAINED: Final = re.compile(r"\n\n(?:During handling of|The above exception was) .*\n\n")
-# The quantifiers are possessive, so that hostile logs take no time.
-_TRACEBACK: Final = re.compile(
-    r"^(?P<frames>(?:Traceback \(most recent call last\):\n)?"
-    r"(?:  File .*\n(?:    .*\n|  \[Previous line.*\n)*+)++)"
-    rf"(?P<message>[A-Za-z_][\w.]*(?:: .*|:)?(?:\n(?!Traceback|\s*$).*){{0,{_MESSAGE_LINES - 1}}})?+",
-    re.MULTILINE,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class _Error:
-    """Error message of a program. ``text`` is searched for causes; ``shown`` is shown to the user.
-
-    is_consequence: whether the end of another rank raised the exception.
-    """
-
-    text: str
-    shown: tuple[str, ...]
-    is_traceback: bool
-    is_consequence: bool = False
-
-    def lines_of(self, cause: Cause) -> tuple[str, ...]:
-        """Return lines to show: the traceback, else the log from the match of ``cause`` on, else its end."""
-        if self.is_traceback or not cause.log:
-            return self.shown
-        if (match := _search(cause.log, self.text)) is None:
-            return self.shown
-        rest = self.text[self.text.rfind("\n", 0, match.start() + 1) + 1 :]
-        return tuple(_shown_lines(rest.split("\n")))[:_TAIL_LINES]
-
-
-def _find_error(rank_log: str | None, job_log: str, *, show_noise: bool) -> _Error:
-    """Return the last traceback that is not a consequence of another rank's end, or the end of the log.
-
-    rank_log: log of the rank that failed first, if it exists. It is searched before ``job_log``, and messages
-        of other ranks about this rank's end are ignored.
-    show_noise: use the launcher's messages if the logs have no other text.
-    """
-    consequence = re.compile("|".join(catalogue().consequence))
-    texts = (_without_noise(rank_log or ""), _without_noise(job_log))
-    last_resort = texts[1] if rank_log is None or _TRACEBACK.search(texts[0]) else None
-    for text in texts:
-        chains = list(_chains(text))
-        primary = [chain for chain in chains if not consequence.search(chain[-1]["message"])]
-        if primary or (chains and text is last_resort):
-            chain = (primary or chains)[-1]
-            frames = chain[-1]["frames"].splitlines()
-            starts = [i for i, line in enumerate(frames) if line.startswith("  File ")]
-            shown = [*frames[: starts[0]], *frames[starts[-_FRAMES:][0] :], *chain[-1]["message"].split("\n")]
-            tracebacks = "\n".join(match.group() for match in chain)
-            told = tuple(_shown_lines(shown))
-            return _Error(tracebacks, told, is_traceback=True, is_consequence=not primary)
-    if rank_log is not None and not texts[0].strip():
-        lines = (line for line in _TRACEBACK.sub("", texts[1]).split("\n") if not consequence.search(line))
-        return _Error("\n".join([*lines][-_MOST_LINES:]), (), is_traceback=False)
-    text = next(filter(str.strip, (*texts, job_log if show_noise else "")), "")
-    last = [line for line in text.split("\n") if line.strip()]
-    shown = list(_shown_lines(last[-_TAIL_LINES:]))
-    return _Error("\n".join(last[-_MOST_LINES:]), tuple(shown), is_traceback=False)
-
-
-def _chains(text: str) -> Iterator[list[re.Match[str]]]:
-    """Yield lists of tracebacks. A list holds an exception and the exceptions raised while it was handled."""
-    chain: list[re.Match[str]] = []
-    for match in _TRACEBACK.finditer(text):
-        if match["message"] is None:  # no exception
-            continue
-        between = text[chain[-1].end() : match.start()] if chain else ""
-        if chain and not _CHAINED.fullmatch(between):
-            yield chain
-            chain = []
-        chain.append(match)
-    if chain:
-        yield chain
-
-
-def _shown_lines(lines: list[str]) -> Iterator[str]:
-    return (plain_line(line)[-_COLUMNS:] for line in lines)
-
-
-def _without_long_lines(text: str) -> str:
-    """Return the text without PyTorch's ``[rank0]: `` labels and without the middle of very long lines."""
-    lines = _LABEL.sub("", text).split("\n")
-    return "\n".join(line if len(line) <= _LONGEST else line[:_COLUMNS] + line[-_COLUMNS:] for line in lines)
-
-
-def _without_noise(text: str) -> str:
-    for pattern in catalogue().noise:
-        text = re.sub(pattern, "", text, flags=re.MULTILINE)
-    return text

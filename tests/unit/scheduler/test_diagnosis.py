@@ -93,6 +93,16 @@ def said(log: str, **job: object) -> Diagnosis:
         ("missing-file", "cat: /data/x: No such file or directory\n"),
         ("missing-file", "/bin/bash: line 3: ./setup.sh: No such file or directory\n"),
         ("missing-file", "python3: can't open file '/tmp/nosuch.py': [Errno 2] No such file or directory\n"),
+        ("windows-newlines", "slurmstepd-n1: error: execve(): hostname\r: No such file or directory\n"),
+        ("windows-newlines", "run.sh: line 3: cd: data\r: No such file or directory\n"),
+        ("windows-newlines", "setup.sh: line 2: $'\\r': command not found\n"),
+        ("windows-newlines", "/usr/bin/env: 'python3\\r': No such file or directory\n"),
+        ("windows-newlines", "./a.sh: /bin/bash^M: bad interpreter: No such file or directory\n"),
+        ("virtual-environment-not-sent", "/jobs/x/run.sh: line 4: .venv/bin/activate: No such file or directory\n"),
+        ("virtual-environment-not-sent", "/jobs/x/run.sh: 4: .: cannot open /home/ada/env/bin/activate: No such file\n"),
+        ("modules-of-another-site", "run.sh: line 3: module: command not found\n"),
+        ("modules-of-another-site", "run.sh: line 5: conda: command not found\n"),
+        ("missing-file", "python: can't open file '/jobs/x/10.1.2.3:29500': [Errno 2] No such file or directory\n"),
         ("command-not-found", "job.sh: line 2: ffmpeg: command not found\n"),
         ("command-not-found", "/bin/sh: 1: ffmpeg: not found\n"),
         ("command-not-found", "slurmstepd-n1: error: execve(): nosuch: No such file or directory\n"),
@@ -669,3 +679,181 @@ def test_messages_about_our_own_processes_are_not_quoted() -> None:
     )
     found = diagnose(Evidence(job=replace(JOB, exit_code=7), log="epoch 1\n" + ours))
     assert found.lines == ("epoch 1",)
+
+
+LIBRARY = "/opt/clusterctl/env/lib/python3.13"
+POOL = f"""\
+multiprocessing.pool.RemoteTraceback:
+\"\"\"
+Traceback (most recent call last):
+  File "{LIBRARY}/multiprocessing/pool.py", line 125, in worker
+    result = (True, func(*args, **kwds))
+                    ~~~~^^^^^^^^^^^^^^^
+  File "{LIBRARY}/multiprocessing/pool.py", line 48, in mapstar
+    return list(map(*args))
+  File "/jobs/x/boot.py", line 8, in work
+    raise KeyError("CUDA out of memory is no cause here")
+KeyError: 'bad 3'
+\"\"\"
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "/jobs/x/boot.py", line 12, in <module>
+    pool.map(work, range(4))
+  File "{LIBRARY}/multiprocessing/pool.py", line 367, in map
+    return self._map_async(func, iterable, mapstar, chunksize).get()
+  File "{LIBRARY}/multiprocessing/pool.py", line 774, in get
+    raise self._value
+KeyError: 'bad 3'
+"""
+FUTURES = POOL.replace(
+    "multiprocessing.pool.RemoteTraceback:", "concurrent.futures.process._RemoteTraceback: "
+)
+LOADER = f"""\
+Traceback (most recent call last):
+  File "/jobs/x/dlerr.py", line 8, in <module>
+    for b in DataLoader(D(), num_workers=2, batch_size=4): pass
+  File "{LIBRARY}/site-packages/torch/utils/data/dataloader.py", line 733, in __next__
+    data = self._next_data()
+  File "{LIBRARY}/site-packages/torch/utils/data/dataloader.py", line 1515, in _next_data
+    return self._process_data(data, worker_id)
+  File "{LIBRARY}/site-packages/torch/_utils.py", line 750, in reraise
+    raise exception
+ValueError: Caught ValueError in DataLoader worker process 0.
+Original Traceback (most recent call last):
+  File "{LIBRARY}/site-packages/torch/utils/data/_utils/worker.py", line 349, in _worker_loop
+    data = fetcher.fetch(index)  # type: ignore[possibly-undefined]
+  File "{LIBRARY}/site-packages/torch/utils/data/_utils/fetch.py", line 52, in fetch
+    data = [self.dataset[idx] for idx in possibly_batched_index]
+            ~~~~~~~~~~~~^^^^^
+  File "/jobs/x/dlerr.py", line 6, in __getitem__
+    if i == 57: raise ValueError("bad sample 57")
+ValueError: bad sample 57
+
+"""
+SHAPE = f"""\
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "/jobs/x/assertshape.py", line 5, in <module>
+[rank1]:     m(x).sum().backward()
+[rank1]:   File "{LIBRARY}/site-packages/torch/nn/modules/module.py", line 1775, in _wrapped_call_impl
+[rank1]:     return self._call_impl(*args, **kwargs)
+[rank1]:   File "{LIBRARY}/site-packages/torch/nn/modules/module.py", line 1786, in _call_impl
+[rank1]:     return forward_call(*args, **kwargs)
+[rank1]:   File "{LIBRARY}/site-packages/torch/nn/modules/linear.py", line 134, in forward
+[rank1]:     return F.linear(input, self.weight, self.bias)
+[rank1]: RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x12 and 10x2)
+"""
+WRAPPED = """\
+Traceback (most recent call last):
+  File "/jobs/x/conf.py", line 3, in load
+    return values["lr"]
+KeyError: 'lr'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/jobs/x/train.py", line 9, in <module>
+    load()
+  File "/jobs/x/conf.py", line 5, in load
+    raise SystemError("the configuration has no lr") from None
+SystemError: the configuration has no lr
+"""
+BAR = """\
+100%|####| 300/300 [00:01<00:02]Traceback (most recent call last):
+  File "/jobs/x/bar.py", line 7, in <module>
+    raise FileNotFoundError(2, "No such file or directory", "corpus/shard-0007.bin")
+FileNotFoundError: [Errno 2] No such file or directory: 'corpus/shard-0007.bin'
+"""
+QUOTED = (
+    TRACEBACK.replace("main()", 'log("MemoryError, Connection refused, MPI_ERR_TRUNCATE")')
+    + "ValueError: bad value\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("log", "code", "cause", "place"),
+    [
+        (POOL, "python-exception", "KeyError: 'bad 3'", "boot.py, line 8"),
+        (FUTURES, "python-exception", "KeyError: 'bad 3'", "boot.py, line 8"),
+        (LOADER, "python-exception", "ValueError: bad sample 57", "dlerr.py, line 6"),
+        (SHAPE, "python-exception", "RuntimeError: mat1 and mat2 shapes", "assertshape.py, line 5"),
+        (WRAPPED, "python-exception", "SystemError: the configuration has no lr", "conf.py, line 5"),
+        (BAR, "missing-file", "corpus/shard-0007.bin", ""),
+        (
+            QUOTED,
+            "python-exception",
+            "ValueError: bad value",
+            "/jobs/x/x.py, line 7".removeprefix("/jobs/x/"),
+        ),
+        (LOADER.replace("ValueError: bad sample 57", "MemoryError"), "host-memory", "out of memory", ""),
+        (
+            POOL.replace("KeyError: 'bad 3'", "OSError: [Errno 28] No space left on device"),
+            "disk-full",
+            "disk",
+            "",
+        ),
+    ],
+)
+def test_diagnosis_reads_the_exception_of_the_program(log: str, code: str, cause: str, place: str) -> None:
+    """The words of source lines are no causes, and the program's own last frame is quoted and named."""
+    found = said(log, work_dir="/jobs/x")
+    assert (found.code, cause in found.cause) == (code, True)
+    assert place in found.fix
+    if place:
+        file, _, line = place.partition(", line ")
+        assert any(f'/{file}", line {line}' in shown for shown in found.lines)
+
+
+HUB = f"""\
+Traceback (most recent call last):
+  File "{LIBRARY}/site-packages/urllib3/connection.py", line 204, in _new_conn
+    sock = connection.create_connection(
+socket.gaierror: [Errno -3] Temporary failure in name resolution
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "/jobs/x/hubhf.py", line 2, in <module>
+    AutoModel.from_pretrained("gpt2")
+  File "{LIBRARY}/site-packages/transformers/utils/hub.py", line 543, in cached_files
+    raise OSError(
+OSError: We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find them in the cached files.
+Check your internet connection or see how to run the library in offline mode.
+"""
+SHADOW = f"""\
+Traceback (most recent call last):
+  File "/jobs/x/cuda.py", line 1, in <module>
+    import torch
+  File "{LIBRARY}/site-packages/torch/__init__.py", line 30, in <module>
+    from cuda import pathfinder
+  File "/jobs/x/cuda.py", line 2, in <module>
+    x = torch.zeros(2)
+AttributeError: partially initialized module 'torch' has no attribute 'zeros' (most likely due to a circular import)
+"""
+RENAME = """\
+Traceback (most recent call last):
+  File "/jobs/x/train.py", line 2, in <module>
+    r = random.Random(3)
+AttributeError: module 'random' has no attribute 'Random' (consider renaming '/jobs/x/random.py' since it has the same name as the standard library module named 'random' and prevents importing that standard library module)
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "code", "word"),
+    [
+        (HUB, "download-without-internet", "https://huggingface.co"),
+        (SHADOW, "own-file-hides-package", "cuda.py"),
+        (RENAME, "own-file-hides-package", "random.py"),
+    ],
+)
+def test_diagnosis_names_the_cause_behind_a_library(log: str, code: str, word: str) -> None:
+    found = said(log, work_dir="/jobs/x")
+    assert found.code == code
+    assert word in found.cause
+
+
+def test_own_module_behind_a_library_hides_nothing() -> None:
+    """A program that a library imports by name, as a launcher does, is no package that a file hides."""
+    log = SHADOW.replace("site-packages/torch/__init__.py", "importlib/__init__.py")
+    assert said(log, work_dir="/jobs/x").code != "own-file-hides-package"

@@ -1,0 +1,198 @@
+"""Errors in a program's log: its tracebacks, or the end of the log.
+
+An exception may be raised while another was handled, or in another process, which passes its traceback on as
+text. The message of an exception is searched for causes, not the lines of source code in the traceback.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, Self
+
+from clusterctl.util.terminal import plain_line
+
+_FRAMES = 3  # of a traceback
+_MESSAGE_LINES = 8  # of an exception
+_TAIL_LINES = 10
+_MOST_LINES = 200
+_COLUMNS = 400
+_LONGEST = 2 * _COLUMNS
+_LABEL: Final = re.compile(r"^\[(?:rank|default)\d+\]: ?", re.MULTILINE)
+_CHAINED: Final = re.compile(r"\n\n(?:During handling of|The above exception was) .*\n\n")
+# PyTorch's workers add the traceback of their process to the message of the exception.
+_ORIGINAL: Final = re.compile(r"\nOriginal Traceback \(most recent call last\):\n")
+# The quantifiers are possessive, so that hostile logs take no time.
+_TRACEBACK: Final = re.compile(
+    r"^(?P<frames>(?:Traceback \(most recent call last\):\n)?"
+    r"(?:  File .*\n(?:    .*\n|  \[Previous line.*\n)*+)++)"
+    r"(?P<message>[A-Za-z_][\w.]*(?:: .*|:)?"
+    rf"(?:\n(?!(?:Original )?Traceback|\s*$|\"\"\"$).*){{0,{_MESSAGE_LINES - 1}}})?+"
+    r"(?P<remote>\n\"\"\")?",
+    re.MULTILINE,
+)
+_FRAME: Final = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+)(?:, in (?P<function>.*))?')
+# Python's own modules, and installed packages.
+_IMPORTER: Final = re.compile(r"\b(?:runpy|importlib)\b")
+_LIBRARY: Final = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<frozen ")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A frame of a traceback: its place, and its lines in the log."""
+
+    file: str
+    line: str
+    function: str
+    shown: tuple[str, ...]
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the frame belongs to the program, not to a library."""
+        return _LIBRARY.search(self.file) is None
+
+
+@dataclass(frozen=True, slots=True)
+class Traceback:
+    """An exception with its frames. ``is_remote``: another process raised it, and sent it as text."""
+
+    head: tuple[str, ...]
+    frames: tuple[Frame, ...]
+    message: str
+    is_remote: bool
+
+    @classmethod
+    def of(cls, match: re.Match[str], *, is_remote: bool) -> Self:
+        lines = match["frames"].splitlines()
+        starts = [number for number, line in enumerate(lines) if line.startswith("  File ")]
+        frames = []
+        for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+            place = _FRAME.match(lines[start])
+            fields = place.groupdict("") if place else {"file": "", "line": "", "function": ""}
+            frames.append(Frame(**fields, shown=tuple(lines[start:end])))
+        return cls(tuple(lines[: starts[0]]), tuple(frames), match["message"], is_remote)
+
+    @property
+    def own_frame(self) -> Frame | None:
+        """The last frame of the program."""
+        return next((frame for frame in reversed(self.frames) if frame.is_own), None)
+
+    @property
+    def shown(self) -> list[str]:
+        """The last frames and the message. The program's last frame is always among them."""
+        last = self.frames[-_FRAMES:]
+        own = self.own_frame
+        frames = last if own is None or own in last else (own, *last)
+        return [*self.head, *(line for frame in frames for line in frame.shown), *self.message.split("\n")]
+
+    @property
+    def shadow(self) -> str:
+        """Path of a file of the program that a library imported, in place of a package. "" without one."""
+        for importing, frame in pairwise(self.frames):
+            is_imported = frame.function == "<module>" and not _IMPORTER.search(importing.file)
+            if is_imported and frame.is_own and not importing.is_own:
+                return frame.file
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramError:
+    """Error message of a program. ``text`` is searched for causes; ``shown`` is shown to the user.
+
+    tracebacks: the exception to report, then the exceptions before and after it. Empty: the end of a log.
+    is_consequence: whether the end of another rank raised the exception.
+    """
+
+    text: str
+    shown: tuple[str, ...]
+    tracebacks: tuple[Traceback, ...] = ()
+    is_consequence: bool = False
+
+    @property
+    def own_frame(self) -> Frame | None:
+        """The last frame of the program, in the reported exception or else in the others."""
+        frames = (traceback.own_frame for traceback in self.tracebacks)
+        return next((frame for frame in frames if frame is not None), None)
+
+    @property
+    def shadow(self) -> str:
+        return next((traceback.shadow for traceback in self.tracebacks if traceback.shadow), "")
+
+    def lines_from(self, match: re.Match[str] | None) -> tuple[str, ...]:
+        """Return lines to show: the traceback, else the log from ``match`` in it on, else the log's end."""
+        if self.tracebacks or match is None:
+            return self.shown
+        rest = self.text[self.text.rfind("\n", 0, match.start() + 1) + 1 :]
+        return tuple(_shown_lines(rest.split("\n")))[:_TAIL_LINES]
+
+
+def find_error(
+    rank_log: str | None, job_log: str, *, noise: Sequence[str], consequences: Sequence[str], show_noise: bool
+) -> ProgramError:
+    """Return the last exception that is not a consequence of another rank's end, or the end of the log.
+
+    rank_log: log of the rank that failed first, if it exists. It is searched before ``job_log``, and messages
+        of other ranks about this rank's end are ignored.
+    noise: patterns of messages to ignore. consequences: patterns of exceptions that are a consequence.
+    show_noise: use the launcher's messages if the logs have no other text.
+    """
+    consequence = re.compile("|".join(consequences))
+    texts = (_without(noise, rank_log or ""), _without(noise, job_log))
+    last_resort = texts[1] if rank_log is None or _TRACEBACK.search(texts[0]) else None
+    for text in texts:
+        chains = list(_chains(text))
+        primary = [chain for chain in chains if not consequence.search(chain[-1].message)]
+        if primary or (chains and text is last_resort):
+            return _error_of((primary or chains)[-1], is_consequence=not primary)
+    if rank_log is not None and not texts[0].strip():
+        lines = (line for line in _TRACEBACK.sub("", texts[1]).split("\n") if not consequence.search(line))
+        return ProgramError("\n".join([*lines][-_MOST_LINES:]), ())
+    text = next(filter(str.strip, (*texts, job_log if show_noise else "")), "")
+    last = [line for line in text.split("\n") if line.strip()]
+    return ProgramError("\n".join(last[-_MOST_LINES:]), tuple(_shown_lines(last[-_TAIL_LINES:])))
+
+
+def _error_of(chain: Sequence[Traceback], *, is_consequence: bool) -> ProgramError:
+    # The exception of another process is the one that the program raised there.
+    main = next((traceback for traceback in reversed(chain) if traceback.is_remote), chain[-1])
+    tracebacks = (main, *(traceback for traceback in reversed(chain) if traceback is not main))
+    text = "\n".join(traceback.message for traceback in tracebacks)
+    return ProgramError(text, tuple(_shown_lines(main.shown)), tracebacks, is_consequence)
+
+
+def _chains(text: str) -> Iterator[list[Traceback]]:
+    """Yield lists of exceptions. A list holds an exception and the exceptions from which it was raised."""
+    chain: list[Traceback] = []
+    end = 0
+    for match in _TRACEBACK.finditer(text):
+        if match["message"] is None:  # no exception
+            continue
+        between = text[end : match.start()]
+        is_original = bool(chain) and _ORIGINAL.match(text, end) is not None
+        if chain and not is_original and not _CHAINED.fullmatch(between):
+            yield chain
+            chain = []
+        traceback = Traceback.of(match, is_remote=is_original or match["remote"] is not None)
+        # The original exception came before the exception with its text.
+        chain.insert(len(chain) - is_original, traceback)
+        end = match.end()
+    if chain:
+        yield chain
+
+
+def _shown_lines(lines: Iterable[str]) -> Iterator[str]:
+    return (plain_line(line)[-_COLUMNS:] for line in lines)
+
+
+def without_long_lines(text: str) -> str:
+    """Return the text without PyTorch's ``[rank0]: `` labels and without the middle of very long lines."""
+    lines = _LABEL.sub("", text).split("\n")
+    return "\n".join(line if len(line) <= _LONGEST else line[:_COLUMNS] + line[-_COLUMNS:] for line in lines)
+
+
+def _without(patterns: Sequence[str], text: str) -> str:
+    for pattern in patterns:
+        text = re.sub(pattern, "", text, flags=re.MULTILINE)
+    return text
