@@ -89,7 +89,7 @@ class Traceback:
 
     @property
     def shadow(self) -> str:
-        """Path of a file of the program that a library imported, in place of a package. "" without one."""
+        """Path of a file of the program that a library imported, in place of a package, or ""."""
         for importing, frame in pairwise(self.frames):
             is_imported = frame.function == "<module>" and not _IMPORTER.search(importing.file)
             if is_imported and frame.is_own and not importing.is_own:
@@ -112,7 +112,7 @@ class ProgramError:
 
     @property
     def own_frame(self) -> Frame | None:
-        """The last frame of the program, in the reported exception or else in the others."""
+        """The last frame of the program, preferably in the reported exception."""
         frames = (traceback.own_frame for traceback in self.tracebacks)
         return next((frame for frame in frames if frame is not None), None)
 
@@ -155,7 +155,7 @@ def find_error(
 
 
 def _error_of(chain: Sequence[Traceback], *, is_consequence: bool) -> ProgramError:
-    # The exception of another process is the one that the program raised there.
+    # The program raised its exception in another process.
     main = next((traceback for traceback in reversed(chain) if traceback.is_remote), chain[-1])
     tracebacks = (main, *(traceback for traceback in reversed(chain) if traceback is not main))
     text = "\n".join(traceback.message for traceback in tracebacks)

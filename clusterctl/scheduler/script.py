@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 import shlex
@@ -137,8 +138,25 @@ def _reject_unusable(path: Path, content: bytes) -> None:
         reason = "its name has characters that can't be printed"
     elif b"\0" in content:
         reason, fix = "it is not a text file", "submit a script that starts the program"
+    else:
+        reason, fix = _encoding_fault(path, content)
     if reason:
         raise UsageError(f"the script {path} can't be submitted", code="script-unfit", why=reason, fix=fix)
+
+
+def _encoding_fault(path: Path, content: bytes) -> tuple[str, str]:
+    """Return the reason why bash or sbatch would misread a script, and the fix; ("", "") if all is well."""
+    name, is_shell = shlex.quote(str(path)), not is_python(path)
+    if content.startswith(codecs.BOM_UTF8) and (is_shell or b"#SBATCH" in content):
+        reason = "it begins with a byte order mark, which hides its first line and its #SBATCH lines"
+        return reason, f"remove the mark with `sed -i '1s/^\\xef\\xbb\\xbf//' {name}`"
+    if is_shell and b"\r\n" in content:
+        reason = "it has Windows line endings, which bash takes for a part of each line's last word"
+        return reason, f"convert it with `sed -i 's/\\r$//' {name}`"
+    if is_shell and b"\r" in content and b"\n" not in content:
+        reason = "its lines end with carriage returns, so that it is a single line for bash"
+        return reason, f"convert it with `sed -i 's/\\r/\\n/g' {name}`"
+    return "", ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

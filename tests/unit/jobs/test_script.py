@@ -110,6 +110,12 @@ def test_an_array_that_the_script_asks_for_has_logs_of_its_own(tmp_path, line, i
         ("a\nb.sh", b"true\n", "script-unfit", "can't be printed"),
         ("big.sh", b"#" * ((4 << 20) + 1), "script-unfit", "4 MiB"),
         ("binary.sh", b"\x7fELF\0", "script-unfit", "not a text file"),
+        ("utf16.sh", "#!/bin/bash\n".encode("utf-16"), "script-unfit", "not a text file"),
+        ("dos.sh", b"#!/bin/bash\r\n#SBATCH --nodes=2\r\nsrun hostname\r\n", "script-unfit", r"s/\r$//"),
+        ("last.sh", b"#!/bin/bash\nsrun hostname\ntrue\r\n", "script-unfit", r"s/\r$//"),
+        ("mac.sh", b"#!/bin/bash\rsrun hostname\r", "script-unfit", r"s/\r/\n/g"),
+        ("bom.sh", b"\xef\xbb\xbf#!/bin/bash\n#SBATCH --nodes=2\n", "script-unfit", r"\xef\xbb\xbf"),
+        ("bom.py", b"\xef\xbb\xbf#SBATCH --nodes=2\nprint()\n", "script-unfit", r"\xef\xbb\xbf"),
         ("het.sh", b"#!/bin/bash\n#SBATCH -N1\n#SBATCH hetjob\n", "heterogeneous-job", "het.sh"),
         ("missing.sh", None, "file-unreadable", "missing.sh"),
         (".", None, "file-unreadable", "directory"),
@@ -120,6 +126,20 @@ def test_scripts_that_can_not_be_submitted(tmp_path, name, content, code, shown)
         (tmp_path / name).write_bytes(content)
     with refused(code, UsageError, shown):
         UserScript.read(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "directives"),
+    [
+        ("dos.py", b"#!/usr/bin/env python3\r\n#SBATCH --nodes=2\r\nprint()\r\n", ("#SBATCH --nodes=2",)),
+        ("bom.py", b"\xef\xbb\xbfprint()\n", ()),
+        ("progress.sh", b"#!/bin/bash\nprintf 'a\rb'\n", ()),
+    ],
+)
+def test_script_with_other_newlines_that_run(tmp_path, name, content, directives):
+    """Python reads all newlines, and bash a carriage return within a line."""
+    (tmp_path / name).write_bytes(content)
+    assert UserScript.read(tmp_path / name).directives == directives
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
