@@ -29,7 +29,7 @@ from clusterctl.errors import (
 from clusterctl.jobs.source import Source, manifest, source_hash
 from clusterctl.scheduler.base import JobRequest
 from clusterctl.scheduler.mpirun_script import render_mpirun_script, with_nodes
-from clusterctl.scheduler.script import PLAIN, Environment, partition_name, render_script
+from clusterctl.scheduler.script import PLAIN, Environment, UserScript, partition_name, render_script
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.facts import ClusterFacts, applied_text
@@ -288,7 +288,12 @@ class Submitter:
         session, folder = self.session, entry.remote_dir or ""
         try:
             request = JobRequest(
-                entry.token, job.name, folder, session.scheduler.script_name, submitted_at=entry.submitted_at
+                entry.token,
+                job.name,
+                folder,
+                session.scheduler.script_name,
+                submitted_at=entry.submitted_at,
+                directives=UserScript.read(job.script).directives if job.script else (),
             )
             # With Slurm, the script has the remaining options.
             if not session.facts.has_slurm:

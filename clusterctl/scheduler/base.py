@@ -289,6 +289,7 @@ class JobRequest:
     """A job to submit. folder: the job's folder on the cluster. script: name of the job script in it.
 
     submitted_at: Unix seconds by the local clock.
+    directives: the #SBATCH lines of the user's script, which an error names.
     nodes, limit_s (0: no limit): used only on clusters without a scheduler. Slurm reads them in the script.
     """
 
@@ -300,6 +301,7 @@ class JobRequest:
     nodes: tuple[str, ...] = ()
     limit_s: int = 0
     submitted_at: float = 0.0
+    directives: tuple[str, ...] = ()
 
 
 class AccountingAwayError(SchedulerError):

@@ -85,13 +85,26 @@ _STEP = (
     "--mpi=none"
 ).split()
 _STEP_S = 120.0
-# Pattern in Slurm's message -> the wrong option, and the command that lists its valid values.
+_GPU_OPTIONS = (
+    "gres gpus G gpus-per-node gpus-per-task gpus-per-socket ntasks-per-gpu mem-per-gpu cpus-per-gpu"
+)
+# Pattern in Slurm's message, the option at fault, Slurm's other names for it, and the command that lists valid values.
 _REFUSALS = (
-    ("invalid account", "--account", "sacctmgr show associations format=account,user"),
-    ("invalid partition|partition name", "--partition", "sinfo --format=%R"),
-    ("invalid qos", "--qos", "sacctmgr show qos format=name"),
-    ("feature", "--constraint", "sinfo --format=%f"),
-    ("gres|gpu", "--gpus", "sinfo --format=%G"),
+    ("mutually exclusive", "--mem", "mem mem-per-cpu mem-per-gpu", ""),
+    ("job array spec", "--array", "array a", ""),
+    ("invalid account", "--account", "account A", "sacctmgr show associations format=account,user"),
+    ("invalid partition|partition name", "--partition", "partition p", "sinfo --format=%R"),
+    ("invalid qos", "--qos", "qos q", "sacctmgr show qos format=name"),
+    ("feature", "--constraint", "constraint C prefer", "sinfo --format=%f"),
+    (r"generic resource|\bgres\b|\bgpus?\b(?!-)", "--gpus", _GPU_OPTIONS, "sinfo --format=%G"),
+    ("time limit", "--time", "time t time-min", "sinfo --format=%R,%l"),
+    ("dependency", "--dependency", "dependency d", "squeue --format=%i"),
+    ("node name|node list", "--nodelist", "nodelist w exclude x nodefile F", "sinfo --format=%n"),
+    ("license", "--licenses", "licenses L", "scontrol show licenses"),
+)
+_ARRAY_LIMIT = (
+    "task numbers go up to MaxArraySize - 1, which is 1000 by default: submit several arrays, or raise it in the "
+    "spec, as in `slurm: {extra: [MaxArraySize=10001]}`, and run `clusterctl up`"
 )
 _TOO_LARGE = re.compile("node configuration is not available|Node count|More processors|limit", re.IGNORECASE)
 
@@ -196,7 +209,7 @@ class SlurmClient(Jobs):
         options = (f"--comment={comment}", f"--chdir={request.folder}", "--open-mode=append")
         for tries_left in (1, 0):
             try:
-                return self.sbatch(request.folder, request.script, *options)
+                return self.sbatch(request.folder, request.script, *options, directives=request.directives)
             except (SlurmAwayError, UnreachableError, AnswerLostError) as exc:
                 was_not_sent = _NOT_SENT.search(exc.why) and not _ON_ITS_WAY.search(exc.why)
                 # Unless the request was certainly not sent, sbatch may still be working on it.
@@ -222,8 +235,8 @@ class SlurmClient(Jobs):
             host=self.transport.host,
         )
 
-    def sbatch(self, folder: str, script: str, *options: str) -> str:
-        """Submit a script from its folder and return the job's id.
+    def sbatch(self, folder: str, script: str, *options: str, directives: Sequence[str] = ()) -> str:
+        """Submit a script from its folder and return the job's id. directives: for the fix of a refusal.
 
         Raises:
             SlurmError: Slurm rejected the job.
@@ -240,7 +253,10 @@ class SlurmClient(Jobs):
             words = (re.sub(r"^sbatch: (error: )?", "", line) for line in result.stderr.strip().splitlines())
             reason = "; ".join(words)
             raise SlurmError(
-                "Slurm rejected the job", code="slurm-refused", why=reason, fix=fix_for_refusal(reason)
+                "Slurm rejected the job",
+                code="slurm-refused",
+                why=reason,
+                fix=fix_for_refusal(reason, directives),
             )
         job_id = result.stdout.strip().splitlines()[-1].partition(";")[0] if result.stdout.strip() else ""
         if not job_id.isdigit():
@@ -391,14 +407,30 @@ class SlurmClient(Jobs):
         )
 
 
-def fix_for_refusal(refusal: str) -> str:
-    """Return the fix for a refusal message of sbatch, with the command that lists the valid values."""
-    for pattern, flag, command in _REFUSALS:
-        if re.search(pattern, refusal, re.IGNORECASE):
-            return f"leave out {flag}, or use a value from `clusterctl ssh '{command}'`"
+def fix_for_refusal(refusal: str, directives: Sequence[str] = ()) -> str:
+    """Return the fix for a refusal message of sbatch, with the command that lists the valid values.
+
+    directives: the #SBATCH lines of the user's script. The line at fault is named.
+    """
+    for pattern, flag, names, command in _REFUSALS:
+        if not re.search(pattern, refusal, re.IGNORECASE):
+            continue
+        lines = [line.strip() for line in directives if _sets(line, names.split())]
+        subject = " and ".join(f"the line `{line}` of the script" for line in lines) or flag
+        if pattern == "mutually exclusive":
+            return f"leave out {subject}" + (f", or {flag}" if lines else "")
+        if flag == "--array":
+            return f"correct {subject}: {_ARRAY_LIMIT}"
+        return f"leave out {subject}, or use a value from `clusterctl ssh '{command}'`"
     if _TOO_LARGE.search(refusal):
         return "ask for less; `clusterctl status` shows the nodes with their cores and memory"
     return "correct the option that Slurm's message names"
+
+
+def _sets(directive: str, names: Sequence[str]) -> bool:
+    """Return whether a #SBATCH line sets an option, given by its names and letters."""
+    forms = "|".join(rf"--{name}(?:[= ]|$)" if len(name) > 1 else f"-{name}" for name in names)
+    return re.search(rf"\s(?:{forms})", directive.partition(" #")[0]) is not None
 
 
 def _sorted(jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]:
