@@ -95,18 +95,17 @@ def is_asleep(answers: Sequence[Answer]) -> bool:
 def has_worked(before: Sequence[Answer], after: Sequence[Answer], elapsed_s: float) -> bool:
     """Return whether a rank worked between two looks, such as a rank that is stopped again and again.
 
-    A rank that waits in a library, or at an unknown place, uses its processor as if it worked.
+    A rank that waits in a library, or at an unknown place, uses its processor as if it worked. A rank that
+    waits elsewhere may look around now and then. A rank that is stopped or blocked uses no time at all.
     """
-    used = {answer["rank"]: answer["cpu_s"] for answer in before if "rank" in answer}
-    waiting = [
-        answer
-        for answer in after
-        if answer.get("doing") in (STOPPED, BLOCKED)
-        or (answer.get("doing") == WAITING and answer["within"] not in ("", *LIBRARIES))
-    ]
-    return any(
-        each["cpu_s"] - used.get(each["rank"], each["cpu_s"]) > FEW_CPU * elapsed_s for each in waiting
-    )
+    cpu_s = {answer["rank"]: answer["cpu_s"] for answer in before if "rank" in answer}
+    for rank in (answer for answer in after if "rank" in answer):
+        used_s = rank["cpu_s"] - cpu_s.get(rank["rank"], rank["cpu_s"])
+        is_still = rank["doing"] in (STOPPED, BLOCKED)
+        may_spin = not is_still and rank["within"] in ("", *LIBRARIES)
+        if not may_spin and used_s > (0 if is_still else FEW_CPU * elapsed_s):
+            return True
+    return False
 
 
 def groups(answers: Sequence[Answer]) -> list[list[Answer]]:

@@ -323,10 +323,14 @@ class Activity:
         state = BLOCKED if self._blocked > self._samples // 2 else WAITING
         return state, waits if has_waited else _wait_of(self.main.pid)
 
-    @property
-    def cpu_s(self) -> float:
-        """The seconds of processor time that the rank has used."""
-        return self._counters()[0] / TICKS_PER_S
+    def cpu_s(self, doing: str) -> float:
+        """Return the seconds of processor time that the rank has used, with ended threads and processes.
+
+        Other processes of a rank that is stopped or blocked may still run.
+        """
+        processes = [self.main] if doing in (STOPPED, BLOCKED) else self.processes
+        stats = [_stat(f"/proc/{process.pid}")[11:15] for process in processes]
+        return sum(int(ticks) for stat in stats for ticks in stat) / TICKS_PER_S
 
     def is_asleep(self, processes: Sequence[Process]) -> bool:
         """Return whether a rank may continue by itself. processes: of the rank now.
@@ -512,7 +516,7 @@ def observe(node: str) -> Iterator[Rank]:
         workers = tuple(sorted({": ".join(filter(None, each)) for each in places.values()}))
         facts = (rank, node, main.pid, doing, within, place, source, workers, tuple(texts))
         is_asleep = activity.is_asleep(processes_now.get(rank, [])[:MOST_PROCESSES_OF_RANK])
-        yield Rank(*facts, is_asleep, round(activity.cpu_s, 2))
+        yield Rank(*facts, is_asleep, round(activity.cpu_s(doing), 2))
 
 
 def _texts(stacks: Mapping[str, Sequence[Frame]]) -> Iterator[str]:

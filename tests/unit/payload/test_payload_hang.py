@@ -202,7 +202,8 @@ def test_a_hang_must_be_the_same_twice(reported: Any, second: list[dict[str, Any
     [
         (1.0, (stacks.STOPPED, ""), True),
         (1.01, (stacks.WAITING, "poll"), True),
-        (2.0, (stacks.STOPPED, ""), False),
+        (1.01, (stacks.STOPPED, ""), False),
+        (1.01, (stacks.BLOCKED, "disk"), False),
         (2.0, (stacks.BLOCKED, "disk"), False),
         (2.0, (stacks.WAITING, "pipe read"), False),
         (2.0, (stacks.WAITING, "MPI"), True),
