@@ -276,10 +276,12 @@ class Cluster:
 
         faults: names of faults. Empty: all. The other arguments are the options of the command `rehearse`.
         """
+        names = _as_list(faults)
+        reject_unknown(names, list(Fault), "rehearse has no fault")
         job = job_to_rehearse(str(target), self._given(args, options))
         with self._session() as session:
             rehearser = Rehearser(session, self._note, limit_s, mtbf_s)
-            chosen = [Fault(name) for name in _as_list(faults)] or list(Fault)
+            chosen = [Fault(name) for name in names] or list(Fault)
             return rehearser.rehearse(Preparer(self._note), job, chosen)
 
     def replay(

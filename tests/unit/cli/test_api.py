@@ -148,6 +148,7 @@ def test_what_is_wrong_is_a_usage_error(here: Session) -> None:
         (lambda: demo.submit("train", wait=True), "jobs have no option 'wait'"),  # type: ignore[call-arg]
         (lambda: demo.submit("train", nodes=0), "--nodes must be at least 1"),
         (lambda: demo.submit("train", sweep={"grid": {"lr": [0.1]}}, array="1-2"), "remove --array"),
+        (lambda: demo.rehearse("train", faults="rank-kiled"), "did you mean rank-killed?"),
         (demo.down, "pass yes=True"),
         (lambda: clusterctl.list_runs("lr ? 2"), "is not a valid condition"),
         (lambda: clusterctl.named_run("nowhere"), "no collected run"),
