@@ -16,6 +16,8 @@ from clusterctl.transport.base import Transport, split_lines
 # The job's script names the payload that the job uses.
 _OBSERVE: Final = """\
 . <(grep -E '^payload=' "$2"/job.sbatch) && exec python3 -IS "$payload"/payload/node/observe.py "$@\""""
+# The resolution of a file's times.
+TICK_S: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +124,9 @@ class Observation:
 
     @property
     def save_s(self) -> float | None:
-        """The median of the seconds that the job took to write a checkpoint."""
+        """The median of the seconds that the job took to write a checkpoint, at least ``TICK_S``."""
         seconds = [write.save_s for write in self.writes if write.save_s is not None]
-        return median(seconds) if seconds else None
+        return max(TICK_S, median(seconds)) if seconds else None
 
     @property
     def interval_s(self) -> float | None:

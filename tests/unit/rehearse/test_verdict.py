@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.rehearse.observation import Observation
+from clusterctl.rehearse.observation import Observation, Write
 from clusterctl.rehearse.verdict import (
     Disturbed,
     Fault,
@@ -180,3 +180,5 @@ def test_the_interval_follows_young_and_daly() -> None:
     assert round(best_interval_s(5, 172_800)) == 1315
     job = UNDISTURBED.observed
     assert (job.save_s, job.interval_s) == (0.5, 2.0)
+    # A small file that is written at its final name.
+    assert Observation("7", "/x", writes=[Write("a.pt", 1, 1.0, 1, 0.0)]).save_s == 0.01
