@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -31,6 +31,7 @@ from clusterctl.scheduler.script import (
     with_launcher,
 )
 from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.slurm_parse import expand_nodes
 from clusterctl.spec.job import JobSpec, is_job_file, job_spec
 from clusterctl.spec.names import Launcher
 from clusterctl.spec.units import format_duration
@@ -151,6 +152,8 @@ class Preparer:
         for notice in filter(None, map(restart_notice, jobs, restarted)):
             self.note(notice)
         jobs = [with_launcher(with_gpus(facts, job), has_pmix=facts.pmix) for job in restarted]
+        for job in jobs:
+            _reject_excluded_nodes(facts, job)
         # All jobs are checked before packages are resolved or a job is sent.
         scripts = [script_of(facts, job) for job in jobs]
         sources = [replay.source if replay else source_of(job) or model for job in jobs]
@@ -224,6 +227,19 @@ def _with_open_dependencies(session: Session, job: JobSpec) -> JobSpec:
                 fix=f"submit job {job_id} again, or use --after {job_id}:any",
             )
     return job.model_copy(update={"after": tuple(remaining)})
+
+
+def _reject_excluded_nodes(facts: ClusterFacts, job: JobSpec) -> None:
+    """Raise UsageError if a pattern of --exclude is a node, which sbatch's option of this name excludes."""
+    nodes = {name for partition in facts.partitions for name in partition.nodes}
+    for pattern in job.exclude:
+        with suppress(ValueError):
+            if not nodes.isdisjoint(expand_nodes(pattern)):
+                raise UsageError(
+                    f"--exclude leaves out files, but {pattern} names a node",
+                    code="exclude-names-node",
+                    fix=f"use --slurm --exclude={pattern} for the node, or --exclude /{pattern} for a file",
+                )
 
 
 def with_restarts(facts: ClusterFacts, job: JobSpec) -> JobSpec:

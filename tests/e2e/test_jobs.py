@@ -320,6 +320,7 @@ def test_flags_win_over_the_scripts_own_lines_which_are_kept(cluster: Cluster) -
     path = script(cluster, "own.sh", f"#!/bin/bash\n{lines}\n{body}\n")
     assert "--ntasks=1" in cluster("submit", path, "--nodes", "2", rc=2).stderr
     node, other = (f"{cluster.name}-train-{number}" for number in (2, 1))
+    assert f"--slurm --exclude={other}" in cluster("submit", path, "--exclude", other, rc=2).stderr
     flags = "--nodes 1 --tasks-per-node 1 --mem 200M --gpus 0".split()
     first = cluster.json("submit", path, *flags, "--slurm", f"--exclude={other}")["job_id"]
     second = cluster.json("submit", "probe", "--after", first, "--slurm", f"-w {node}", "--wait")["job_id"]

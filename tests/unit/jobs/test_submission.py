@@ -94,6 +94,17 @@ def test_a_folder_whose_name_is_not_utf8(session, cluster, tmp_path):
     assert (Path(done.remote_dir) / "stdout.log").read_text() == "fine\n"
 
 
+def test_nodes_are_not_left_out_as_files(session, cluster, job):
+    """sbatch's --exclude names nodes, that of clusterctl patterns of files."""
+    preparer = Preparer(lambda _: None)
+    for pattern in ("demo-train-2", "demo-train-[1-9]", "x,demo-train-1"):
+        with rejected("exclude-names-node", UsageError, f"--slurm --exclude={pattern}"):
+            preparer.prepare(session, Submission([job.model_copy(update={"exclude": (pattern,)})]))
+    for pattern in ("/demo-train-2", "demo-train-3", "*.log", "demo-train-["):
+        (prepared,) = preparer.prepare(session, Submission([job.model_copy(update={"exclude": (pattern,)})]))
+        assert "--exclude" not in prepared.script
+
+
 def test_job_waits_only_for_jobs_that_have_not_ended(session, cluster, job):
     """Slurm forgets a job some minutes after its end, and then refuses it as a dependency."""
     preparer = Preparer(lambda _: None)
