@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -92,17 +93,18 @@ class Directives:
 def _contradiction(job: JobSpec, request: Request) -> tuple[str, str] | None:
     """Return the problem and the fix if an option of the script contradicts the job's flags, or None."""
     name, sets = request.own_name, request.option.sets if request.option else ""
-    flags = job.model_fields_set
+    flags, value = job.model_fields_set, request.value or ""
     if sets == "never":
         advice = f", and use `clusterctl submit {request.use}`" if request.use else ""
         return "is not an option of a job", f"leave it out of the script{advice}"
     if name == "--ntasks":
         for field, least in (("nodes", job.nodes), ("tasks_per_node", job.tasks_per_node)):
             flag, other = (f"--{text.replace('_', '-')}" for text in (field, *(_SHAPE - {field})))
-            if field in flags and (request.value or "").isdecimal() and int(request.value or "") < least:
+            if field in flags and value.isdecimal() and int(value) < least:
                 problem = f"asks for fewer tasks in total than {flag} {least}"
                 return problem, f"also pass {other}, which replaces --ntasks"
-    if name == "--nodelist" and "nodes" in flags and (count := _count_nodes(request.value)) > job.nodes:
+    count = _count_nodes(value) if name == "--nodelist" else 0
+    if "nodes" in flags and count > job.nodes:
         fix = f"use --nodes {count}, or name other nodes with --slurm --nodelist=NODES"
         return f"names more nodes than --nodes {job.nodes}", fix
     if any(name == given.own_name for given in requests_of(job.slurm)):
@@ -115,11 +117,10 @@ def _contradiction(job: JobSpec, request: Request) -> tuple[str, str] | None:
     return None
 
 
-def _count_nodes(names: str | None) -> int:
-    try:
-        return len(expand_nodes(names or ""))
-    except ValueError:
-        return 0
+def _count_nodes(names: str) -> int:
+    with suppress(ValueError):
+        return len(expand_nodes(names))
+    return 0
 
 
 def _words(path: Path, number: int, line: str) -> Iterator[str]:

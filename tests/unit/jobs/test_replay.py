@@ -145,6 +145,13 @@ def test_a_task_of_a_sweep_of_pairs_keeps_its_form(collected: Collected) -> None
     assert replay.job.args == ("x=8", "++a.lr=0.2", "y=9")
 
 
+def test_dependencies_on_other_jobs_are_not_repeated(collected: Collected) -> None:
+    run, script = collected("plain.sh", after=["3"], slurm=["--nice=5"])
+    assert "--dependency=afterok:3" in script
+    replay = replay_job(run, AGAIN)
+    assert (replay.job.after, replay.job.slurm) == ((), ("--nice=5",))
+
+
 def test_a_task_of_another_array_keeps_its_number(collected: Collected) -> None:
     run, _ = collected("plain.sh", array="1-3")
     replay = replay_job(run, ReplayRequest("x", task="3"))

@@ -11,6 +11,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.directives import Directives
 from clusterctl.spec.job import JobSpec
+from clusterctl.spec.job_file import jobs_of_file
 from tests.support.messages import refused
 from tests.support.played.batch import rendered, user_script
 
@@ -79,6 +80,24 @@ def test_flag_replaces_its_quantity_alone(
     tmp_path: Path, lines: str, flags: dict[str, Any], expected: list[str]
 ) -> None:
     assert options_of(tmp_path, re.sub("^", "#SBATCH ", lines, flags=re.MULTILINE), **flags) == expected
+
+
+def test_keys_of_a_job_file_replace_options_too(tmp_path: Path) -> None:
+    lines = "#SBATCH -N3 -n9 --mem-per-gpu=1G --gres=gpu:2\n#SBATCH -d singleton --nice"
+    user_script(tmp_path, "own.sh", f"#!/bin/bash\n{lines}\ntrue\n")
+    keys = "nodes: 1\ntasks_per_node: 2\nmem: 1GiB\ngpus: 0\nafter: [7]\nslurm: [--nice=3]\n"
+    file = user_script(tmp_path, "job.yaml", f"job: own.sh\n{keys}variants: {{a: {{slurm+: [--hold]}}}}\n")
+    (job,) = jobs_of_file(file, {"nodes": 2})
+    found = [line for line in rendered(job).splitlines() if line.startswith("#SBATCH")][3:]
+    expected = [
+        "--nodes=2",
+        "--ntasks-per-node=2",
+        "--mem=1024M",
+        "--dependency=afterok:7",
+        "--nice=3",
+        "--hold",
+    ]
+    assert found == [f"#SBATCH {option}" for option in expected]
 
 
 @pytest.mark.parametrize(
