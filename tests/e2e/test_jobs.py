@@ -70,6 +70,35 @@ def test_a_python_script_gets_the_job_environment_and_all_ranks(cluster: Cluster
     assert f"(1, 2, '{cluster.name}-train-2', ['--flag', 'x y'])" in out
 
 
+PROJECT = {
+    "proj/job.yaml": "job: scripts/run.sh\n",
+    "proj/pyproject.toml": "",
+    "proj/config.txt": "lr 0.1\n",
+    "proj/src/pkg/__init__.py": "import numpy\n",
+    "proj/src/pkg/train.py": "print(open('config.txt').read())\n",
+    "proj/scripts/run.sh": """\
+#!/bin/bash -l
+#SBATCH --nodes=1
+srun python -m pkg.train
+sbatch --wait --output=worker.log --wrap 'echo "inherited <$OMP_NUM_THREADS$MASTER_ADDR>"'
+cat worker.log
+""",
+}
+
+
+def test_project_runs_from_its_own_folder(cluster: Cluster) -> None:
+    """Its login shell finds the job's Python, and the job that it submits does not inherit its variables."""
+    for name, text in PROJECT.items():
+        path = cluster.runner.cwd / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    done = cluster.json("submit", "proj/job.yaml", "--wait")
+    assert done["source"]["folder"] == str(cluster.runner.cwd / "proj")
+    out = (cluster.run_of(done["job_id"]) / "stdout.log").read_text()
+    assert "lr 0.1" in out.splitlines()
+    assert "inherited <>" in out.splitlines()
+
+
 def test_nothing_is_queued_after_a_wrong_argument(cluster: Cluster) -> None:
     known = {job["job_id"] for job in cluster.json("jobs")["jobs"]}
     sweep = script(cluster, "wrong.yaml", "job: train\nvariants: {a: {}, b: {args: [--lr, abc]}}\n")

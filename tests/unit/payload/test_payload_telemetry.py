@@ -29,19 +29,9 @@ def _watch(
     """
     file = out / f"{_HOST}.jsonl"
     had = file.read_text().count('"sample"') if file.exists() else 0
+    words = ["-m", "payload", "telemetry", "--out", str(out), "--interval", "0.1"]
     process = subprocess.Popen(
-        [
-            "env",
-            f"--{'ignore' if ignored else 'default'}-signal=INT",
-            sys.executable,
-            "-m",
-            "payload",
-            "telemetry",
-            "--out",
-            str(out),
-            "--interval",
-            "0.1",
-        ],
+        ["env", f"--{'ignore' if ignored else 'default'}-signal=INT", sys.executable, *words],
         cwd=Path(__file__).parents[3],
         stderr=subprocess.PIPE,
         text=True,
