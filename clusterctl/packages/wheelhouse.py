@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Final
 
 from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.version import Version
 
-from clusterctl.errors import MachineError, UsageError
+from clusterctl.errors import MachineError, Notice, UsageError
 from clusterctl.packages.accelerators import Builds, CudaBuildError, cpu_index
+from clusterctl.packages.source_archives import SourceArchives, passed_over
 from clusterctl.spec.distributions import DEFAULT, Distribution, distribution_of
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.state.workspace import cache_home, write_atomic
@@ -274,6 +276,7 @@ def _local_wheel(line: str, folder: Path) -> Path | None:
 
 
 _REASON_BEGINS: Final = re.compile(r"^(ERROR:|error:|The conflict is caused by:)", re.MULTILINE)
+_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*")
 _DOWNLOADED: Final = re.compile(r"^Successfully downloaded (.*)$", re.MULTILINE)
 _CONFLICT: Final = "The conflict is caused by:"
 _PARTY: Final = re.compile(
@@ -395,28 +398,58 @@ def _download(requirements: Requirements, folder: Path, pip: Pip) -> list[Path]:
     limits = folder / "constraints.txt"
     builds = Builds(requirements.gpus, pip.report, folder)
     contents = b"\n".join(text for file in files for _, text in _contents(file, constraints=False))
-    builds.request_cuda(contents.decode(errors="replace"))
+    text = contents.decode(errors="replace")
+    builds.request_cuda(text)
     arguments = [word for file in builds.files(files) for word in ("--requirement", str(file))]
     arguments += ["--constraint", str(limits)]
+    archives = SourceArchives.of(folder / "built", files[-1].absolute().parent, text)
+    is_newest = False
     while True:
         limits.write_text(_constraints(kept))
         # Each attempt gets a new folder, because a stopped pip may leave files.
         target = Path(tempfile.mkdtemp(prefix="wheels-", dir=folder))
-        folder_of_last = files[-1].absolute().parent
-        argv = [*arguments, *builds.arguments, "--dest", str(target)]
+        argv = [*arguments, *builds.arguments, *archives.arguments, "--dest", str(target)]
         try:
-            result = pip.download(argv, cwd=folder_of_last, builds=builds)
+            result = pip.download(argv, cwd=archives.cwd, builds=builds)
         except CudaBuildError:
             builds.use_cpu_index()
             continue
         if result.rc == 0:
+            if not is_newest and (is_newest := _newest_builds(text, target, result, pip, archives)):
+                continue
             break
+        if notices := archives.build_missing(result.stdout):
+            pip.report("\n".join(notices))
+            continue
         if not kept or _CONFLICT not in result.stdout:
-            raise _unresolvable(requirements, result)
+            raise _unresolvable(requirements, result, archives)
         kept = _without_conflict(kept, result)
     chosen = sorted(target.glob("*.whl"))
     _reject_sources(files, result, {Wheel.of(path.name, "").name for path in chosen})
     return chosen
+
+
+def _newest_builds(text: str, target: Path, result: Result, pip: Pip, archives: SourceArchives) -> bool:
+    """If pip chose older versions of required packages, build wheels that their newest versions need.
+
+    Return whether a wheel was built. If not, report the versions that pip chose.
+    text: the requirements. target: the folder with the wheels that pip chose. result: of pip.
+    """
+    chosen = {wheel.name: wheel.version for wheel in (Wheel.of(p.name, "") for p in target.glob("*.whl"))}
+    names = [canonicalize_name(match[0]) for match in map(_NAME.match, text.splitlines()) if match]
+    newest = passed_over(result.stdout, names, chosen)
+    argv = ["--requirement", str(archives.requirements(newest)), *archives.arguments]
+    argv += ["--dest", tempfile.mkdtemp(prefix="newest-", dir=target.parent)]
+    probe = pip.download(argv, cwd=archives.cwd) if newest else result
+    if probe.rc != 0 and (notices := archives.build_missing(probe.stdout)):
+        pip.report("\n".join(notices))
+        return True
+    for name, version in newest.items():
+        kind = "the pre-release " if Version(chosen[name]).is_prerelease else ""
+        reason = "which does not fit the other requirements or needs packages without wheels"
+        text = f"pip chose {kind}{name} {chosen[name]} instead of {version}, {reason}"
+        pip.report(Notice("other-version-chosen", text))
+    return False
 
 
 def _constraints(kept: Mapping[str, str]) -> str:
@@ -451,7 +484,9 @@ def _move_to_cache(path: Path) -> Wheel:
     return wheel
 
 
-def _unresolvable(requirements: Requirements, result: Result) -> UsageError:
+def _unresolvable(requirements: Requirements, result: Result, archives: SourceArchives) -> UsageError:
+    if archives.failures:
+        return archives.error(requirements.files, requirements.node)
     begin = _REASON_BEGINS.search(result.stdout)
     text = result.stdout[begin.start() :] if begin else result.stdout[-_LONGEST_REASON:]
     reason = text.partition("\nTo fix this")[0].strip()

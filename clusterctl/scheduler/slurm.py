@@ -88,7 +88,7 @@ _STEP_S = 120.0
 _GPU_OPTIONS = (
     "gres gpus G gpus-per-node gpus-per-task gpus-per-socket ntasks-per-gpu mem-per-gpu cpus-per-gpu"
 )
-# Pattern in Slurm's message, the option at fault, Slurm's other names for it, and the command that lists valid values.
+# Pattern in Slurm's message, the option at fault, Slurm's other names for it, command that lists valid values.
 _REFUSALS = (
     ("mutually exclusive", "--mem", "mem mem-per-cpu mem-per-gpu", ""),
     ("job array spec", "--array", "array a", ""),
@@ -103,8 +103,8 @@ _REFUSALS = (
     ("license", "--licenses", "licenses L", "scontrol show licenses"),
 )
 _ARRAY_LIMIT = (
-    "task numbers go up to MaxArraySize - 1, which is 1000 by default: submit several arrays, or raise it in the "
-    "spec, as in `slurm: {extra: [MaxArraySize=10001]}`, and run `clusterctl up`"
+    "task numbers go up to MaxArraySize - 1, which is 1000 by default: submit several arrays, or raise it in "
+    "the spec, as in `slurm: {extra: [MaxArraySize=10001]}`, and run `clusterctl up`"
 )
 _TOO_LARGE = re.compile("node configuration is not available|Node count|More processors|limit", re.IGNORECASE)
 

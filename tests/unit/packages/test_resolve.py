@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,10 +14,11 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.packages import wheelhouse
+from clusterctl.packages.source_archives import passed_over
 from clusterctl.packages.wheelhouse import Lock, Requirements, resolve, wheel_path
 from clusterctl.util.process import run_with_lines
 from tests.support import forks
-from tests.support.messages import refused
+from tests.support.messages import refused, shows
 from tests.support.wheels import a_wheel
 
 Resolve = Callable[..., Lock]
@@ -221,6 +224,90 @@ def test_sources_are_refused(solve: Resolve, index: Path, tmp_path: Path) -> Non
     with refused("no-wheel", UsageError) as caught:
         solve("first", "./project")
     assert "pip wheel" in caught.value.fix
+
+
+BACKEND = """
+import os, pathlib, zipfile
+
+def build_wheel(folder, settings=None, metadata=None):
+    assert "SECRET" not in os.environ
+    assert not list(pathlib.Path.home().glob(".ssh*"))
+    name = "{name}-{version}-{tag}.whl"
+    info = "{name}-{version}.dist-info/"
+    with zipfile.ZipFile(pathlib.Path(folder, name), "w") as wheel:
+        text = "Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n"
+        wheel.writestr(info + "METADATA", text)
+        wheel.writestr(info + "WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: {tag}\\n")
+        wheel.writestr(info + "RECORD", "")
+    return name
+"""
+
+
+def a_source(index: Path, name: str, version: str, tag: str = "py3-none-any") -> None:
+    """Put a source archive into the index. Its build needs no other package."""
+    texts = {
+        "pyproject.toml": f'[project]\nname = "{name}"\nversion = "{version}"\n[build-system]\n'
+        'requires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
+        "backend.py": BACKEND.format(name=name, version=version, tag=tag),
+        "PKG-INFO": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+    }
+    with tarfile.open(index / f"{name}-{version}.tar.gz", "w:gz") as archive:
+        for file, text in texts.items():
+            member = tarfile.TarInfo(f"{name}-{version}/{file}")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+
+
+def test_source_archive_of_pure_python_becomes_a_wheel(
+    solve: Resolve, index: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "x")
+    a_source(index, "small", "1.2")
+    a_source(index, "small", "2.0")
+    a_wheel(index, "user", requires=["small<2"])
+    lock = solve("user")
+    assert versions(lock) == ["small==1.2", "user==1.0"]
+    assert all(wheel_path(wheel).is_file() for wheel in lock.wheels)
+    assert any(shows(line, "built-from-source") for line in said)
+
+
+def test_passed_over_compares_versions_of_wheels() -> None:
+    output = """
+    Downloading https://x/torch-2.13.0%2Bcpu-cp313-cp313-linux_x86_64.whl (9 MB)
+    Processing ./in dex/odd_name-2021.08.1-py3-none-any.whl
+    Using cached a-3.0-py3-none-any.whl.metadata (1 kB)
+    Downloading a-2.0rc1-py3-none-any.whl (1 kB)
+    Downloading b-x.whl (1 kB)
+    """
+    chosen = {"torch": "2.13.0+cpu", "odd-name": "2021.8.1", "a": "2.0rc1", "b": "1"}
+    assert passed_over(output, chosen, chosen) == {"a": "3.0"}
+
+
+def test_source_archive_lets_pip_choose_the_newest_version(
+    solve: Resolve, index: Path, said: list[str]
+) -> None:
+    a_wheel(index, "user", "1.0")
+    a_wheel(index, "user", "2.0", requires=["small"])
+    assert versions(solve("user")) == ["user==1.0"]
+    assert any(shows(line, "other-version-chosen") for line in said)
+    a_source(index, "small", "1.2")
+    said.clear()
+    assert versions(solve("user", "# again")) == ["small==1.2", "user==2.0"]
+    assert not any(shows(line, "other-version-chosen") for line in said)
+
+
+@pytest.mark.parametrize(
+    ("tag", "only_wheels"),
+    [("cp313-cp313-linux_x86_64", False), ("damaged", False), ("py3-none-any", True)],
+)
+def test_source_archive_that_is_not_pure_is_refused(
+    solve: Resolve, index: Path, monkeypatch: pytest.MonkeyPatch, tag: str, only_wheels: bool
+) -> None:
+    a_source(index, "small", "1.2", tag)
+    if only_wheels:
+        monkeypatch.setenv("PIP_ONLY_BINARY", "small")
+    with refused("requirements-unmet" if only_wheels else "source-not-built", UsageError):
+        solve("small")
 
 
 def test_a_file_without_requirements_adds_nothing(solve: Resolve) -> None:

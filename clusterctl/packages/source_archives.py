@@ -1,0 +1,145 @@
+"""Wheels of packages that an index offers only as source archives, built on the user's machine.
+
+A build runs code of the package, as `pip install` does. It gets an empty home folder, few variables, no
+compiler and limited time, and only a wheel of pure Python is used. Set PIP_ONLY_BINARY to prevent builds.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote
+
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+
+from clusterctl.errors import Notice, UsageError
+from clusterctl.util.process import run
+
+_NO_WHEEL: Final = re.compile(r"No matching distribution found for ([\w.-]+)(?:\[[^\]]*\])?([^\s(;]*)")
+_NO_WHEELS: Final = re.compile(r"matching distributions available for your environment:\n((?: +\S+\n)+)")
+_WANTED: Final = r"depends on ({})(?:\[[^\]]*\])?([^\s(;]*)"
+_OPTION: Final = re.compile(
+    r"^(-i|-f|--index-url|--extra-index-url|--find-links|--no-index|--trusted-host)\b.*$", re.M
+)
+# The build may use a proxy, the certificates and the settings of pip, but no other variable of the user.
+_PASSED_ON: Final = re.compile(
+    r"PATH|LANG|LC_ALL|PIP_\w+|\w+_(?:proxy|PROXY)|SSL_CERT_\w+|REQUESTS_CA_BUNDLE"
+)
+_TRIED: Final = re.compile(r"(?:Downloading|Using cached|Processing) (?:.*/)?(\S+\.whl)")
+_PURE: Final = "-none-any.whl"
+_PATIENCE_S: Final = 300.0
+_LONGEST_REASON: Final = 1000
+
+
+@dataclass
+class SourceArchives:
+    """Builds wheels into ``folder``. options: lines of a requirements file with the user's indexes.
+
+    cwd: the folder that relative paths in ``options`` start at. built: the wheels. failures: name -> why the
+        package has no wheel. tried: names of packages that were tried to build.
+    """
+
+    folder: Path
+    cwd: Path
+    options: Sequence[str]
+    built: list[Path] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
+    tried: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, folder: Path, cwd: Path, requirements: str) -> SourceArchives:
+        """Return a builder in a new folder, with the options in the text of requirements files."""
+        folder.mkdir()
+        return cls(folder, cwd, [match[0] for match in _OPTION.finditer(requirements)])
+
+    @property
+    def arguments(self) -> list[str]:
+        """The arguments with which pip finds the built wheels."""
+        return ["--find-links", str(self.folder)] if self.built else []
+
+    def requirements(self, pins: Mapping[str, str]) -> Path:
+        """Write and return a requirements file with the user's options and ``pins`` (name -> version)."""
+        path = self.folder / "newest.txt"
+        path.write_text("\n".join((*self.options, *map("==".join, pins.items()), "")))
+        return path
+
+    def build_missing(self, output: str) -> list[Notice]:
+        """Build wheels that pip, according to its ``output``, did not find. Return a message about each."""
+        allowed = "PIP_ONLY_BINARY" not in os.environ
+        wheels = [self._build(name, versions) for name, versions in _missing(output) if allowed]
+        reason = "on this machine, because the index has only its source archive"
+        return [Notice("built-from-source", f"built {wheel.name} {reason}") for wheel in wheels if wheel]
+
+    def error(self, files: Sequence[Path], node: object) -> UsageError:
+        """Return the error for the first of ``failures``. node: the platform of the nodes."""
+        name, reason = next(iter(self.failures.items()))
+        return UsageError(
+            f"{name} has no wheel for the nodes, and no wheel of pure Python can be built of it",
+            code="source-not-built",
+            where=", ".join(map(str, files)),
+            why=reason,
+            fix=f"require a version of {name} with a wheel for {node}, or build its wheel on such a machine "
+            f"(pip wheel --no-deps {name}) and add a line `--find-links FOLDER`",
+        )
+
+    def _build(self, name: str, versions: str) -> Path | None:
+        if canonicalize_name(name) in self.tried:
+            return None
+        self.tried.add(canonicalize_name(name))
+        home = Path(tempfile.mkdtemp(prefix="build-", dir=self.folder))
+        (home / "wanted.txt").write_text("\n".join((*self.options, f"{name}{versions}", "")))
+        argv = [sys.executable, "-P", "-m", "pip", "wheel", "--no-input", "--disable-pip-version-check"]
+        argv += ["--progress-bar=off", "--no-deps", "--no-cache-dir", "--no-binary", name]
+        argv += ["--wheel-dir", str(home / "wheels"), "--requirement", str(home / "wanted.txt")]
+        env = {key: value for key, value in os.environ.items() if _PASSED_ON.fullmatch(key)}
+        env |= {"HOME": str(home), "TMPDIR": str(home), "CC": "false", "CXX": "false", "NO_COLOR": "1"}
+        # With another HOME, pip would not find the settings of the user.
+        settings = Path("~/.config/pip/pip.conf").expanduser()
+        if settings.is_file():
+            env.setdefault("PIP_CONFIG_FILE", str(settings))
+        try:
+            result = run(argv, env=env, cwd=self.cwd, timeout_s=_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self.failures[name] = f"its build takes longer than {_PATIENCE_S:.0f} s"
+            return None
+        wheel = next((home / "wheels").glob("*.whl"), None)
+        if wheel is not None and wheel.name.endswith(_PURE):
+            self.built.append(wheel.rename(self.folder / wheel.name))
+            return self.built[-1]
+        if wheel is not None:
+            self.failures[name] = f"its build gives {wheel.name}, which is not pure Python"
+        elif not _NO_WHEEL.search(result.stdout + result.stderr):
+            self.failures[name] = (result.stderr or result.stdout).strip()[-_LONGEST_REASON:]
+        return None
+
+
+def passed_over(output: str, names: Iterable[str], chosen: Mapping[str, str]) -> dict[str, str]:
+    """Return name -> version of packages of which pip chose another version than it tried first.
+
+    output: the lines of pip. names: the packages to look at. chosen: name -> chosen version.
+    """
+    first: dict[str, str] = {}
+    for file in map(unquote, _TRIED.findall(output)):
+        with suppress(InvalidWheelFilename):
+            name, version, _, _ = parse_wheel_filename(file)
+            first.setdefault(name, str(version))
+    tried = ((name, first.get(name)) for name in names if name in chosen)
+    return {name: version for name, version in tried if version and version != chosen[name]}
+
+
+def _missing(output: str) -> Iterator[tuple[str, str]]:
+    """Yield (name, version specifiers) of packages for which pip found no wheel."""
+    yield from _NO_WHEEL.findall(output)
+    for listed in _NO_WHEELS.findall(output):
+        for name in listed.split():
+            pattern = _WANTED.format(re.sub("[-_.]+", "[-_.]+", name))
+            requirement = re.search(pattern, output, re.IGNORECASE)
+            yield name, requirement[2] if requirement else ""
