@@ -293,7 +293,7 @@ class Submitter:
                 folder,
                 session.scheduler.script_name,
                 submitted_at=entry.submitted_at,
-                directives=UserScript.read(job.script).directives if job.script else (),
+                directives=UserScript.read(job.script).directives.requests if job.script else (),
             )
             # With Slurm, the script has the remaining options.
             if not session.facts.has_slurm:

@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from clusterctl.errors import AnswerLostError, ClusterctlError, SchedulerError, TransportError, UsageError
 from clusterctl.scheduler.attempts import Hang
+from clusterctl.spec.sbatch import Request
 from clusterctl.transport.base import Transport
 from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
@@ -289,7 +290,7 @@ class JobRequest:
     """A job to submit. folder: the job's folder on the cluster. script: name of the job script in it.
 
     submitted_at: Unix seconds by the local clock.
-    directives: the #SBATCH lines of the user's script, which an error names.
+    directives: the options in the #SBATCH lines of the user's script, which an error names.
     nodes, limit_s (0: no limit): used only on clusters without a scheduler. Slurm reads them in the script.
     """
 
@@ -301,7 +302,7 @@ class JobRequest:
     nodes: tuple[str, ...] = ()
     limit_s: int = 0
     submitted_at: float = 0.0
-    directives: tuple[str, ...] = ()
+    directives: tuple[Request, ...] = ()
 
 
 class AccountingAwayError(SchedulerError):

@@ -39,6 +39,7 @@ from clusterctl.scheduler.base import (
 )
 from clusterctl.scheduler.slurm_parse import fold_nodes
 from clusterctl.spec.names import SLURMCTLD_PORT
+from clusterctl.spec.sbatch import Request
 from clusterctl.transport.base import Transport
 from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
@@ -85,22 +86,19 @@ _STEP = (
     "--mpi=none"
 ).split()
 _STEP_S = 120.0
-_GPU_OPTIONS = (
-    "gres gpus G gpus-per-node gpus-per-task gpus-per-socket ntasks-per-gpu mem-per-gpu cpus-per-gpu"
-)
-# Pattern in Slurm's message, the option at fault, Slurm's other names for it, command that lists valid values.
+# Pattern in Slurm's message, the flag at fault, its quantities, and the command that lists valid values.
 _REFUSALS = (
-    ("mutually exclusive", "--mem", "mem mem-per-cpu mem-per-gpu", ""),
-    ("job array spec", "--array", "array a", ""),
-    ("invalid account", "--account", "account A", "sacctmgr show associations format=account,user"),
-    ("invalid partition|partition name", "--partition", "partition p", "sinfo --format=%R"),
-    ("invalid qos", "--qos", "qos q", "sacctmgr show qos format=name"),
-    ("feature", "--constraint", "constraint C prefer", "sinfo --format=%f"),
-    (r"generic resource|\bgres\b|\bgpus?\b(?!-)", "--gpus", _GPU_OPTIONS, "sinfo --format=%G"),
-    ("time limit", "--time", "time t time-min", "sinfo --format=%R,%l"),
-    ("dependency", "--dependency", "dependency d", "squeue --format=%i"),
-    ("node name|node list", "--nodelist", "nodelist w exclude x nodefile F", "sinfo --format=%n"),
-    ("license", "--licenses", "licenses L", "scontrol show licenses"),
+    ("mutually exclusive", "--mem", {"mem"}, ""),
+    ("job array spec", "--array", {"array"}, ""),
+    ("invalid account", "--account", {"account"}, "sacctmgr show associations format=account,user"),
+    ("invalid partition|partition name", "--partition", {"partition"}, "sinfo --format=%R"),
+    ("invalid qos", "--qos", {"qos"}, "sacctmgr show qos format=name"),
+    ("feature", "--constraint", {"constraint", "--prefer"}, "sinfo --format=%f"),
+    (r"generic resource|\bgres\b|\bgpus?\b(?!-)", "--gpus", {"gpus", "--gres"}, "sinfo --format=%G"),
+    ("time limit", "--time", {"time"}, "sinfo --format=%R,%l"),
+    ("dependency", "--after", {"after"}, "squeue --format=%i"),
+    ("node name|node list", "--nodelist", {"nodelist", "--exclude"}, "sinfo --format=%n"),
+    ("license", "--licenses", {"--licenses"}, "scontrol show licenses"),
 )
 _ARRAY_LIMIT = (
     "task numbers go up to MaxArraySize - 1, which is 1000 by default: submit several arrays, or raise it in "
@@ -235,7 +233,7 @@ class SlurmClient(Jobs):
             host=self.transport.host,
         )
 
-    def sbatch(self, folder: str, script: str, *options: str, directives: Sequence[str] = ()) -> str:
+    def sbatch(self, folder: str, script: str, *options: str, directives: Sequence[Request] = ()) -> str:
         """Submit a script from its folder and return the job's id. directives: for the fix of a refusal.
 
         Raises:
@@ -407,16 +405,18 @@ class SlurmClient(Jobs):
         )
 
 
-def fix_for_refusal(refusal: str, directives: Sequence[str] = ()) -> str:
+def fix_for_refusal(refusal: str, directives: Sequence[Request] = ()) -> str:
     """Return the fix for a refusal message of sbatch, with the command that lists the valid values.
 
-    directives: the #SBATCH lines of the user's script. The line at fault is named.
+    directives: the options in the user's script. The option at fault is named with its line.
     """
-    for pattern, flag, names, command in _REFUSALS:
+    for pattern, flag, quantities, command in _REFUSALS:
         if not re.search(pattern, refusal, re.IGNORECASE):
             continue
-        lines = [line.strip() for line in directives if _sets(line, names.split())]
-        subject = " and ".join(f"the line `{line}` of the script" for line in lines) or flag
+        lines = [request for request in directives if request.quantities & quantities]
+        subject = (
+            " and ".join(f"`#SBATCH {line}` in line {line.line} of the script" for line in lines) or flag
+        )
         if pattern == "mutually exclusive":
             return f"leave out {subject}" + (f", or {flag}" if lines else "")
         if flag == "--array":
@@ -425,12 +425,6 @@ def fix_for_refusal(refusal: str, directives: Sequence[str] = ()) -> str:
     if _TOO_LARGE.search(refusal):
         return "ask for less; `clusterctl status` shows the nodes with their cores and memory"
     return "correct the option that Slurm's message names"
-
-
-def _sets(directive: str, names: Sequence[str]) -> bool:
-    """Return whether a #SBATCH line sets an option, given by its names and letters."""
-    forms = "|".join(rf"--{name}(?:[= ]|$)" if len(name) > 1 else f"-{name}" for name in names)
-    return re.search(rf"\s(?:{forms})", directive.partition(" #")[0]) is not None
 
 
 def _sorted(jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]:

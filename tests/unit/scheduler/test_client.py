@@ -14,6 +14,7 @@ from clusterctl.errors import AnswerLostError, NoAnswerError, SlurmError, Unreac
 from clusterctl.scheduler import admin
 from clusterctl.scheduler.admin import SlurmNodes
 from clusterctl.scheduler.base import AccountingAwayError, JobInfo, JobState
+from clusterctl.scheduler.directives import Directives
 from clusterctl.scheduler.slurm import SlurmAwayError, SlurmClient, fix_for_refusal
 from clusterctl.util.progress import Clock
 from tests.support.here import LocalTransport
@@ -392,29 +393,29 @@ def test_lost_nodes_are_those_lost_during_the_job() -> None:
         (
             "--mem, --mem-per-cpu, and --mem-per-gpu are mutually exclusive.",
             "--mem-per-cpu=300M",
-            "line",
+            "line 2",
             "--gpus",
         ),
         ("--mem, --mem-per-cpu, and --mem-per-gpu are mutually exclusive.", "", "--mem", "--gpus"),
-        ("Invalid generic resource (gres) specification", "--gres=gpu:1", "line", "--gpus"),
-        ("Invalid generic resource (gres) specification", "-G 1", "line", "--gpus"),
-        ("Invalid generic resource (gres) specification", "", "--gpus", "line"),
-        ("Invalid qos specification", "--qos=fast", "line", "--qos,"),
-        ("Invalid partition name specified", "-p gpu", "line", "--partition,"),
-        ("Invalid partition name specified", "--time=1", "--partition", "line"),
-        ("Invalid feature specification", "-C a100", "line", "--gpus"),
-        ("Invalid job array specification", "--array=1-1500%4", "line", "--array:"),
-        ("Invalid job array specification", "", "--array", "line"),
-        ("Requested time limit is invalid (missing or exceeds some limit)", "-t 9-0", "line", "cores"),
-        ("Job dependency problem", "--dependency=afterok:1", "line", "--dependency,"),
-        ("Invalid node name specified", "-w nosuch", "line", "--nodelist,"),
-        ("Invalid node name specified", "-N 2 --nodelist nosuch # comment", "line", "--nodelist,"),
+        ("Invalid generic resource (gres) specification", "--gres=gpu:1", "line 2", "--gpus"),
+        ("Invalid generic resource (gres) specification", "-G 1", "line 2", "--gpus,"),
+        ("Invalid generic resource (gres) specification", "", "--gpus", "line 2"),
+        ("Invalid qos specification", "--qos=fast", "line 2", "--qos,"),
+        ("Invalid partition name specified", "-p gpu", "line 2", "--partition,"),
+        ("Invalid partition name specified", "--time=1", "--partition", "line 2"),
+        ("Invalid feature specification", "-C a100", "line 2", "--gpus"),
+        ("Invalid job array specification", "--array=1-1500%4", "line 2", "--array:"),
+        ("Invalid job array specification", "", "--array", "line 2"),
+        ("Requested time limit is invalid (missing or exceeds some limit)", "-t 9-0", "line 2", "cores"),
+        ("Job dependency problem", "--dependency=afterok:1", "line 2", "--after,"),
+        ("Invalid node name specified", "-w nosuch", "line 2", "--nodelist,"),
+        ("Invalid node name specified", "-N 2 --nodelist nosuch # comment", "line 2", "--nodelist,"),
     ],
 )
 def test_fix_for_refusal_names_the_option_or_line(refusal, line, at_fault, not_at_fault):
     """The line of the script that asked, and the flag only without such a line."""
-    directives = ["#SBATCH --nodes=1", *([f"#SBATCH {line}"] if line else [])]
-    fix = fix_for_refusal(f"Batch job submission failed: {refusal}", directives)
-    assert (f"the line `#SBATCH {line}`" if at_fault == "line" else at_fault) in fix
-    assert ("the line" if not_at_fault == "line" else not_at_fault) not in fix
+    directives = Directives.read(Path("x.sh"), ["#SBATCH --nodes=1", *([f"#SBATCH {line}"] if line else [])])
+    fix = fix_for_refusal(f"Batch job submission failed: {refusal}", directives.requests)
+    assert at_fault in fix
+    assert not_at_fault not in fix
     assert ("MaxArraySize" in fix) is ("array" in refusal)
