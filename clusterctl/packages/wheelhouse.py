@@ -222,6 +222,14 @@ def _contents(
             name, visited = include[2].strip("\"'"), parents | {file}
             if "://" not in name and (constraints or include[1] in {"-r", "--requirement"}):
                 yield from _contents(file.parent / name, visited, f"{file}:{number}", constraints=constraints)
+        elif (place := _BUILT_THERE.match(line)) is not None and not Path(place["path"]).exists():
+            raise UsageError(
+                f"{place['name']} is required from a folder that does not exist",
+                code="requirement-of-conda",
+                where=f"{file}:{number}",
+                why=f"{place['path']} is a place on the machine on which conda or pip built the package",
+                fix=f"write {place['name']}==VERSION; `pip list --format=freeze` writes such lines",
+            )
         elif (wheel := _local_wheel(line, file.parent)) is not None:
             try:
                 yield b"", file_sha256(wheel).encode()
@@ -237,6 +245,14 @@ def _contents(
 
 def _read(file: Path, named_in: str) -> bytes:
     name, fix = f"the requirements file {file}", "pass a file in pip's requirements format"
+    if file.suffix in _OTHER_FORMATS:
+        raise UsageError(
+            f"{file} is not a requirements file",
+            code="not-requirements",
+            where=named_in,
+            why=f"requirements files have a package per line; a {file.suffix} file is for another tool",
+            fix="write a requirements file, such as with `pip list --format=freeze >requirements.txt`",
+        )
     try:
         with file.open("rb") as opened:
             raw = opened.read(_MAX_BYTES + 1)
@@ -251,6 +267,11 @@ def _read(file: Path, named_in: str) -> bytes:
             f"{name} is larger than {_MAX_BYTES >> 20} MiB", code="file-too-large", where=named_in, fix=fix
         )
     return raw
+
+
+# Formats of conda, of Python projects, and of other tools.
+_OTHER_FORMATS: Final = frozenset({".yml", ".yaml", ".toml", ".cfg", ".json", ".py", ".whl"})
+_BUILT_THERE: Final = re.compile(r"(?P<name>[\w.-]+)(?:\[.*\])?\s*@\s*file://(?P<path>/\S+)")
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
@@ -283,6 +304,8 @@ _PARTY: Final = re.compile(
     r"^ +(?:The user requested \(constraint\) ([\w.-]+)|([\w.-]+)(?:\[\S*\])? \S+ depends on )", re.MULTILINE
 )
 _LONGEST_REASON: Final = 2000
+# The cause is at the end of a traceback of pip, and at the start of its other messages.
+_EXCEPTION: Final = "Traceback (most recent call last)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -494,6 +517,6 @@ def _unresolvable(requirements: Requirements, result: Result, archives: SourceAr
         "the requirements can't be met",
         code="requirements-unmet",
         where=", ".join(map(str, requirements.files)),
-        why=f"pip says: {reason[:_LONGEST_REASON]}",
+        why=f"pip says: {reason[-_LONGEST_REASON:] if _EXCEPTION in reason else reason[:_LONGEST_REASON]}",
         fix=f"require versions that fit together and have wheels for {requirements.node}",
     )

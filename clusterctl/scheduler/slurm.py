@@ -101,8 +101,8 @@ _REFUSALS = (
     ("license", "--licenses", {"--licenses"}, "scontrol show licenses"),
 )
 _ARRAY_LIMIT = (
-    "task numbers go up to MaxArraySize - 1, which is 1000 by default: submit several arrays, or raise it in "
-    "the spec, as in `slurm: {extra: [MaxArraySize=10001]}`, and run `clusterctl up`"
+    "task numbers go up to MaxArraySize - 1, by default to 1000: submit several arrays, or raise the limit "
+    "in the spec, as in `slurm: {extra: [MaxArraySize=10001]}`, and run `clusterctl up`"
 )
 _TOO_LARGE = re.compile("node configuration is not available|Node count|More processors|limit", re.IGNORECASE)
 

@@ -15,7 +15,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.packages import wheelhouse
 from clusterctl.packages.source_archives import passed_over
-from clusterctl.packages.wheelhouse import Lock, Requirements, resolve, wheel_path
+from clusterctl.packages.wheelhouse import Lock, Requirements, content_hash, resolve, wheel_path
 from clusterctl.util.process import run_with_lines
 from tests.support import forks
 from tests.support.messages import refused, shows
@@ -316,3 +316,31 @@ def test_a_file_without_requirements_adds_nothing(solve: Resolve) -> None:
 
 def test_on_another_base_it_is_another_environment() -> None:
     assert Lock((), {"numpy": "1.0"}).key != Lock((), {"numpy": "2.0"}).key
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "code"),
+    [
+        (
+            "r.txt",
+            "six\ncertifi @ file:///croot/certifi_170722/work/certifi\n",
+            "requirement-of-conda",
+        ),
+        ("r.txt", "torch[extra]@file:///home/ada/torch-2.0.tar.gz\n", "requirement-of-conda"),
+        ("environment.yml", "name: exp\n", "not-requirements"),
+        ("pyproject.toml", "[project]\n", "not-requirements"),
+        ("setup.py", "from setuptools import setup\n", "not-requirements"),
+        ("poetry.json", "{}", "not-requirements"),
+    ],
+)
+def test_requirements_of_other_tools_are_rejected(tmp_path: Path, name: str, text: str, code: str) -> None:
+    """They are rejected on this machine, with the line, before pip runs."""
+    (tmp_path / name).write_text(text)
+    with refused(code, UsageError) as caught:
+        content_hash([tmp_path / name])
+    assert code == "not-requirements" or caught.value.where.startswith(f"{tmp_path / name}:")
+
+
+def test_requirements_of_existing_files_are_read(tmp_path: Path) -> None:
+    (tmp_path / "r.lock").write_text(f"six @ file://{tmp_path}\n")
+    assert content_hash([tmp_path / "r.lock"])
