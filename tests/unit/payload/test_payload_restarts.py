@@ -192,7 +192,8 @@ def test_failure_now(folder: Path, ends: dict[str, str], status: int, failure: F
 def test_ranks_that_did_not_start_are_known_by_srun(line: str, status: int) -> None:
     log = f"srun: error: n{line}\nsrun: Terminating StepId=88.4\n"
     assert restarts.status_of_start(log) == status
-    assert restarts.status_of_start(f"{log}\nclusterctl: restart 1 of this job\n") == 0
+    earlier = f"{log}\nclusterctl: restart 1 of this job\n"
+    assert restarts.status_of_start(earlier) == 0
 
 
 GONE = "An MPI communication peer process has unexpectedly disconnected.\n"
