@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, TypedDict, TypeVar, Unpack
 
 from clusterctl.errors import (
     AnswerLostError,
@@ -39,10 +39,12 @@ from clusterctl.scheduler.base import (
 )
 from clusterctl.scheduler.slurm_parse import fold_nodes
 from clusterctl.spec.names import SLURMCTLD_PORT
-from clusterctl.spec.sbatch import Request
 from clusterctl.transport.base import Transport
 from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
+
+if TYPE_CHECKING:
+    from clusterctl.spec.sbatch import Request
 
 _DAY_S = 86400
 _T = TypeVar("_T", JobInfo, NodeInfo, StepInfo)

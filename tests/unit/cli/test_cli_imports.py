@@ -46,14 +46,14 @@ def test_nothing_slow_is_imported_without_need(module: str, needs: set[str]) -> 
 @pytest.mark.parametrize(
     ("verbs", "most"),
     [
-        ("up", 104),
-        ("down", 75),
+        ("up", 106),
+        ("down", 76),
         ("submit", 55),
-        ("replay", 90),
+        ("replay", 92),
         ("collect", 50),
         ("job", 40),
         ("files", 45),
-        ("jobs", 36),
+        ("jobs", 38),
         ("run", 10),
     ],
 )

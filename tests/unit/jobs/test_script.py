@@ -139,7 +139,7 @@ def test_scripts_that_can_not_be_submitted(tmp_path, name, content, code, shown)
 def test_script_with_other_newlines_that_run(tmp_path, name, content, directives):
     """Python reads all newlines, and bash a carriage return within a line."""
     (tmp_path / name).write_bytes(content)
-    assert UserScript.read(tmp_path / name).directives == directives
+    assert UserScript.read(tmp_path / name).directives.lines == directives
 
 
 @pytest.mark.parametrize("nodes", [1, 2])

@@ -100,8 +100,6 @@ def said(log: str, **job: object) -> Diagnosis:
         ("windows-newlines", "./a.sh: /bin/bash^M: bad interpreter: No such file or directory\n"),
         ("virtual-environment-not-sent", "/jobs/x/run.sh: line 4: .venv/bin/activate: No such file or directory\n"),
         ("virtual-environment-not-sent", "/jobs/x/run.sh: 4: .: cannot open /home/ada/env/bin/activate: No such file\n"),
-        ("modules-of-another-site", "run.sh: line 3: module: command not found\n"),
-        ("modules-of-another-site", "run.sh: line 5: conda: command not found\n"),
         ("missing-file", "python: can't open file '/jobs/x/10.1.2.3:29500': [Errno 2] No such file or directory\n"),
         ("command-not-found", "job.sh: line 2: ffmpeg: command not found\n"),
         ("command-not-found", "/bin/sh: 1: ffmpeg: not found\n"),
