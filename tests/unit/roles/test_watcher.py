@@ -413,6 +413,10 @@ def test_up_may_resume_a_node_that_stays_drained(watcher: Any, program: ModuleTy
     slurm.jobs, slurm.silent = {"7": Job(N2)}, {N2}
     look(watcher, LIMIT)
     assert slurm.nodes[N2][0] == "DOWN+DRAIN"
+    slurm.silent = set()
+    look(watcher)
+    assert slurm.nodes[N2] == ["IDLE", ""]
+    assert slurm.fenced == [(N2, "all")] * 4
 
 
 @pytest.mark.parametrize(

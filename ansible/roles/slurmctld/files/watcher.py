@@ -138,7 +138,7 @@ def read_killed_jobs(node: str, seconds: float) -> list[Job]:
     jobs = read_jobs("--states=all", f"--nodelist={node}") or []
     # A job that was requeued keeps the reason for a while.
     ended = [job for job in jobs if job.state in ENDED and job.host == node and job.reason.startswith(KILLED)]
-    return [job for job in ended if time.time() - float(job.end) < seconds]
+    return [job for job in ended if job.end.isdigit() and time.time() - int(job.end) < seconds]
 
 
 @lru_cache(4096)
