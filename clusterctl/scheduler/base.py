@@ -20,12 +20,12 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from clusterctl.errors import AnswerLostError, ClusterctlError, SchedulerError, TransportError, UsageError
-from clusterctl.scheduler.attempts import Hang
 from clusterctl.transport.base import Transport
 from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
 
 if TYPE_CHECKING:
+    from clusterctl.scheduler.attempts import Hang
     from clusterctl.spec.sbatch import Request
 
 _UNUSABLE = frozenset(
