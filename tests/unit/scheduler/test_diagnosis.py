@@ -177,6 +177,11 @@ def said(log: str, **job: object) -> Diagnosis:
         ("mpi-slots", f"{'-' * 74}\nThere are not enough slots available in the system to satisfy the 64\nslots\n"),
         ("mpi-launch", f"{'-' * 74}\nORTE was unable to reliably start one or more daemons.\nThis\n"),
         ("mpi-truncate", TRACEBACK + "mpi4py.MPI.Exception: MPI_ERR_TRUNCATE: message truncated\n"),
+        (
+            "mpi-no-free-slots",
+            "All nodes which are allocated for this job are already filled.\n"
+            "[n1:7] *** An error occurred in MPI_Comm_spawn\n[n1:7] *** MPI_ERR_UNKNOWN: unknown error\n",
+        ),
         ("mpi-error", "[n1:7] *** An error occurred in MPI_Send\n[n1:7] *** MPI_ERR_RANK: invalid rank\n"),
         ("out-of-memory", "slurmstepd-n1: error: StepId=12.0 exceeded memory limit (5000 > 4000), being killed\n"),
         ("out-of-memory", "srun: error: n1: task 0: Out Of Memory\n"),
