@@ -45,6 +45,7 @@ class Observation:
     numbered: whether only files with numbers in their names are checkpoints.
     fault_at: the time of the fault; None: it was not caused. killed: the node that was killed and is off.
     state: the job's final state. "": it has not ended.
+    waits: why it was in the queue when it was given up. "": it was not.
     """
 
     job_id: str
@@ -56,6 +57,7 @@ class Observation:
     fault_at: float | None = None
     killed: str = ""
     state: str = ""
+    waits: str = ""
 
     def add(self, look: Mapping[str, Any]) -> None:
         """Add an answer of payload/node/observe.py."""

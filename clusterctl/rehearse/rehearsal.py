@@ -240,19 +240,21 @@ class Rehearser:
 
     def _watch(self, observed: Observation, longest_s: float) -> Iterator[None]:
         """Update ``observed``, and yield, until the job has ended or ``longest_s`` seconds have passed."""
-        deadline, asked, ended = time.monotonic() + longest_s, 0.0, 0.0
+        deadline, asked, ended, waits = time.monotonic() + longest_s, 0.0, 0.0, ""
         with closing(looks_of(self.session.transport, observed.folder)) as looks:
             for look in looks:
                 observed.add(look)
                 now = time.monotonic()
                 if now - asked > _STATE_S or observed.has_ended:
                     asked, job = now, self._info(observed)
+                    waits = job.reason or "no reason" if job.state is JobState.PENDING else ""
                     ended = (ended or now) if job.ended else 0.0
                     if ended and (now - ended > _SURE_S or observed.has_ended):
                         observed.state = job.state.value
                         return
                 yield
                 if now > deadline:
+                    observed.waits = waits
                     return
 
     def _info(self, observed: Observation) -> JobInfo:
@@ -302,6 +304,8 @@ class Rehearser:
 
     def _cause_of_end(self, observed: Observation) -> str:
         """Return in words why the job has not completed."""
+        if observed.waits:
+            return f"it was not started again: {observed.waits}"
         if hang := last_attempt(observed.events).hang:
             return hang.summary
         diagnosis = diagnosis_of(self.session, [self._info(observed)])

@@ -170,6 +170,8 @@ def _verdict(
 ) -> tuple[Verdict, bool | None]:
     if observed.fault_at is None:
         return Verdict.TOO_LATE, None
+    if observed.waits:
+        return Verdict.LOST, None
     if observed.state != "COMPLETED":
         hangs = hangs_too_often(fault, observed) or (
             observed.state == "" and not last_attempt(observed.events).stop
@@ -211,6 +213,8 @@ def _is_from_zero(undisturbed: Undisturbed, observed: Observation, results: Mapp
 def _missing(
     fault: Fault, verdict: Verdict, undisturbed: Observation, observed: Observation
 ) -> tuple[str, ...]:
+    if observed.waits:
+        return ()
     line = _MISSING.get(fault, {}).get(verdict) or _OF_ANY_FAULT.get(verdict)
     # A restart that hangs has another cause than the end of an attempt.
     if verdict is Verdict.HANGS and observed.restarted and line != "verifies":

@@ -132,6 +132,13 @@ def test_a_job_that_does_not_complete(
     assert trial.missing
 
 
+def test_a_job_that_waits_for_nodes_does_not_hang() -> None:
+    job = observed(START, FAILED, REQUEUED, state="")
+    job.waits = "Resources"
+    trial = judge(UNDISTURBED, Disturbed(Fault.RANK_KILLED, job, {}))
+    assert (trial.verdict, trial.missing) == (Verdict.LOST, ())
+
+
 def test_a_frozen_rank_is_itself_a_hang() -> None:
     events = (START, HANG, {**FAILED, "time": 15.1}, AGAIN, END)
     assert verdict(*events, fault=Fault.RANK_FROZEN).verdict is Verdict.SURVIVES
