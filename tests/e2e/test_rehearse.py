@@ -5,15 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.cluster import Cluster
 
+FAULTS = ("rank-killed", "rank-frozen", "time-limit", "checkpoint-torn", "node-killed")
 ROOT = Path(__file__).resolve().parents[2]
-COUNTS = ROOT / "tests" / "support" / "rehearsed" / "counts.py"
+EXAMPLES, PROGRAMS = ROOT / "examples", ROOT / "tests" / "support" / "rehearsed"
+COUNTS = PROGRAMS / "counts.py"
 
 
 def rehearsed(cluster: Cluster, *words: str | Path, rc: int) -> dict[str, Any]:
     """Return the answer, and the verdicts by fault."""
-    answer = cluster("-o", "json", "rehearse", *words, rc=rc, timeout_s=840).json
+    answer = cluster("-o", "json", "rehearse", *words, rc=rc, timeout_s=1700).json
     return {**answer, "faults": {fault["fault"]: fault for fault in answer["faults"]}}
 
 
@@ -27,3 +31,33 @@ def test_rehearse_notices_a_checkpoint_that_is_not_verified(cluster: Cluster) ->
     assert len(answer["undisturbed"]["checkpoints"]) == 4
     assert [failure["code"] for failure in answer["failures"]] == ["not-survived"]
     assert answer["best_interval_s"] > answer["save_s"] > 0
+
+
+TORCH = ("--requirements", EXAMPLES / "requirements-torch.txt")
+MODEL = "--hidden 512 --global-batch-size 256 --iterations 150 --save-interval 30".split()
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("words", "arguments", "verdicts"),
+    [
+        (("train",), MODEL, "survives survives survives survives survives"),
+        (
+            (EXAMPLES / "torch_ddp.py", *TORCH),
+            ("--epochs", "60", "--checkpoint-seconds", "1"),
+            "survives " * 5,
+        ),
+        ((PROGRAMS / "plain_ddp.py", *TORCH), (), "restarts-from-zero " * 5),
+        ((COUNTS,), ("--breaks", "hangs"), "hangs " * 5),
+        ((COUNTS,), ("--breaks", "verifies"), "survives survives survives differs survives"),
+    ],
+    ids=["train", "ddp", "plain-ddp", "hangs", "torn"],
+)
+def test_rehearse_of_a_program_finds_each_verdict(
+    cluster: Cluster, words: tuple[str | Path, ...], arguments: tuple[str, ...], verdicts: str
+) -> None:
+    rc = 0 if set(verdicts.split()) == {"survives"} else 7
+    answer = rehearsed(cluster, *words, "--nodes", "2", "--", *arguments, rc=rc)
+    found = [answer["faults"][fault]["verdict"] for fault in FAULTS]
+    assert found == verdicts.split(), answer["faults"]
