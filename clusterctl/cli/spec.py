@@ -13,7 +13,7 @@ from clusterctl.cli.options import option
 from clusterctl.cli.output import Screen
 from clusterctl.configure.imported import spec_of_inventory
 from clusterctl.errors import UsageError, unaccompanied
-from clusterctl.packages.wheelhouse import content_hash
+from clusterctl.packages.requirement_files import content_hash
 from clusterctl.spec import gcp
 from clusterctl.spec.base import either
 from clusterctl.spec.job_file import job_schema

@@ -25,12 +25,12 @@ from clusterctl import __version__
 from clusterctl.errors import BundleError, Failure, ProvisionError, printable
 from clusterctl.packages.accelerators import has_gpus
 from clusterctl.packages.os_packages import asked_packages, package_names
+from clusterctl.packages.requirement_files import content_hash
 from clusterctl.packages.wheelhouse import (
     Lock,
     NodePlatform,
     Requirements,
     cache_of_downloads,
-    content_hash,
     has_wheelhouse,
     new_wheelhouse,
     store_lock,

@@ -16,11 +16,11 @@ from clusterctl.packages.accelerators import has_gpus
 from clusterctl.packages.bundle import REPOSITORY, WHEELS, WHEELS_LOCK, Bundle, System, asks_for_cupy
 from clusterctl.packages.os_packages import asked_packages, package_names, upstream_packages
 from clusterctl.packages.repository import RepositoryRequest, check, pack
+from clusterctl.packages.requirement_files import content_hash
 from clusterctl.packages.wheelhouse import (
     NodePlatform,
     Requirements,
     cache_of_downloads,
-    content_hash,
     resolve,
     wheel_path,
     wheelhouse,

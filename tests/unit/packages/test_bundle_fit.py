@@ -10,7 +10,7 @@ from clusterctl.errors import BundleError
 from clusterctl.packages import bundle
 from clusterctl.packages.bundle import FORMAT, Manifest, mismatches, open_bundle, reject_defects, write_bundle
 from clusterctl.packages.os_packages import asked_packages, package_names
-from clusterctl.packages.wheelhouse import content_hash
+from clusterctl.packages.requirement_files import content_hash
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.load import load_spec
 from clusterctl.spec.models import ClusterSpec

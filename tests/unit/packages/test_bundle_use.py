@@ -14,11 +14,11 @@ from clusterctl.packages.bundle import (
     missing_bundle,
     use_bundle,
 )
+from clusterctl.packages.requirement_files import content_hash
 from clusterctl.packages.wheelhouse import (
     NodePlatform,
     Requirements,
     Wheel,
-    content_hash,
     resolve,
     wheel_path,
     wheelhouse,

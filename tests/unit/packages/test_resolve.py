@@ -14,8 +14,9 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.packages import wheelhouse
+from clusterctl.packages.requirement_files import content_hash
 from clusterctl.packages.source_archives import passed_over
-from clusterctl.packages.wheelhouse import Lock, Requirements, content_hash, resolve, wheel_path
+from clusterctl.packages.wheelhouse import Lock, Requirements, resolve, wheel_path
 from clusterctl.util.process import run_with_lines
 from tests.support import forks
 from tests.support.messages import refused, shows

@@ -1,0 +1,110 @@
+"""Read requirements files in pip's format, with the files and the local wheels that they name."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from clusterctl.errors import UsageError
+from clusterctl.util.assets import digest, file_sha256
+
+_MAX_BYTES: Final = 4 << 20
+_INCLUDE: Final = re.compile(r"^(-r|--requirement|-c|--constraint)(?:\s+|\s*=\s*|(?<=-[rc]))(.+)$")
+_COMMENT: Final = re.compile(r"(^|\s+)#.*$")
+
+
+def content_hash(files: Sequence[Path]) -> str:
+    """Return a hash of these requirements files and the files that they include, or raise a UsageError."""
+    return digest(*(content for file in files for _, content in contents_of(file)))
+
+
+def contents_of(
+    file: Path, parents: frozenset[Path] = frozenset(), named_in: str = "", *, constraints: bool = True
+) -> Iterator[tuple[bytes, bytes]]:
+    """Yield (folder, content) of a requirements file and included files, and ("", hash) of local wheels."""
+    file = file.absolute()
+    if file in parents:
+        return
+    raw = _read(file, named_in)
+    yield str(file.parent).encode(errors="surrogateescape"), raw
+    for number, line in _lines(raw.decode(errors="replace")):
+        if include := _INCLUDE.match(line):
+            name, visited = include[2].strip("\"'"), parents | {file}
+            if "://" not in name and (constraints or include[1] in {"-r", "--requirement"}):
+                place_of_name = f"{file}:{number}"
+                yield from contents_of(file.parent / name, visited, place_of_name, constraints=constraints)
+        elif (place := _BUILT_THERE.match(line)) is not None and not Path(place["path"]).exists():
+            raise UsageError(
+                f"{place['name']} is required from a folder that does not exist",
+                code="requirement-of-conda",
+                where=f"{file}:{number}",
+                why=f"{place['path']} is a place on the machine on which conda or pip built the package",
+                fix=f"write {place['name']}==VERSION; `pip list --format=freeze` writes such lines",
+            )
+        elif (wheel := _local_wheel(line, file.parent)) is not None:
+            try:
+                yield b"", file_sha256(wheel).encode()
+            except OSError as exc:
+                raise UsageError(
+                    f"the wheel {wheel} can't be read",
+                    code="file-unreadable",
+                    where=f"{file}:{number}",
+                    why=exc.strerror or str(exc),
+                    fix="make the wheel readable, or remove its line from the requirements file",
+                ) from exc
+
+
+def _read(file: Path, named_in: str) -> bytes:
+    name, fix = f"the requirements file {file}", "pass a file in pip's requirements format"
+    if file.suffix in _OTHER_FORMATS:
+        raise UsageError(
+            f"{file} is not a requirements file",
+            code="not-requirements",
+            where=named_in,
+            why=f"requirements files have a package per line; a {file.suffix} file is for another tool",
+            fix="write a requirements file, such as with `pip list --format=freeze >requirements.txt`",
+        )
+    try:
+        with file.open("rb") as opened:
+            raw = opened.read(_MAX_BYTES + 1)
+    except (OSError, ValueError) as exc:
+        # ValueError: the path has a null byte.
+        reason = getattr(exc, "strerror", None) or str(exc)
+        raise UsageError(
+            f"{name} can't be read", code="file-unreadable", where=named_in, why=reason, fix=fix
+        ) from exc
+    if len(raw) > _MAX_BYTES:
+        raise UsageError(
+            f"{name} is larger than {_MAX_BYTES >> 20} MiB", code="file-too-large", where=named_in, fix=fix
+        )
+    return raw
+
+
+# Formats of conda, of Python projects, and of other tools.
+_OTHER_FORMATS: Final = frozenset({".yml", ".yaml", ".toml", ".cfg", ".json", ".py", ".whl"})
+_BUILT_THERE: Final = re.compile(r"(?P<name>[\w.-]+)(?:\[.*\])?\s*@\s*file://(?P<path>/\S+)")
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the logical lines of a requirements file without comments, each with its first line number."""
+    joined, start = "", 0
+    for number, line in enumerate(text.splitlines(), start=1):
+        start = start if joined else number
+        joined += _COMMENT.sub("", line)
+        if joined.endswith("\\"):
+            joined = joined[:-1]
+            continue
+        if joined.strip():
+            yield start, joined.strip()
+        joined = ""
+    if joined.strip():
+        yield start, joined.strip()
+
+
+def _local_wheel(line: str, folder: Path) -> Path | None:
+    name = re.split(r"\s*;|\s+--|\s+$", line.rpartition(" @ ")[2].strip())[0].removeprefix("file://")
+    path = folder / name
+    return path if name.endswith(".whl") and "://" not in name and os.path.isfile(path) else None  # noqa: PTH113
