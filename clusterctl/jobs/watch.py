@@ -46,6 +46,8 @@ _APPEAR_S = 30.0
 _RECONNECT_S = 60.0
 # Slurm may report such a reason for a moment, for example while `up` changes a partition.
 _STUCK_S = 10.0
+# If a node died, its jobs may be FAILED with this reason until the controller's watcher requeues them.
+_KILLED, _KILLED_S = "RaisedSignal:9(", 15.0
 
 _PROGRAM = "clusterctl.jobs.remote_follow"
 _LOG = re.compile(r"(stdout|stderr)(?:-([0-9]+))?\.log|(?:task-([0-9]+)/)?rank-logs/([0-9]+)\.log")
@@ -72,6 +74,7 @@ class _Watched:
         self._unknown_until = self._clock.now() + _APPEAR_S
         self._stuck_since: float | None = None
         self.seen: dict[str, JobInfo] = {}
+        self._killed: dict[str, float] = {}
 
     def poll(self) -> tuple[JobInfo, ...] | None:
         """Query the jobs, and report changes. Return the jobs if all have ended or are stuck, else None."""
@@ -86,6 +89,8 @@ class _Watched:
                 raise self._session.scheduler.unknown(missing)
             return None
         if all(job.ended for job in jobs):
+            if self._may_start_again(jobs):
+                return None
             self._remember(jobs)
             return jobs
         return jobs if self._are_stuck([job for job in jobs if not job.ended]) else None
@@ -98,6 +103,12 @@ class _Watched:
         elif self._stuck_since is None:
             self._stuck_since = now
         return self._stuck_since is not None and now - self._stuck_since >= _STUCK_S
+
+    def _may_start_again(self, jobs: Sequence[JobInfo]) -> bool:
+        """Return whether the script of a job was killed just now, perhaps because its node died."""
+        killed = {job.id for job in jobs if job.reason.startswith(_KILLED)}
+        self._killed = {job_id: self._killed.get(job_id, self._clock.now()) for job_id in killed}
+        return any(self._clock.now() - since < _KILLED_S for since in self._killed.values())
 
     def pause(self, seconds: float) -> None:
         self.check_deadline()

@@ -106,6 +106,23 @@ def test_a_wait_is_worth_a_word_only_if_nodes_are_lacking(cluster, tmp_path):
     assert len(told) == 6  # first, then whenever it begins or ends to lack them, and its end
 
 
+@pytest.mark.parametrize("states", [["PENDING", "COMPLETED"], []])
+def test_a_job_that_was_killed_may_start_again(cluster, tmp_path, states):
+    """The controller's watcher requeues a job that was killed with its node."""
+    now, coming = [0.0], iter(states)
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        if state := next(coming, None):
+            cluster.change(job_id, state=state, reason="None")
+
+    session = cluster.session(clock=Clock(lambda: now[0], sleep))
+    job_id, _ = held(cluster, session, tmp_path)
+    cluster.change(job_id, state="FAILED", reason="RaisedSignal:9(Killed)")
+    (job,) = wait(session, [job_id])
+    assert job.state.value == (states or ["FAILED"])[-1]
+
+
 def test_many_jobs_are_waited_for_with_one_query_at_a_time(session, cluster, tmp_path):
     ids = [finished(session, cluster, tmp_path, "true") for _ in range(3)]
     before = cluster.calls("squeue")
