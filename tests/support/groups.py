@@ -16,6 +16,7 @@ GROUPS = {
         "test_jobs.py",
         "test_job_words.py",
         "test_submit_survival.py",
+        "test_daemons.py",
         "test_nodes.py",
         "test_examples.py",
         "test_rehearse.py",
