@@ -72,7 +72,7 @@ def survived(tmp_path: Path, *words: str, faults: list[str]) -> dict[str, Any]:
     """Return the result of the only training of faults.py, which must have ended with the right weights."""
     argv = [*as_root(), sys.executable, BENCHMARKS / "faults.py", *words, f"--json={tmp_path}/result.json"]
     argv += [f"--only={name}" for name in faults]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=1800, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=2900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (result,) = json.loads((tmp_path / "result.json").read_text())["results"]
     assert (result["verdict"], result["compared"], result["residue"]) == ("ok", "same", [])
