@@ -147,8 +147,8 @@ def run(words: Sequence[str]) -> int:
     events = Events()
     task.hold_signals()
     restart = Restart(events, options, program)
-    if not restart.begin(nodes):
-        return 1
+    if (status := restart.begin(nodes)) is not None:
+        return status
     telemetry = Telemetry(options["telemetry"], options.get("hang", ""), nodes, options.get("ssh", ""))
     status = Program(program, events).wait()
     # mpirun ends with 0 if it has lost a node.

@@ -78,15 +78,19 @@ class Restart:
         if "array" in options and "requeue" in options:
             self._job = "{SLURM_ARRAY_JOB_ID}_{SLURM_ARRAY_TASK_ID}".format_map(os.environ)
 
-    def begin(self, nodes: Sequence[str]) -> bool:
+    def begin(self, nodes: Sequence[str]) -> int | None:
         """Record the start of an attempt, and how the previous attempt ended if job.py did not see its end.
 
-        Return False if the job should not run again.
+        Return the exit status if the job should not run again.
         """
         numbers = {"restarts": "SLURM_RESTART_COUNT", "until": "SLURM_JOB_END_TIME"}
         facts: dict[str, object] = {key: int(os.environ.get(name, "0")) for key, name in numbers.items()}
         past = self._events.read() if facts["restarts"] else []
         attempt = restarts.interrupted(past)
+        # slurmctld forgets its last seconds if it is killed.
+        if any(event["event"] == "end" and event.get("status") == 0 for event in attempt):
+            task.complain("Slurm has started this job again, but the job has completed (see job.events)")
+            return 0
         lost = lost_nodes(attempt[0]["nodes"]) if attempt else []
         failure = restarts.failure_of(lost, "loss of")
         # After SIGTERM, Slurm or a person has ended the attempt.
@@ -100,9 +104,9 @@ class Restart:
             os.unlink(restarts.HANG_FILE)
         restarts.forget_ends()
         if failure and "requeue" in self._options and self._stops(self._events.read()):
-            return False
+            return 1
         start_empty_steps(int(os.environ.get("SLURM_RESTART_COUNT", "0")))
-        return True
+        return None
 
     def requeue_or_stop(self, status: int) -> None:
         """Have Slurm requeue this job, or record why not. status: exit status of the program.

@@ -414,6 +414,18 @@ def test_a_job_that_lost_a_node_three_times_does_not_start(batch):
     assert events(batch)[-1]["reason"] == "no-progress"
 
 
+@pytest.mark.parametrize(("status", "runs"), [(0, False), (7, True)])
+def test_a_completed_job_does_not_run_twice(batch, status, runs):
+    """A slurmctld that is killed forgets the end of a job, and requeues the job later."""
+    play(batch.folder.parent / "bin" / "sinfo", "echo node-1 idle")
+    begun = {"time": 5, "event": "start", "restarts": 0, "until": 0, "nodes": ["node-1"]}
+    rows = (begun, {"time": 6, "event": "end", "status": status})
+    (batch.folder / "job.events").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "1"}
+    assert run(batch, "touch started", requeue=True)[0] == 0
+    assert (batch.folder / "started").exists() is runs
+
+
 @pytest.mark.parametrize("excluded", [True, False])
 def test_a_node_with_two_failures_is_excluded(batch, excluded):
     """Unless Slurm says that too few nodes would remain that satisfy the job."""

@@ -35,6 +35,7 @@ class Job:
     starts_in_s: int = 10
     ended_s_ago: int = 0
     host: str = N2
+    excluded: str = N3
 
 
 @dataclass
@@ -99,7 +100,9 @@ class Slurm:
         self.now += seconds
 
     def update(self, name: str, words: dict[str, str]) -> None:
-        if "starttime" in words:
+        if "excnodelist" in words:
+            self.jobs[name].excluded = words["excnodelist"]
+        elif "starttime" in words:
             self.jobs[name].reason = "None"
         else:
             states = {"down": "DOWN", "drain": self.drained(name), "resume": "IDLE"}
@@ -212,6 +215,26 @@ def test_a_node_is_set_down_for_a_job_that_is_to_start_again(watcher: Any, slurm
     look(watcher, LIMIT)
     assert slurm.nodes[N2][0] == "DOWN+DRAIN"
     assert slurm.fenced == []
+
+
+@pytest.mark.parametrize(
+    ("script", "excluded"),
+    [
+        (f"{REQUEUE}exec python3 -IS job.py run\n", ""),
+        (f"{REQUEUE}#SBATCH --nice=1 --exclude=t-7\nexec python3 -IS job.py run\n", "t-7"),
+        (f"{REQUEUE}#SBATCH -x t-7\nexec python3 -IS job.py run\n", "t-7"),
+        (REQUEUE, N3),
+    ],
+)
+def test_a_job_that_lost_a_node_may_use_excluded_nodes_again(
+    watcher: Any, slurm: Slurm, script: str, excluded: str
+) -> None:
+    """Otherwise, the job would wait although a node is idle. The exclusions of its user stay."""
+    slurm.jobs["7"] = Job(f"{N1},{N2}", script=script)
+    slurm.silent = {N2}
+    look(watcher, LIMIT)
+    assert slurm.nodes[N2][0].startswith("DOWN")
+    assert slurm.jobs["7"].excluded == excluded
 
 
 def test_an_answer_between_two_misses_counts(watcher: Any, slurm: Slurm) -> None:

@@ -69,6 +69,8 @@ ENDED = ("COMPLETING", "FAILED")
 KILLED, KILLED_S = "RaisedSignal:9(", 5
 NODE = re.compile(r"^NodeName=(\S+) .*?\bNodeAddr=(\S+) .*?\bState=(\S+)", re.MULTILINE)
 RESTART = re.compile(r"\bRestarts=(\d+) .*?\bStartTime=(\d+)")
+# The user's own option in a job's script.
+EXCLUDED = re.compile(r"^#SBATCH\s(?:.*\s)?(?:--exclude[=\s]\s*|-x\s*)(\S+)", re.MULTILINE)
 REASON = re.compile(r"\bReason=(.*?) \[\S+@\S+\]")
 
 
@@ -160,6 +162,14 @@ def expand(nodes: str) -> tuple[str, ...]:
 
 def asks_for_requeue(job: Job) -> bool:
     return "--requeue" in ask("scontrol", "write", "batch_script", job.id, "-")
+
+
+def lift_exclusions(job: Job) -> None:
+    """Let a job use nodes again that its job.py has excluded, because it has lost another node."""
+    script = ask("scontrol", "write", "batch_script", job.id, "-")
+    if "job.py run" in script:
+        nodes = ",".join(EXCLUDED.findall(script))
+        ask("scontrol", "update", f"jobid={job.task}", f"excnodelist={nodes}")
 
 
 def silent_nodes(nodes: Iterable[Node], seconds: float) -> set[str]:
@@ -356,6 +366,8 @@ class Watcher:
         kept = [job for job in remaining if job.state == "RUNNING" and name in expand(job.nodes)]
         for job in [*killed, *kept]:
             ask("scontrol", "requeue", job.task)
+        for job in jobs:
+            lift_exclusions(job)
         self.nodes_due = 0.0
 
     def losses_with(self, name: str, jobs: Iterable[Job]) -> list[tuple[float, str]]:
