@@ -213,6 +213,7 @@ world.Barrier()
 def test_a_hang_is_named_with_the_places_of_all_ranks(cluster: Cluster) -> None:
     path = script(cluster, "hang.py", HANG)
     job_id = cluster.json("submit", path, "--nodes", "2", "--hang", "warn@3")["job_id"]
+    assert eventually(lambda: cluster.json("jobs", job_id)["jobs"][0]["hang"], 90)
     # A start of more than three seconds is also called a hang.
     expected = [(0, "waiting", "MPI", "hang.py:8"), (1, "waiting", "MPI", "hang.py:11")]
 
@@ -221,7 +222,6 @@ def test_a_hang_is_named_with_the_places_of_all_ranks(cluster: Cluster) -> None:
         return [(rank["rank"], rank["doing"], rank["within"], rank["place"]) for rank in ranks]
 
     eventually(lambda: places() == expected, 90, pause_s=1)
-    assert eventually(lambda: cluster.json("jobs", job_id)["jobs"][0]["hang"], 90)
     hanging = eventually(lambda: [job for job in cluster.json("status")["jobs"] if job["hang"]])
     assert [job["job_id"] for job in hanging] == [job_id]
     assert hanging[0]["hang"]["summary"] in cluster("logs", job_id).stderr
