@@ -285,6 +285,11 @@ def _reject_useless_chain(facts: ClusterFacts, job: JobSpec, chain_s: int) -> No
     script = UserScript.read(job.script) if job.script is not None else None
     if script is not None and job.time is None and script.directives.last("time"):
         return
+    if job.partition is None and script is not None and (own := script.directives.last("partition")):
+        # It may be a list of partitions.
+        if own.value not in {partition.name for partition in facts.partitions}:
+            return
+        job = job.model_copy(update={"partition": own.value})
     limit_s = job.time or partition_of(facts, job).max_time
     if limit_s is None:
         raise UsageError(

@@ -91,7 +91,7 @@ class SentSource:
 
     @property
     def summary(self) -> str:
-        """A line such as ``3 files, 2.5 KiB, of /home/ada/proj: 1.0 KiB sent``."""
+        """A line such as ``3 files, 2.5 KiB, from /home/ada/proj: 1.0 KiB sent``."""
         amount = f"{self.files} files" if self.files != 1 else "1 file"
         sent = f"{format_size(self.sent_bytes)} sent"
         return f"{amount}, {format_size(self.bytes)}, from {printable(self.folder)}: {sent}"

@@ -82,7 +82,8 @@ def _launcher(job: JobSpec, nodes: int) -> tuple[str, ...]:
 
 
 def _reject_slurm_options(job: JobSpec) -> None:
-    options = [field for field in _SLURMS if getattr(job, field)]
+    fields = [field for field in _SLURMS if getattr(job, field)]
+    options = ["sweep" if field == "array" and job.sweep else field for field in fields]
     if "launcher" in job.model_fields_set and job.launcher is Launcher.SRUN:
         options.append("launcher srun")
     if options:

@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +18,7 @@ from clusterctl.scheduler.directives import Directives
 from clusterctl.spec.job import JOB_FIELDS, ONE_RANK_JOBS, JobSpec, is_python
 from clusterctl.spec.names import ROOT, Launcher
 from clusterctl.spec.sbatch import quoted, requests_of
-from clusterctl.spec.units import format_duration
+from clusterctl.spec.units import format_duration, parse_slurm_time_s
 from clusterctl.state.submissions import ADDED_FILES, SENT_FILES, SWEEP_FILE, WRITTEN_FILES
 from clusterctl.transport.base import BOOT, module_texts
 from clusterctl.transport.put import ARCHIVES
@@ -424,7 +425,11 @@ def _dependency(after: str) -> str:
 
 def _signal_options(job: JobSpec, script: UserScript | None) -> list[str]:
     own_signal = script is not None and script.directives.last("signal")
-    lead_s = _SIGNAL_S if job.time is None else min(_SIGNAL_S, max(job.time // _SIGNAL_PART, 1))
+    limit_s = job.time
+    if limit_s is None and script is not None and (own := script.directives.last("time")):
+        with suppress(ValueError):
+            limit_s = parse_slurm_time_s(own.value)
+    lead_s = _SIGNAL_S if limit_s is None else min(_SIGNAL_S, max(limit_s // _SIGNAL_PART, 1))
     signal = job.signal or (f"{_SIGNAL}@{lead_s}" if job.requeue and not own_signal else None)
     # By default, Slurm requeues each job that loses a node.
     is_refused = "requeue" in job.model_fields_set and not job.requeue

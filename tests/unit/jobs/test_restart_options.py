@@ -76,6 +76,9 @@ def test_a_chain_takes_the_limit_of_partition_or_script(tmp_path: Path) -> None:
     script = user_script(tmp_path, "own.sh", "#!/bin/bash\n#SBATCH -t 60\ntrue\n")
     job = with_restarts(FACTS, JobSpec(name="own", script=script, chain="2h"))
     assert {"--requeue", "--chain=7200"} <= {*rendered(job).split()}
+    for partition in ("short", "train,short"):
+        script = user_script(tmp_path, "own.sh", f"#!/bin/bash\n#SBATCH -p {partition}\ntrue\n")
+        assert with_restarts(FACTS, JobSpec(name="own", script=script, chain="2h")).requeue
 
 
 def test_a_refused_requeue_is_refused_to_slurm() -> None:

@@ -315,6 +315,8 @@ def test_a_job_that_may_run_again_is_told_that_its_time_is_over(tmp_path):
     assert "USR1@60" not in rendered(JobSpec(name="own", script=script, requeue=True))
     script = user_script(tmp_path, "note.sh", "#!/bin/bash\n#SBATCH --time=9 # without --signal\ntrue\n")
     assert "USR1@60" in rendered(JobSpec(name="note", script=script, requeue=True))
+    script = user_script(tmp_path, "minute.sh", "#!/bin/bash\n#SBATCH --time=00:01:00\ntrue\n")
+    assert "USR1@20\n" in rendered(JobSpec(name="minute", script=script, requeue=True))
     assert "USR1@20\n" in rendered(JobSpec(name="short", bundled="train", requeue=True, time="1"))
     assert "#SBATCH --signal=B:INT@9\n" in rendered(JobSpec(name="own", script=script, signal="INT@9"))
 
