@@ -321,7 +321,12 @@ class Cluster:
     def jobs(self, ids: _Names = ()) -> tuple[JobInfo, ...]:
         """Return your jobs, newest first, or the jobs with these IDs. An array has an entry for each task."""
         with self._session(SOON_S) as session:
-            return queue.known_jobs(session, _as_list(ids)) if ids else queue.list_jobs(session).jobs
+            if ids:
+                return queue.known_jobs(session, _as_list(ids))
+            listing = queue.list_jobs(session)
+        if listing.unlisted:
+            self._note(listing.unlisted_notice)
+        return listing.jobs
 
     def cancel(self, ids: _Names) -> tuple[JobInfo, ...]:
         """Cancel jobs. Return their state before the cancellation."""

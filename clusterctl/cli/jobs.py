@@ -128,9 +128,7 @@ def jobs(
     if older := listing.older:
         screen.note(Notice("older-jobs", f"{older} older jobs are hidden: `clusterctl jobs --all` shows all"))
     if listing.unlisted:
-        text = f"{listing.unlisted} jobs that have left the queue are missing in this list, because Slurm's "
-        text += "accounting (slurmdbd) does not answer; start it with `clusterctl up`"
-        screen.note(Notice("unlisted-jobs", text))
+        screen.note(listing.unlisted_notice)
 
 
 def _list_or_find(session: Session, ids: Words, *, everything: bool) -> Listing:

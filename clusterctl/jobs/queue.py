@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from clusterctl.errors import ClusterctlError, SchedulerError
+from clusterctl.errors import ClusterctlError, Notice, SchedulerError
 from clusterctl.scheduler.base import AccountingAwayError, JobInfo
 from clusterctl.scheduler.session import Session, resolve_submissions
 
@@ -48,6 +48,14 @@ class Listing:
     older: int = 0
     unlisted: int = 0
 
+    @property
+    def unlisted_notice(self) -> Notice:
+        return Notice(
+            "unlisted-jobs",
+            f"{self.unlisted} jobs that have left the queue are missing in this list, because Slurm's "
+            "accounting (slurmdbd) does not answer; start it with `clusterctl up`",
+        )
+
 
 def cancel(session: Session, ids: Sequence[str]) -> Cancellation:
     """Cancel all jobs that can be cancelled. An array's id selects all its tasks.
@@ -81,7 +89,12 @@ def known_jobs(session: Session, ids: Sequence[str]) -> tuple[JobInfo, ...]:
         UsageError: an id is malformed.
         SchedulerError: a job is unknown.
     """
-    jobs = session.scheduler.jobs(ids)
+    try:
+        jobs = session.scheduler.jobs(ids)
+    except AccountingAwayError as exc:
+        jobs = exc.queued
+        if missing := _missing(ids, jobs):
+            raise exc.of_job(missing[0]) from exc
     if unknown := _missing(ids, jobs):
         raise session.scheduler.unknown(unknown)
     return jobs

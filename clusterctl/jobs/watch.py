@@ -10,6 +10,7 @@ import binascii
 import json
 import math
 import re
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -30,7 +31,15 @@ from clusterctl.errors import (
     printable,
 )
 from clusterctl.jobs.events import restarts_of_job, with_hangs
-from clusterctl.scheduler.base import JobInfo, JobState, Outcome, state_counts, unmanaged_job_error, worst_job
+from clusterctl.scheduler.base import (
+    AccountingAwayError,
+    JobInfo,
+    JobState,
+    Outcome,
+    state_counts,
+    unmanaged_job_error,
+    worst_job,
+)
 from clusterctl.scheduler.session import Session
 from clusterctl.transport.base import Transport, remote_argv, split_lines
 from clusterctl.util.progress import LineReporter, backoff
@@ -78,7 +87,14 @@ class _Watched:
 
     def poll(self) -> tuple[JobInfo, ...] | None:
         """Query the jobs, and report changes. Return the jobs if all have ended or are stuck, else None."""
-        jobs = with_hangs(self._session, self._session.scheduler.jobs(self._ids))
+        try:
+            jobs = self._session.scheduler.jobs(self._ids)
+        except AccountingAwayError as exc:
+            # The queue forgets ended tasks of an array, and may still have the rest.
+            jobs = exc.queued
+            if all(job.ended for job in jobs):
+                raise
+        jobs = with_hangs(self._session, jobs)
         previous = {job_id: reported_state(job) for job_id, job in self.seen.items()}
         self.seen |= {job.id: job for job in jobs}
         if changed := [job for job in jobs if previous.get(job.id) != reported_state(job)]:
@@ -106,7 +122,9 @@ class _Watched:
 
     def _may_start_again(self, jobs: Sequence[JobInfo]) -> bool:
         """Return whether the script of a job was killed just now, perhaps because its node died."""
-        killed = {job.id for job in jobs if job.reason.startswith(_KILLED)}
+        soon = time.time() - _KILLED_S
+        recent = [job for job in jobs if job.end_time is None or job.end_time > soon]
+        killed = {job.id for job in recent if job.reason.startswith(_KILLED)}
         self._killed = {job_id: self._killed.get(job_id, self._clock.now()) for job_id in killed}
         return any(self._clock.now() - since < _KILLED_S for since in self._killed.values())
 

@@ -262,9 +262,12 @@ class _Collection:
             hosts = tuple(dict.fromkeys(node for job in jobs for node in job.nodes))
             recorder = start_in_thread(partial(_recorder, self.session, entry, jobs))
             manifest = self.fetch(entry, hosts, work, still_changing=not all(job.ended for job in jobs))
-            record = recorder().write(work / "tree", manifest)
+            writer = recorder()
+            record = writer.write(work / "tree", manifest)
             install_tree(work, final)
-        self.session.ledger.update(entry, run_dir=str(final), run_state=record.state, state=record.state)
+        # Without the accounting, the next collect completes the record, also that of an array.
+        run_state = JobState.UNKNOWN.value if writer.accounting_away else record.state
+        self.session.ledger.update(entry, run_dir=str(final), run_state=run_state, state=record.state)
         note_runs_folder(self.out)
         return record.model_copy(update={"directory": final})
 

@@ -43,6 +43,7 @@ class Recorder:
     """Writes clusterctl's own files into the folder of a run.
 
     accounting: sacct's record of the job as JSON; None if it is not available. missing: the reason, or "".
+    accounting_away: whether the reason is that the accounting does not answer.
     """
 
     session: Session
@@ -51,6 +52,7 @@ class Recorder:
     accounting: str | None
     missing: str
     version: str | None
+    accounting_away: bool = False
 
     @classmethod
     def of(cls, session: Session, entry: JobEntry, jobs: Sequence[JobInfo]) -> Recorder:
@@ -61,8 +63,10 @@ class Recorder:
         except SchedulerError as exc:
             if exc.retryable and not isinstance(exc, AccountingAwayError):
                 raise
-            reason = exc.what if isinstance(exc, AccountingAwayError) else exc.cause
-            return cls(session, entry, jobs, None, printable(reason), version)
+            is_away = isinstance(exc, AccountingAwayError)
+            return cls(
+                session, entry, jobs, None, printable(exc.what if is_away else exc.cause), version, is_away
+            )
         return cls(session, entry, jobs, accounting, "", version)
 
     def write(self, tree: Path, manifest: Manifest) -> RunRecord:

@@ -33,6 +33,8 @@ _MAX_DEPTH: Final = 4
 _OPTION: Final = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 # Arguments for Hydra, such as ++lr=0.1
 _PAIR: Final = re.compile(r"\+{0,2}([A-Za-z][\w./@-]*)=(.*)", re.DOTALL)
+# They have no value, but a pair may follow.
+_HYDRA_FLAGS: Final = frozenset({"-m", "--multirun"})
 METRICS_FILE: Final = "metrics.jsonl"
 _MAX_NAMES: Final = 200
 _MAX_TEXT: Final = 100
@@ -324,7 +326,7 @@ def config_of(args: Sequence[str]) -> tuple[dict[str, Value], list[str]]:
         if match[2] is not None:
             value = _value(match[2])
         # A negative number such as -3 is a value, not an option.
-        elif words and _OPTION.fullmatch(words[0]) is None:
+        elif words and _OPTION.fullmatch(words[0]) is None and word not in _HYDRA_FLAGS:
             value = _value(words.pop(0))
         options[match[1].replace("-", "_")] = value
     return options, arguments + words

@@ -71,20 +71,24 @@ class LocalFiles:
 
     def _virtual_environment(self, path: str) -> str:
         parents = (str(parent) for parent in Path(path).parents)
-        return next((name for name in parents if (self.folder / name / "pyvenv.cfg").is_file()), "")
+        return next((name for name in parents if os.path.isfile(self.folder / name / "pyvenv.cfg")), "")  # noqa: PTH113 - never raises
 
     def _unsent(self, path: str, is_module: bool) -> str:
         bases = dict.fromkeys((path, os.path.relpath(path, self.start)))
         for candidate in (f"{base}{ending}" for base in bases for ending in ("", ".py")[: 1 + is_module]):
             is_sent = any(other == candidate or other.startswith(f"{candidate}/") for other in self.sent)
-            if not is_sent and os.path.lexists(self.folder / candidate):
+            is_here = os.path.lexists(self.folder / candidate)
+            if is_module and is_here:
+                # A folder of data may have the name of a package.
+                is_here = holds_package((self.folder / candidate).parent, Path(candidate).stem)
+            if not is_sent and is_here:
                 return shlex.quote(candidate)
         return ""
 
     def _module(self, path: str) -> dict[str, str]:
         """Search for a module. path: its name, with slashes in place of dots."""
         top = path.partition("/")[0]
-        pattern = re.compile(rf"(?:(?P<root>.+)/)?{re.escape(top)}(?:\.py|/.*\.py)")
+        pattern = re.compile(rf"(?:(?P<root>.+)/)?{re.escape(top)}(?:\.py|/[^/]*\.py|/[^/]*/__init__\.py)")
         roots = [match["root"] or "." for sent in self.sent if (match := pattern.fullmatch(sent))]
         if roots and "/" in path:
             return {"own": top}

@@ -24,6 +24,8 @@ _LABEL: Final = re.compile(r"^\[(?:rank|default)\d+\]: ?", re.MULTILINE)
 _CHAINED: Final = re.compile(r"\n\n(?:During handling of|The above exception was) .*\n\n")
 # PyTorch's workers add the traceback of their process to the message of the exception.
 _ORIGINAL: Final = re.compile(r"\nOriginal Traceback \(most recent call last\):\n")
+# Python reports exceptions in __del__ so.
+_IGNORED: Final = re.compile(r"^Exception ignored .*\n\Z", re.MULTILINE)
 # The quantifiers are possessive, so that hostile logs take no time.
 _TRACEBACK: Final = re.compile(
     r"^(?P<frames>(?:Traceback \(most recent call last\):\n)?"
@@ -158,7 +160,10 @@ def _error_of(chain: Sequence[Traceback], *, is_consequence: bool) -> ProgramErr
     # The program raised its exception in another process.
     main = next((traceback for traceback in reversed(chain) if traceback.is_remote), chain[-1])
     tracebacks = (main, *(traceback for traceback in reversed(chain) if traceback is not main))
-    text = "\n".join(traceback.message for traceback in tracebacks)
+    # A statement other than `raise` failed by itself, so the exceptions before it had been handled.
+    last = [line.strip() for line in main.frames[-1].shown[1:]]
+    is_new = bool(last) and not any(re.search(r"\braise\b", line) for line in last) and not main.is_remote
+    text = main.message if is_new else "\n".join(traceback.message for traceback in tracebacks)
     return ProgramError(text, tuple(_shown_lines(main.shown)), tracebacks, is_consequence)
 
 
@@ -167,7 +172,8 @@ def _chains(text: str) -> Iterator[list[Traceback]]:
     chain: list[Traceback] = []
     end = 0
     for match in _TRACEBACK.finditer(text):
-        if match["message"] is None:  # no exception
+        # No exception, or an exception that did not end the program.
+        if match["message"] is None or _IGNORED.search(text, max(0, match.start() - _LONGEST), match.start()):
             continue
         between = text[end : match.start()]
         is_original = bool(chain) and _ORIGINAL.match(text, end) is not None

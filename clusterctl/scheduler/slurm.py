@@ -88,6 +88,8 @@ _STEP = (
     "--mpi=none"
 ).split()
 _STEP_S = 120.0
+# scancel has a line for each of many jobs.
+_LONGEST_ERROR = 1 << 16
 # Pattern in Slurm's message, the flag at fault, its quantities, and the command that lists valid values.
 _REFUSALS = (
     ("mutually exclusive", "--mem", {"mem"}, ""),
@@ -371,7 +373,7 @@ class SlurmClient(Jobs):
                 return outputs
             if nothing is not None and nothing.search(result.stderr):
                 return [""] * len(commands)
-            command, reason = commands[len(outputs) - 1][0], result.stderr.strip()[-2000:]
+            command, reason = commands[len(outputs) - 1][0], result.stderr.strip()[-_LONGEST_ERROR:]
             if _AWAY.search(result.stderr):
                 raise self._away_error(command, reason, limit_s)
             failed = CommandError(command, code="slurm-command-failed", rc=result.rc, stderr=result.stderr)
