@@ -51,7 +51,8 @@ FIRST_PORT, PORTS = 65000, 536
 # After a failure, telemetry may wait for a dead node. It must not delay the requeue.
 TELEMETRY_END_S, TELEMETRY_FAILED_S = 3.0, 0.3
 # After an abort, slurmstepd kills the ranks of a node at once. If srun still waits after this time, a
-# slurmstepd is gone. srun itself would wait for KillWait (30 s) and 2 s more.
+# slurmstepd is gone. srun itself would wait for KillWait (30 s) and 2 s more. At a cancel or a time limit, srun
+# says the same, but this process gets SIGTERM, and the ranks may use KillWait to save their work.
 ABORTED_S = 3.0
 # How long to wait for the first record of telemetry if the job is short.
 TELEMETRY_START_S = 2.0
@@ -100,7 +101,7 @@ class Program:
 
     def __init__(self, program: list[str], events: Events) -> None:
         self._events, self._pid = events, task.start_or_exit(program)
-        self._is_srun = restarts.runs_srun(program)
+        self._is_srun, self._is_told = restarts.runs_srun(program), False
 
     def wait(self) -> int:
         """Wait for the end of the program, and return its exit status. Kill it if it can't end by itself."""
@@ -112,7 +113,7 @@ class Program:
             now = time.monotonic()
             if self._is_srun and restarts.is_aborted(restarts.end_of_file(own_log())):
                 aborted_since = min(now, aborted_since)
-            is_stuck = now - aborted_since > ABORTED_S
+            is_stuck = not self._is_told and now - aborted_since > ABORTED_S
             if not is_killed and (is_stuck or os.path.exists(restarts.HANG_FILE)):
                 is_killed = True
                 if is_stuck:
@@ -120,6 +121,7 @@ class Program:
                 self._pass_on(signal.SIGKILL)
 
     def _pass_on(self, number: int) -> None:
+        self._is_told = self._is_told or number == signal.SIGTERM
         if number == signal.SIGKILL:
             kill_ranks()
         os.kill(self._pid, number)

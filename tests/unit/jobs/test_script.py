@@ -285,9 +285,9 @@ def test_mpirun_takes_ranks_and_cores_from_the_scripts_own_lines(batch):
     assert batch.run(text)[1].splitlines()[2].startswith(flags.format(2, 1))
 
 
-def signalled(batch: Batch, job: JobSpec, number: int) -> tuple[int, str]:
+def signalled(batch: Batch, job: JobSpec, number: int, log: str = "/dev/null") -> tuple[int, str]:
     """The exit status of a job that gets a signal when it is ready, and what it writes then."""
-    process = batch.start(rendered(job))
+    process = batch.start(f"{rendered(job).rstrip()} 2>{log}\n")
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(number)
@@ -515,6 +515,23 @@ def test_srun_that_waits_for_a_lost_slurmstepd_is_killed(batch):
     assert batch.run(rendered(job).rstrip() + " 2>stderr.log\n")[0] == 137
     last = events(batch)[-1]
     assert (last["event"], last["kind"], last["suspects"]) == ("requeue", "loss of slurmstepd", [])
+
+
+CANCELLED = """
+while [[ $1 == -* ]]; do shift; done
+[[ $* == *task.py* ]] || exec "$@"
+trap "echo 'srun: Job step aborted: Waiting up to 32 seconds for job step to finish.' >&2" TERM
+echo ready
+for i in {1..40}; do sleep 0.05; done
+exit 7"""
+
+
+def test_ranks_of_a_cancelled_job_have_time_to_save(batch):
+    """srun prints the same message then, and at a time limit."""
+    batch.shorten("job", "ABORTED_S", 0.0)
+    play(batch.folder.parent / "bin" / "srun", CANCELLED)
+    job = JobSpec(name="j", script=user_script(batch.folder, "p.py", ""), nodes=2)
+    assert signalled(batch, job, signal.SIGTERM, "stderr.log") == (7, "")
 
 
 def test_a_script_goes_on_after_a_step_was_aborted(batch):
