@@ -70,6 +70,11 @@ def test_job_that_a_job_submits_has_only_the_users_variables(sbatch, given, env,
     assert {name: found[name] for name in (*SET, "MINE") if name in found} == kept
 
 
+def test_script_on_standard_input_reaches_sbatch(sbatch):
+    play(sbatch.folder.parent / "bin" / "sbatch", "cat")
+    assert sbatch.run(rendered(shell_job(sbatch, "echo script | sbatch")))[:2] == (0, "script\n")
+
+
 def test_sbatch_that_is_not_there_is_not_found(sbatch):
     (sbatch.folder.parent / "bin" / "sbatch").unlink()
     assert sbatch.run(rendered(shell_job(sbatch, "sbatch x")))[0] == 127
