@@ -51,8 +51,8 @@ FIRST_PORT, PORTS = 65000, 536
 # After a failure, telemetry may wait for a dead node. It must not delay the requeue.
 TELEMETRY_END_S, TELEMETRY_FAILED_S = 3.0, 0.3
 # After an abort, slurmstepd kills the ranks of a node at once. If srun still waits after this time, a
-# slurmstepd is gone. srun itself would wait for KillWait (30 s) and 2 s more. At a cancel or a time limit, srun
-# says the same, but this process gets SIGTERM, and the ranks may use KillWait to save their work.
+# slurmstepd is gone. srun itself would wait for KillWait (30 s) and 2 s more. At a cancel or a time limit,
+# srun says the same, but this process gets SIGTERM, and the ranks may use KillWait to save their work.
 ABORTED_S = 3.0
 # How long to wait for the first record of telemetry if the job is short.
 TELEMETRY_START_S = 2.0
