@@ -52,12 +52,21 @@ OF_STEPS_OF_JOB_7 = (
     "tmp/spmix_appdir_2001_7.1/",
 )
 OF_STEPS_OF_JOB_70 = (f"{SPOOL}stepd.slurm.pmix.70.7", f"{SPOOL}hwloc_topo_70.7.xml", f"{SPOOL}t-2_70.7")
-MPIRUN_OF_JOB_7, DEAD_MPIRUN = "tmp/prterun.t-2.23.2001/", "tmp/prterun.t-2.99.2001/"
+USER = os.getuid()
+MPIRUN_OF_JOB_7, DEAD_MPIRUN = f"tmp/prterun.t-2.23.{USER}/", f"tmp/prted.t-2.99.{USER}/"
+OF_USERS = (
+    "tmp/prte-results.2024.11/",
+    f"tmp/prterun-x.t-2.99.{USER}/",
+    f"tmp/prterun.t-2.98.{USER}",
+    f"tmp/prterun.t-2.99.{USER + 1}/",
+    f"tmp/prterun.t-2.99.{USER}.old/",
+)
 OF_STEPS = {*OF_STEPS_OF_JOB_7, *OF_STEPS_OF_JOB_70, "tmp/spmix_appdir_2001_8.1/"}
 FILES = {
     *OF_STEPS,
     MPIRUN_OF_JOB_7,
     DEAD_MPIRUN,
+    *OF_USERS,
     *(f"{SPOOL}{name}" for name in ("job00007", "cred_state.old", "hwloc_topo_whole.xml")),
 }
 
@@ -134,7 +143,7 @@ def test_a_very_deep_folder_does_not_stop_the_answer(
     left = [folder.name for folder in (tmp_path / "tmp").iterdir()]
     subprocess.run(["rm", "-rf", tmp_path / "tmp"], check=True)
     assert answer == "ok\n"
-    assert left == ["spmix_appdir_2001_8.1"]
+    assert set(left) == {"spmix_appdir_2001_8.1", *(Path(name).name for name in OF_USERS)}
 
 
 def test_files_are_removed_after_the_answer(fence: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

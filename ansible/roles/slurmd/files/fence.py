@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -33,8 +34,8 @@ STEP_FILES = (
     "var/spool/clusterctl-slurmd/*pmix.{}.*",
     "tmp/spmix_appdir_*_{}.*",
 )
-# Node, process and user, such as prterun.n1.442.2001. Open MPI 5
-MPIRUN_FOLDERS = "tmp/prte*.[0-9]*.[0-9]*"
+# Program, node, process and user, such as prterun.n1.442.2001. Open MPI 5
+MPIRUN_FOLDER = re.compile(r"prte(?:run|d)?\..+\.(\d+)\.(\d+)")
 JOB_OF_FILE = re.compile(r"[._](\d+)\.")
 # They get such names, and are removed later: users can fill folders so that this takes long.
 OLD = "clusterctl-old."
@@ -125,11 +126,19 @@ def remove_old_files() -> None:
     Python's functions end at very deep folders.
     """
     paths = [path for pattern in OLD_FILES for path in ROOT.glob(pattern)]
-    for path in ROOT.glob(MPIRUN_FOLDERS):
-        pid = path.name.split(".")[-2]
-        paths += [] if (ROOT / "proc" / pid).exists() else [path]
+    paths += [path for path in ROOT.glob("tmp/prte*") if is_left_by_mpirun(path)]
     if paths:
         ask("rm", "-rf", "--", *map(str, paths))
+
+
+def is_left_by_mpirun(path: Path) -> bool:
+    """Return whether a process of mpirun has created this folder and has ended, by its name and owner."""
+    # Another process may remove it meanwhile.
+    with suppress(OSError):
+        match, status = MPIRUN_FOLDER.fullmatch(path.name), path.lstat()
+        if match and stat.S_ISDIR(status.st_mode) and status.st_uid == int(match[2]):
+            return not (ROOT / "proc" / match[1]).exists()
+    return False
 
 
 def node_in_slurm(*names: str) -> tuple[str, str]:
