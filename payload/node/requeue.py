@@ -163,8 +163,11 @@ class Restart:
         """Have Slurm requeue this job, and return whether it does. Try again while Slurm does not answer."""
         deadline = time.monotonic() + CONTROLLER_S
         while wait_for(["scontrol", "requeue", self._job]) != 0:
-            # If Slurm answers, it has refused.
-            if self._ask()[0] or time.monotonic() > deadline:
+            state = self._ask()[0]
+            # Slurm has refused, or answers again since then.
+            if state:
+                return state in STILL_OURS and wait_for(["scontrol", "requeue", self._job]) == 0
+            if time.monotonic() > deadline:
                 return False
             time.sleep(CONTROLLER_PAUSE_S)
             if self._ask()[0] not in STILL_OURS:

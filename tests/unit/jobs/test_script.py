@@ -552,6 +552,18 @@ def test_a_requeue_that_fails_leaves_the_programs_exit_status(batch):
     assert (rc, err.splitlines()[-1]) == (75, "refused")
 
 
+@pytest.mark.parametrize(("state", "again"), [("RUNNING", True), ("COMPLETING", False)])
+def test_slurmctld_that_comes_back_is_asked_again(batch, state, again):
+    """Unless the job was cancelled meanwhile."""
+    away = '[[ $1 == requeue ]] || exit 0; mkdir away 2>/dev/null && exit 1; echo "$@" >>scontrol-calls'
+    play(batch.folder.parent / "bin" / "scontrol", away)
+    play(batch.folder.parent / "bin" / "squeue", f"[[ ! -e away ]] || s={state}; echo ${{s:-RUNNING}} None 0")
+    batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node-1"}
+    assert run(batch, "exit 75", requeue=True)[0] == 75
+    assert (batch.folder / "away").exists()
+    assert (batch.folder / "scontrol-calls").exists() is again
+
+
 def test_attempt_that_slurm_has_replaced_requeues_nothing(batch):
     """Its node was cut off, and Slurm has started the job elsewhere."""
     play(batch.folder.parent / "bin" / "scontrol", 'test "$1" != requeue || touch requeued')
