@@ -40,6 +40,7 @@ echo "$found"
 """
 FILES_S = "10"
 REPLACED = "replaced"
+NO_EVENTS = "this job is not requeued: job.events cannot be written"
 # States of nodes, which Slurm combines, as in down+drain.
 LOST = frozenset(("down", "fail", "unknown", "not_responding"))
 
@@ -115,6 +116,9 @@ class Restart:
         """
         past = self._events.read()
         attempt = restarts.interrupted(past)
+        if not attempt:
+            task.complain(NO_EVENTS)
+            return
         failure = self._failure(status, attempt)._replace(progress=self._progress(past))
         state, excluded = self._ask()
         if state not in STILL_OURS or self._stops(past, failure):
@@ -122,7 +126,7 @@ class Restart:
         reason = failure.kind if failure.kind in ("saved", "hang") else "failed"
         # Slurm may end this process before scontrol has returned.
         if not self._events.add("requeue", reason=reason, status=status, **failure._asdict()):
-            task.complain("this job is not requeued: job.events cannot be written")
+            task.complain(NO_EVENTS)
             return
         task.complain(f"{failure} after {past[-1]['time'] - attempt[0]['time']:.0f} s; this job is requeued")
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

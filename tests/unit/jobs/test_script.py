@@ -564,6 +564,17 @@ def test_slurmctld_that_comes_back_is_asked_again(batch, state, again):
     assert (batch.folder / "scontrol-calls").exists() is again
 
 
+def test_a_job_whose_start_is_not_recorded_is_not_requeued(batch):
+    """Its disk is full."""
+    play(batch.folder.parent / "bin" / "scontrol", 'test "$1" != requeue || touch requeued')
+    begun = {"time": 5, "event": "start", "restarts": 0, "until": 0, "nodes": ["node-1"]}
+    again = {"time": 6, "event": "requeue", "kind": "SIGBUS", "suspects": [], "progress": [1, 0, 0]}
+    (batch.folder / "job.events").write_text("".join(json.dumps(row) + "\n" for row in (begun, again)))
+    batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "1"}
+    assert run(batch, "cp job.events before; head -n 2 before >job.events; exit 7", requeue=True)[0] == 7
+    assert not (batch.folder / "requeued").exists()
+
+
 def test_attempt_that_slurm_has_replaced_requeues_nothing(batch):
     """Its node was cut off, and Slurm has started the job elsewhere."""
     play(batch.folder.parent / "bin" / "scontrol", 'test "$1" != requeue || touch requeued')
