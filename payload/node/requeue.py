@@ -200,10 +200,8 @@ class Restart:
 
         excluded: the nodes that are excluded already, as Slurm writes them.
         """
-        earlier = [node for event in past if event["event"] == "excluded" for node in event["nodes"]]
-        nodes = [
-            node for node in restarts.bad_nodes([*restarts.failures(past), failure]) if node not in earlier
-        ]
+        bad, known = restarts.bad_nodes([*restarts.failures(past), failure]), hostnames(excluded)
+        nodes = [node for node in bad if node not in known]
         if not nodes:
             return
         every = ",".join(filter(None, (excluded, *nodes)))
@@ -218,7 +216,11 @@ class Restart:
 
 def own_nodes() -> list[str]:
     """Return Slurm's names of the job's nodes."""
-    names = os.environ.get("SLURM_JOB_NODELIST", task.host_name())
+    return hostnames(os.environ.get("SLURM_JOB_NODELIST", task.host_name()))
+
+
+def hostnames(names: str) -> list[str]:
+    """Return the names in a list of Slurm's, such as n[1-3]."""
     if "[" in names:
         return task.output_of(["scontrol", "show", "hostnames", names]).split()
     return names.split(",")

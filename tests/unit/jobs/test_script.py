@@ -428,15 +428,22 @@ def test_a_completed_job_does_not_run_twice(batch, status, runs):
     assert (batch.folder / "started").exists() is runs
 
 
+LIST_HOSTS = r"[[ $1 != show ]] && echo $@ >>scontrol-calls || printf '%s\n' node-2 node-3"
+
+
 @pytest.mark.parametrize("excluded", [True, False])
 def test_a_node_with_two_failures_is_excluded(batch, excluded):
-    """Unless Slurm says that too few nodes would remain that satisfy the job."""
+    """Unless Slurm says that too few nodes would remain that satisfy the job.
+
+    The watcher has lifted an earlier exclusion.
+    """
     play(batch.folder.parent / "bin" / "squeue", "echo 'RUNNING None 8 node-9'")
     play(batch.folder.parent / "bin" / "scontrol", 'echo "$@" >>scontrol-calls')
     play(batch.folder.parent / "bin" / "sbatch", f'echo "$@" | tee sbatch-call >&2; {str(excluded).lower()}')
     begun = {"time": 5, "event": "start", "restarts": 0, "until": 0, "nodes": ["node-1"]}
     again = {"time": 6, "event": "requeue", "kind": "SIGBUS", "suspects": ["node-2"], "progress": [1, 0, 0]}
-    (batch.folder / "job.events").write_text("".join(json.dumps(row) + "\n" for row in (begun, again)))
+    rows = (begun, again, {"time": 6, "event": "excluded", "nodes": ["node-2"]})
+    (batch.folder / "job.events").write_text("".join(json.dumps(row) + "\n" for row in rows))
     batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "8", "SLURM_JOB_NODELIST": "node-2"}
     batch.environment |= {"SLURM_JOB_NUM_NODES": "2"}
     body = "mkdir rank-logs; echo 9 137 node-2 >rank-logs/1.end; exit 14"
@@ -448,6 +455,12 @@ def test_a_node_with_two_failures_is_excluded(batch, excluded):
     # The answer would look like a failure of the job.
     assert asked not in stderr
     assert (events(batch)[-1]["event"] == "excluded") is excluded
+    # Its user, or an earlier attempt, has excluded the node.
+    (batch.folder / "scontrol-calls").unlink()
+    play(batch.folder.parent / "bin" / "squeue", "echo 'RUNNING None 8 node-[2-3]'")
+    play(batch.folder.parent / "bin" / "scontrol", LIST_HOSTS)
+    run(batch, "exit 14", requeue=True)
+    assert (batch.folder / "scontrol-calls").read_text() == "requeue 12\n"
 
 
 LIST_FILES = """
