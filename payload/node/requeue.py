@@ -200,8 +200,8 @@ class Restart:
 
         excluded: the nodes that are excluded already, as Slurm writes them.
         """
-        bad, known = restarts.bad_nodes([*restarts.failures(past), failure]), hostnames(excluded)
-        nodes = [node for node in bad if node not in known]
+        bad, unused = restarts.bad_nodes([*restarts.failures(past), failure]), hostnames(excluded)
+        nodes = [node for node in bad if node not in unused]
         if not nodes:
             return
         every = ",".join(filter(None, (excluded, *nodes)))
