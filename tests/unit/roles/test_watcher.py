@@ -223,6 +223,10 @@ def test_a_node_is_set_down_for_a_job_that_is_to_start_again(watcher: Any, slurm
         (f"{REQUEUE}exec python3 -IS job.py run\n", ""),
         (f"{REQUEUE}#SBATCH --nice=1 --exclude=t-7\nexec python3 -IS job.py run\n", "t-7"),
         (f"{REQUEUE}#SBATCH -x t-7\nexec python3 -IS job.py run\n", "t-7"),
+        (f"{REQUEUE}#SBATCH --exclude='t-[7,8]' # --exclude t-9\nexec python3 -IS job.py run\n", "t-[7,8]"),
+        (f'{REQUEUE}#SBATCH --comment="try -x t-7"\n#SBATCH -h\nexec python3 -IS job.py run\n', ""),
+        # The watcher must not end.
+        (f"{REQUEUE}#SBATCH --comment -x\nexec python3 -IS job.py run\n", ""),
         (REQUEUE, N3),
     ],
 )
@@ -235,6 +239,7 @@ def test_a_job_that_lost_a_node_may_use_excluded_nodes_again(
     look(watcher, LIMIT)
     assert slurm.nodes[N2][0].startswith("DOWN")
     assert slurm.jobs["7"].excluded == excluded
+    assert sum("batch_script" in call for call in slurm.calls) == 1
 
 
 def test_an_answer_between_two_misses_counts(watcher: Any, slurm: Slurm) -> None:

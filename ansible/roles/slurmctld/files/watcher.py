@@ -22,15 +22,17 @@ controller has a single other node. Runs with the platform's Python, from 3.9 on
 
 from __future__ import annotations
 
+import argparse
 import errno
 import os
 import re
 import selectors
+import shlex
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
@@ -69,8 +71,10 @@ ENDED = ("COMPLETING", "FAILED")
 KILLED, KILLED_S = "RaisedSignal:9(", 5
 NODE = re.compile(r"^NodeName=(\S+) .*?\bNodeAddr=(\S+) .*?\bState=(\S+)", re.MULTILINE)
 RESTART = re.compile(r"\bRestarts=(\d+) .*?\bStartTime=(\d+)")
-# The user's own option in a job's script.
-EXCLUDED = re.compile(r"^#SBATCH\s(?:.*\s)?(?:--exclude[=\s]\s*|-x\s*)(\S+)", re.MULTILINE)
+SBATCH = re.compile(r"^#SBATCH\s(.*)", re.MULTILINE)
+# The user's own option in a job's script. argparse reads it like sbatch, also among unknown options.
+OPTIONS = argparse.ArgumentParser(add_help=False)
+OPTIONS.add_argument("-x", "--exclude", nargs="?", default="", const="")
 REASON = re.compile(r"\bReason=(.*?) \[\S+@\S+\]")
 
 
@@ -160,15 +164,23 @@ def expand(nodes: str) -> tuple[str, ...]:
     return ()
 
 
-def asks_for_requeue(job: Job) -> bool:
-    return "--requeue" in ask("scontrol", "write", "batch_script", job.id, "-")
+def read_script(job: Job) -> str:
+    return ask("scontrol", "write", "batch_script", job.id, "-")
 
 
-def lift_exclusions(job: Job) -> None:
+def asks_for_requeue(script: str) -> bool:
+    return "--requeue" in script
+
+
+def lift_exclusions(job: Job, script: str) -> None:
     """Let a job use nodes again that its job.py has excluded, because it has lost another node."""
-    script = ask("scontrol", "write", "batch_script", job.id, "-")
+    words: list[str] = []
+    for line in SBATCH.findall(script):
+        # sbatch ignores a quote without an end.
+        with suppress(ValueError):
+            words += shlex.split(line, comments=True)
     if "job.py run" in script:
-        nodes = ",".join(EXCLUDED.findall(script))
+        nodes = OPTIONS.parse_known_args(words)[0].exclude
         ask("scontrol", "update", f"jobid={job.task}", f"excnodelist={nodes}")
 
 
@@ -341,11 +353,15 @@ class Watcher:
             node = read_nodes(name).get(name)
             if not jobs or not node or KNOWN.search(node.state):
                 continue
-            if all(asks_for_requeue(job) for job in jobs):
-                self.set_node_down(node, jobs, killed)
+            scripts = {job: read_script(job) for job in jobs}
+            if all(map(asks_for_requeue, scripts.values())):
+                self.set_node_down(node, scripts, killed)
 
-    def set_node_down(self, node: Node, jobs: Collection[Job], killed: Collection[Job]) -> None:
-        """Set a node down. jobs: all jobs on it. killed: those that Slurm does not requeue by itself."""
+    def set_node_down(self, node: Node, jobs: Mapping[Job, str], killed: Collection[Job]) -> None:
+        """Set a node down.
+
+        jobs: all jobs on it, and their scripts. killed: those that Slurm does not requeue by itself.
+        """
         name, is_drained, losses = node.name, "DRAIN" in node.state, self.losses_with(node.name, jobs)
         reason = f"{PREFIX}no answer for {self.misses[name]} s"
         if len(losses) >= LOSSES:
@@ -366,8 +382,8 @@ class Watcher:
         kept = [job for job in remaining if job.state == "RUNNING" and name in expand(job.nodes)]
         for job in [*killed, *kept]:
             ask("scontrol", "requeue", job.task)
-        for job in jobs:
-            lift_exclusions(job)
+        for job, script in jobs.items():
+            lift_exclusions(job, script)
         self.nodes_due = 0.0
 
     def losses_with(self, name: str, jobs: Iterable[Job]) -> list[tuple[float, str]]:
@@ -398,7 +414,7 @@ class Watcher:
                 continue
             nodes = read_nodes(self.ran_on[job.id]).values()
             self.fenced[job.id] = now
-            if any(is_down(node) for node in nodes) and asks_for_requeue(job):
+            if any(is_down(node) for node in nodes) and asks_for_requeue(read_script(job)):
                 # The job may have started again meanwhile.
                 now_jobs = read_jobs() or []
                 self.fence_jobs([new for new in now_jobs if (new.id, new.state) == (job.id, job.state)])
