@@ -39,7 +39,8 @@ def with_project(job: JobSpec, here: Path) -> JobSpec:
     script = os.path.relpath(job.script, folder)
     if script.startswith("../"):
         script = os.path.relpath(job.script.parent.resolve() / job.script.name, folder.resolve())
-    start = os.path.relpath(here, folder) if here.is_relative_to(folder) else "."
+    is_sent = here.is_relative_to(folder) and not project_obstacle(folder)
+    start = os.path.relpath(here, folder) if is_sent else "."
     roots = [os.path.relpath(root, folder) for root in uses.roots if root.is_relative_to(folder)]
     project = Project(folder, script, start, tuple(dict.fromkeys(roots)))
     return job.model_copy(update={"project": project})

@@ -170,6 +170,14 @@ def test_home_folder_is_never_a_project(top, monkeypatch):
     assert job.place.folder == top / "mypkg"
 
 
+def test_script_of_the_home_folder_starts_where_it_is_sent(top, monkeypatch):
+    monkeypatch.setenv("HOME", str(top))
+    write(top, {"train.py": "", "work/a.yaml": "job: ../train.py\n"})
+    for here, target in (("work", "../train.py"), (".", "work/a.yaml")):
+        job = job_from(top / here, target, monkeypatch)
+        assert (job.place.script, job.place.start, sent(job)) == ("train.py", ".", {"train.py"})
+
+
 def test_script_behind_a_link_is_sent_from_there(top, monkeypatch):
     write(top, {"pyproject.toml": "", "lib.py": "", "real/t.py": "import lib\n"})
     (top / "link").symlink_to("real")
