@@ -15,7 +15,15 @@ from typing import Final
 
 from clusterctl.errors import UsageError, excluded
 from clusterctl.scheduler.script import MAX_BYTES
-from clusterctl.spec.job import JobSpec, Project, holds_package, import_roots, is_python, repository_of
+from clusterctl.spec.job import (
+    JobSpec,
+    Project,
+    holds_package,
+    import_roots,
+    is_python,
+    module_root,
+    repository_of,
+)
 
 # A folder with one of these files is the root of a project.
 MARKERS: Final = ("pyproject.toml", "setup.cfg", "setup.py", "requirements.txt", ".git")
@@ -26,7 +34,8 @@ _MOST_MODULES: Final = 200
 def with_project(job: JobSpec, here: Path) -> JobSpec:
     """Return the job with its project. ``here``: the folder in which the user starts the program.
 
-    Raises UsageError if the option --folder names no folder that contains the script.
+    Raises UsageError if the option --folder names no folder that contains the script, or a module's package
+    can't be sent.
     """
     if job.script is None or job.folder is False:
         if job.module is not None:
@@ -42,6 +51,14 @@ def with_project(job: JobSpec, here: Path) -> JobSpec:
     is_sent = here.is_relative_to(folder) and not project_obstacle(folder)
     start = os.path.relpath(here, folder) if is_sent else "."
     roots = [os.path.relpath(root, folder) for root in uses.roots if root.is_relative_to(folder)]
+    if job.module is not None and not uses.roots[0].is_relative_to(folder):
+        raise UsageError(
+            f"the module {job.module} can't be sent with the job",
+            code="folder-unfit",
+            where=str(uses.roots[0]),
+            why=project_obstacle(uses.roots[0]) or f"only {folder} would be sent",
+            fix="move the project into a separate folder without symbolic links, or select it with --folder",
+        )
     project = Project(folder, script, start, tuple(dict.fromkeys(roots)))
     return job.model_copy(update={"project": project})
 
@@ -84,7 +101,7 @@ class _Uses:
 
     folders: the script's folder and those above, up to the current folder or the repository's root.
     highest: index in ``folders`` of the first folder that contains all of them.
-    roots: folders from which packages are imported.
+    roots: folders from which packages are imported, first that of the module which the job runs.
     """
 
     folders: Sequence[Path]
@@ -97,13 +114,15 @@ class _Uses:
         script = job.script or Path()
         folders = _folders(script, chosen or here)
         text = _Text.read(script)
-        names = text.imports | ({job.module.partition(".")[0]} if job.module else set())
         highest, roots = 0, list[Path]()
-        for name in sorted(names - sys.stdlib_module_names):
+        if job.module is not None:
+            roots = [root := module_root(job.module, script)]
+            highest = folders.index(root) if root in folders else 0
+        for name in sorted(text.imports - sys.stdlib_module_names):
             pairs = ((n, root) for n, folder in enumerate(folders) for root in import_roots(folder))
             number, root = next(((n, r) for n, r in pairs if holds_package(r, name)), (0, script.parent))
             highest = max(highest, number)
-            roots += [root] if root != script.parent or job.module else []
+            roots += [root] if root != script.parent else []
         if here in folders:
             arguments = (part for word in job.args for part in word.split("="))
             words = {*arguments, *(word for word in text.words if "/" in word or "." in word)}

@@ -291,6 +291,12 @@ def module_file(module: str, folder: Path) -> Path:
     )
 
 
+def module_root(module: str, file: Path) -> Path:
+    """Return the folder from which a module is imported, given the file that `python -m MODULE` runs."""
+    is_package = file.stem != module.rpartition(".")[2]
+    return file.parents[module.count(".") + is_package]
+
+
 def named_job(target: str, folder: Path) -> tuple[str | None, Path | None]:
     """Return (name of a bundled job, None) or (None, absolute path of a script).
 

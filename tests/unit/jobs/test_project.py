@@ -94,6 +94,10 @@ CASES: tuple[Case, ...] = (
     (MONOREPO, "apps/alone", "run.py", (), ".", "apps/alone", (".",)),
     (MONOREPO, "apps/own", "run.py", (), "apps/own", ".", ()),
     (MONOREPO, ".", "apps/own/run.py", (), "apps/own", ".", ()),
+    # The package contains a module of its own name, or has the name of a module of Python.
+    ({"p/__init__.py": "", "p/t.py": "import numpy\n", "p/p.py": ""}, ".", "-m p.t", (), ".", ".", (".",)),
+    ({"code/__init__.py": "", "code/t.py": ""}, ".", "-m code.t", (), ".", ".", (".",)),
+    ({"src/p/q/__main__.py": ""}, ".", "-m p.q", (), ".", ".", ("src",)),
     # Neither a marker nor a use: only the script's folder.
     ({"a/t.py": "import numpy\n", "b/x": ""}, ".", "a/t.py", (), "a", ".", ()),
     ({"m/__init__.py": "", "m/t.py": "import m\n", "x": ""}, ".", "m/t.py", (), ".", ".", (".",)),
@@ -155,6 +159,16 @@ def test_module_that_does_not_exist_is_refused(top, monkeypatch):
             job_from(top, f"-m {module}", monkeypatch)
     with refused("options-exclusive", UsageError):
         job_from(top, "-m pkg.train", monkeypatch, folder=False)
+
+
+@pytest.mark.parametrize("make", ["home", "link", "folder"])
+def test_module_without_its_package_is_refused(top, monkeypatch, make):
+    write(top, {"real/train.py": ""})
+    (top / "pkg").symlink_to("real") if make == "link" else (top / "real").rename(top / "pkg")
+    if make == "home":
+        monkeypatch.setenv("HOME", str(top))
+    with refused("folder-unfit", UsageError):
+        job_from(top, "-m pkg.train", monkeypatch, folder=Path("pkg") if make == "folder" else True)
 
 
 def test_package_with_main_is_a_module(top, monkeypatch):
