@@ -84,6 +84,8 @@ def source_of(job: JobSpec) -> Source | None:
             folder / job.place.script,
             patterns("--include", job.include, folder),
             patterns("--exclude", job.exclude, folder),
+            # The program's metrics go through a link with this path. Each task of an array has its own link.
+            os.path.normpath(f"{job.place.start}/metrics.jsonl") if job.array is None else "",
         )
         walk.run()
         walk.add_folder(job.place.start)
@@ -143,12 +145,16 @@ def _is_executable(item: Item) -> bool:
 
 @dataclass(slots=True)
 class FolderWalk:
-    """Walks through a project's folder and collects the files to send in ``items``."""
+    """Walks through a project's folder and collects the files to send in ``items``.
+
+    metrics: path of a link to the job's metrics, which no file may have.
+    """
 
     folder: Path
     script: Path
     include: Ignore
     exclude: Ignore
+    metrics: str
     items: list[Item] = field(default_factory=list)
     folders: set[str] = field(default_factory=set)
     ours: list[str] = field(default_factory=list)
@@ -244,7 +250,7 @@ class FolderWalk:
                 self.items += [made] if (made := Item.of(parent, origin, origin.lstat())) else []
 
     def _add(self, item: Item) -> None:
-        if is_taken(item.path):
+        if is_taken(item.path) or item.path == self.metrics:
             self.ours.append(item.path)
         # The parent folder may be excluded although a file in it is included.
         self.add_folder(str(Path(item.path).parent))

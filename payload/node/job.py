@@ -199,6 +199,8 @@ def link_given_files(start: str) -> None:
         os.makedirs(folder, exist_ok=True)
         for name in os.listdir(f"../{folder}"):
             is_ours = depth == 0 and (name in OURS or is_numbered(name))
+            # prepare_folder creates a link to the task's own.
+            is_ours |= next_part == "" and name == "metrics.jsonl"
             if name != next_part and not is_ours:
                 with suppress(FileExistsError):
                     os.symlink(os.path.relpath(f"../{folder}/{name}", folder), f"{folder}/{name}")

@@ -185,6 +185,7 @@ def test_program_of_a_project_starts_in_its_folder(batch, module, ranks, task):
         "src/pkg/train.py": MODULE,
         "exp/one/near": "here",
         "exp/far": "",
+        **({"exp/one/metrics.jsonl": "of a local run"} if task else {}),
     }.items():
         (batch.folder / path).parent.mkdir(parents=True, exist_ok=True)
         (batch.folder / path).write_text(text)
