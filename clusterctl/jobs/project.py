@@ -20,6 +20,7 @@ from clusterctl.spec.job import (
     Project,
     holds_package,
     import_roots,
+    is_file,
     is_python,
     module_root,
     repository_of,
@@ -181,8 +182,8 @@ class _Text:
         pending, seen = [script], {script}
         while pending and len(seen) < _MOST_MODULES:
             for name in text._add(pending.pop()):
-                files = {script.parent / f"{name}.py", *(script.parent / name).glob("*.py")}
-                modules = [file for file in files - seen if file.is_file()]
+                files = {script.parent / f"{name}.py", *script.parent.glob(f"{name}/*.py")}
+                modules = [file for file in files - seen if is_file(file)]
                 pending += modules
                 seen.update(modules)
         # The script's folder comes first in sys.path.

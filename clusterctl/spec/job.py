@@ -255,14 +255,21 @@ def import_roots(folder: Path) -> tuple[Path, Path]:
 def holds_package(root: Path, name: str) -> bool:
     """Return whether ``import NAME`` finds a module, or a folder with modules, in the folder ``root``."""
     folder = root / name
-    if (root / f"{name}.py").is_file() or (folder / "__init__.py").is_file():
+    if is_file(root / f"{name}.py") or is_file(folder / "__init__.py"):
         return True
-    return folder.is_dir() and any(next(folder.glob(names), None) for names in ("*.py", "*/__init__.py"))
+    with suppress(OSError):
+        return folder.is_dir() and any(next(folder.glob(names), None) for names in ("*.py", "*/__init__.py"))
+    return False
+
+
+def is_file(path: Path) -> bool:
+    """Return whether a path is a file. False if a folder above can't be searched, unlike Path.is_file."""
+    return os.path.isfile(path)  # noqa: PTH113
 
 
 def repository_of(folder: Path) -> Path | None:
     """Return the root of the git repository that contains ``folder``; None if there is no repository."""
-    return next((path for path in (folder, *folder.parents) if (path / ".git").exists()), None)
+    return next((path for path in (folder, *folder.parents) if os.path.lexists(path / ".git")), None)
 
 
 def is_module(text: str) -> bool:
@@ -281,7 +288,7 @@ def module_file(module: str, folder: Path) -> Path:
     folders = [path for path in (here, *here.parents) if path.is_relative_to(top)]
     for root in (root for path in folders for root in import_roots(path)):
         for file in (root / f"{name}.py", root / name / "__main__.py"):
-            if is_module(module) and file.is_file():
+            if is_module(module) and is_file(file):
                 return file
     raise UsageError(
         f"there is no module {shown(module)}",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -190,6 +193,36 @@ def test_script_of_the_home_folder_starts_where_it_is_sent(top, monkeypatch):
     for here, target in (("work", "../train.py"), (".", "work/a.yaml")):
         job = job_from(top / here, target, monkeypatch)
         assert (job.place.script, job.place.start, sent(job)) == ("train.py", ".", {"train.py"})
+
+
+@contextmanager
+def as_another_user() -> Iterator[None]:
+    """Root can search every folder."""
+    user = os.geteuid()
+    os.seteuid(user or 65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+@pytest.mark.parametrize(
+    ("target", "locked"), [("../t.py", "pkg"), ("u.py", "a/src"), ("u.py", "lib"), ("-m t", "a/src")]
+)
+def test_folder_that_can_not_be_searched_is_passed_over(monkeypatch, target, locked):
+    with TemporaryDirectory() as name:
+        top = Path(name).resolve()
+        files = (".git/HEAD", "t.py", "a/u.py", "pkg/x.py", "a/src/x.py", "lib/x/__init__.py")
+        write(top, dict.fromkeys(files, "import pkg, lib\n"))
+        top.chmod(0o755)
+        # The names in the folder can be listed.
+        (top / locked).chmod(0o444)
+        monkeypatch.chdir(top / "a")
+        with as_another_user():
+            (job,) = read_jobs(target, {})
+        monkeypatch.chdir("/")
+        (top / locked).chmod(0o755)
+    assert job.place.folder == top
 
 
 def test_script_behind_a_link_is_sent_from_there(top, monkeypatch):
