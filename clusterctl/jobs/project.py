@@ -49,8 +49,10 @@ def with_project(job: JobSpec, here: Path) -> JobSpec:
     script = os.path.relpath(job.script, folder)
     if script.startswith("../"):
         script = os.path.relpath(job.script.parent.resolve() / job.script.name, folder.resolve())
-    is_sent = here.is_relative_to(folder) and not project_obstacle(folder)
-    start = os.path.relpath(here, folder) if is_sent else "."
+    # A path through a symbolic link would lead to the link, not to the folder.
+    inner, outer = here.resolve(), folder.resolve()
+    is_sent = inner.is_relative_to(outer) and not project_obstacle(folder)
+    start = os.path.relpath(inner, outer) if is_sent else "."
     roots = [os.path.relpath(root, folder) for root in uses.roots if root.is_relative_to(folder)]
     if job.module is not None and not uses.roots[0].is_relative_to(folder):
         raise UsageError(

@@ -233,6 +233,16 @@ def test_script_behind_a_link_is_sent_from_there(top, monkeypatch):
     assert sent(job) == {"t.py"}
 
 
+def test_job_file_behind_a_link_starts_in_the_folder_itself(top, monkeypatch):
+    write(top, {"top.py": "", "scripts/j.yaml": "job: ../top.py\n"})
+    (top / "lk").symlink_to("scripts")
+    job = job_from(top, "lk/j.yaml", monkeypatch)
+    source = source_of(job)
+    assert source is not None
+    assert sorted(item.path for item in source.items) == ["lk", "scripts", "scripts/j.yaml", "top.py"]
+    assert (job.place.folder, job.place.start) == (top, "scripts")
+
+
 def test_ignored_folder_of_the_script_is_sent(top, monkeypatch):
     write(top, {".git/HEAD": "", ".gitignore": "scratch/\n*.bin\n", "lib.py": "", "x.bin": ""})
     write(top, {"scratch/a/t.py": "import lib\nimport util\n", "scratch/a/util.py": "", "scratch/b.py": ""})
