@@ -211,6 +211,8 @@ def _job(
         raise _no_replay(run, f"this version of clusterctl computes other sweep values than {SWEEP_FILE} has")
     if project is not None and recorded.get("project"):
         new_options |= {"project": project, "module": _module(recorded)}
+    if again.code is Code.CURRENT and recorded.get("folder") is False:
+        new_options |= {"folder": False}
     return job.model_copy(update={**indices.given, **new_options})
 
 

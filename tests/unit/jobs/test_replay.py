@@ -14,7 +14,7 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.jobs.bundled import reject_missing
-from clusterctl.jobs.replay import Replay, ReplayRequest, replay_job, with_changes
+from clusterctl.jobs.replay import Code, Replay, ReplayRequest, replay_job, with_changes
 from clusterctl.jobs.source import manifest, source_of
 from clusterctl.jobs.submission import read_jobs
 from clusterctl.jobs.submit import client_facts, script_of
@@ -191,6 +191,12 @@ def test_files_are_those_that_were_sent_wherever_they_are_found(collected: Colle
     (run / "conf" / "a.txt").write_text("the job changed it\n")
     with refused("sent-files-missing", UsageError, str(project)):
         replay_job(run, AGAIN)
+
+
+def test_a_script_without_its_folder_stays_alone(collected: Collected) -> None:
+    run, _ = collected("plain.sh", folder=False)
+    replay = replay_job(run, ReplayRequest("x", code=Code.CURRENT))
+    assert [row["path"] for row in listed(replay)["files"]] == ["plain.sh"]
 
 
 @pytest.mark.parametrize("target", ["-m pkg.train", "src/pkg/train.py"])
