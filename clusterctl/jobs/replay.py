@@ -10,7 +10,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
@@ -23,6 +23,7 @@ from clusterctl.jobs.source import MAX_BYTES, MAX_FILES, Source, is_taken, sourc
 from clusterctl.scheduler.script import sweep_variable
 from clusterctl.spec.job import BUNDLED_JOBS, JobSpec, Project, is_module, job_of, sweep_arguments
 from clusterctl.spec.job_options import JobOptions, job_options
+from clusterctl.spec.sbatch import quoted, requests_of
 from clusterctl.spec.sweep import are_pairs
 from clusterctl.state.submissions import ENVIRONMENT_FILE, SOURCE_FILE, SWEEP_FILE
 from clusterctl.transport.remote_open import read_json
@@ -204,7 +205,10 @@ def _job(
     try:
         options = job_options({name: value for name, value in kept.items() if value not in (None, {}, [])})
         indices = job_options({"array": array} if isinstance(array, str) else {})
-        job = job_of(str(target), options.given, folder=folder)
+        given = options.given
+        if options.slurm:
+            given["slurm"] = tuple(_without_quantities(options.slurm, new_options))
+        job = job_of(str(target), given, folder=folder)
     except UsageError as exc:
         raise _no_replay(run, exc.why or exc.what) from exc
     if job.sweep is not None and [dict(values) for values in job.sweep.tasks] != _tasks(run):
@@ -214,6 +218,13 @@ def _job(
     if again.code is Code.CURRENT and recorded.get("folder") is False:
         new_options |= {"folder": False}
     return job.model_copy(update={**indices.given, **new_options})
+
+
+def _without_quantities(texts: Sequence[str], replaced: Iterable[str]) -> Iterator[str]:
+    """Yield the options of --slurm that do not set the quantities ``replaced``."""
+    for request in requests_of(texts):
+        if (remaining := request.without(replaced)) is not None:
+            yield quoted(str(remaining))
 
 
 def _project(run: Path, recorded: Mapping[str, Any], folder: Path) -> Project:

@@ -152,6 +152,21 @@ def test_dependencies_on_other_jobs_are_not_repeated(collected: Collected) -> No
     assert (replay.job.after, replay.job.slurm) == ((), ("--nice=5",))
 
 
+@pytest.mark.parametrize(
+    ("slurm", "flags", "expected"),
+    [
+        ("-C old --prefer='a b'", {"constraint": "new"}, ('"--prefer=a b"',)),
+        ("--constraint=old -x n1", {"qos": "high"}, ("--constraint=old", "--exclude=n1")),
+        ("--mem-per-cpu=1G", {"mem": "2G"}, ()),
+    ],
+)
+def test_an_option_of_the_replay_wins_over_slurm(
+    collected: Collected, slurm: str, flags: dict[str, str], expected: tuple[str, ...]
+) -> None:
+    run, _ = collected("plain.sh", slurm=[slurm])
+    assert replay_job(run, ReplayRequest("x", flags=flags)).job.slurm == expected
+
+
 def test_a_task_of_another_array_keeps_its_number(collected: Collected) -> None:
     run, _ = collected("plain.sh", array="1-3")
     replay = replay_job(run, ReplayRequest("x", task="3"))
