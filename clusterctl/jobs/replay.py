@@ -10,7 +10,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
@@ -205,10 +205,7 @@ def _job(
     try:
         options = job_options({name: value for name, value in kept.items() if value not in (None, {}, [])})
         indices = job_options({"array": array} if isinstance(array, str) else {})
-        given = options.given
-        if options.slurm:
-            given["slurm"] = tuple(_without_quantities(options.slurm, new_options))
-        job = job_of(str(target), given, folder=folder)
+        job = job_of(str(target), _given_again(options.given, new_options), folder=folder)
     except UsageError as exc:
         raise _no_replay(run, exc.why or exc.what) from exc
     if job.sweep is not None and [dict(values) for values in job.sweep.tasks] != _tasks(run):
@@ -220,11 +217,15 @@ def _job(
     return job.model_copy(update={**indices.given, **new_options})
 
 
-def _without_quantities(texts: Sequence[str], replaced: Iterable[str]) -> Iterator[str]:
-    """Yield the options of --slurm that do not set the quantities ``replaced``."""
-    for request in requests_of(texts):
-        if (remaining := request.without(replaced)) is not None:
-            yield quoted(str(remaining))
+def _given_again(given: dict[str, Any], replaced: Iterable[str]) -> dict[str, Any]:
+    """Return options without those of --slurm that name other jobs or set the quantities ``replaced``."""
+    slurm: list[str] = []
+    for request in requests_of(given.get("slurm", ())):
+        if "after" in request.quantities:
+            slurm += ["--dependency=singleton"] if "singleton" in re.split("[,?]", str(request.value)) else []
+        elif remaining := request.without(replaced):
+            slurm.append(quoted(str(remaining)))
+    return given | {"slurm": tuple(slurm)} if "slurm" in given else given
 
 
 def _project(run: Path, recorded: Mapping[str, Any], folder: Path) -> Project:

@@ -157,10 +157,13 @@ def test_dependencies_on_other_jobs_are_not_repeated(collected: Collected) -> No
     [
         ("-C old --prefer='a b'", {"constraint": "new"}, ('"--prefer=a b"',)),
         ("--constraint=old -x n1", {"qos": "high"}, ("--constraint=old", "--exclude=n1")),
-        ("--mem-per-cpu=1G", {"mem": "2G"}, ()),
+        ("--mem-per-cpu=1G -C singleton", {"mem": "2G", "constraint": "new"}, ()),
+        ("--dependency=afterok:12 -x singleton", {}, ("--exclude=singleton",)),
+        ("-d afterok:12,singleton", {}, ("--dependency=singleton",)),
+        ("--dependency=singleton", {"mem": "2G"}, ("--dependency=singleton",)),
     ],
 )
-def test_an_option_of_the_replay_wins_over_slurm(
+def test_options_of_sbatch_that_are_repeated(
     collected: Collected, slurm: str, flags: dict[str, str], expected: tuple[str, ...]
 ) -> None:
     run, _ = collected("plain.sh", slurm=[slurm])
