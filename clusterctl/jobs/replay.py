@@ -24,7 +24,7 @@ from clusterctl.scheduler.script import sweep_variable
 from clusterctl.spec.job import BUNDLED_JOBS, JobSpec, Project, is_module, job_of, sweep_arguments
 from clusterctl.spec.job_options import JobOptions, job_options
 from clusterctl.spec.sbatch import quoted, requests_of
-from clusterctl.spec.sweep import are_pairs
+from clusterctl.spec.sweep import Form, are_pairs, configured_name
 from clusterctl.state.submissions import ENVIRONMENT_FILE, SOURCE_FILE, SWEEP_FILE
 from clusterctl.transport.remote_open import read_json
 from clusterctl.transport.tree import Item, Kind, hash_items
@@ -264,17 +264,19 @@ def _start_options(
     args = [arg for arg in args if isinstance(arg, str)] if isinstance(args, list) else []
     sweep = {name: value for name, value in _mapping(recorded.get("sweep")).items() if value}
     sweep |= {"list": sweep.pop("cases")} if "cases" in sweep else {}
+    form = sweep.get("form")
     # A single task of a sweep becomes a job without a sweep.
     if sweep and again.task:
         values = _values(run, again.task)
-        args += sweep_arguments(values, sweep.get("form"))
+        args += sweep_arguments(values, form)
         env |= {sweep_variable(key): value for key, value in values.items()}
         sweep, array = {}, None
     elif again.task:
         array = again.task
     listed_keys = [key for case in _mappings(sweep.get("list")) for key in case]
-    swept = {*_mapping(sweep.get("grid")), *_mapping(sweep.get("random")), *listed_keys}
-    if key := next((key for key in again.changes if key in swept), None):
+    keys = (*_mapping(sweep.get("grid")), *_mapping(sweep.get("random")), *listed_keys)
+    swept = set(map(configured_name, keys))
+    if key := next((key for key in again.changes if configured_name(key) in swept), None):
         raise UsageError(
             f"--set {key} is ambiguous, because each task of {run.name} has its own value",
             code="key-of-each-task",
@@ -282,7 +284,7 @@ def _start_options(
         )
     # Variables without a value would take this machine's value.
     env = {name: value for name, value in env.items() if isinstance(value, str)}
-    args = with_changes(args, again.changes)
+    args = with_changes(args, again.changes, pairs=form == Form.PAIR or are_pairs(args))
     return {"args": args, "env": env, "sweep": sweep, "container": recorded.get("container")}, array
 
 
@@ -423,11 +425,11 @@ def _matching_files(files: Sequence[_File], folder: Path, *, own: bool) -> dict[
     return {item.path: item for item in items if hashes[item.origin] == expected[item.path]}
 
 
-def with_changes(args: Sequence[str], changes: Mapping[str, str]) -> list[str]:
+def with_changes(args: Sequence[str], changes: Mapping[str, str], *, pairs: bool) -> list[str]:
     """Change options in arguments, where they may look like ``--lr 0.1``, ``--lr=0.1`` or ``lr=0.1``.
 
     The value ``true`` means the option without a value. ``false`` removes the option, as in a sweep. Options
-    that are not in ``args`` are added at the end, but before a ``--``.
+    that are not in ``args`` are added at the end, but before a ``--``; with ``pairs``, in the form ``lr=0.1``.
     """
     names = {key.replace("_", "-"): key for key in changes}
     remaining, words, done = list(args), [], set()
@@ -445,7 +447,7 @@ def with_changes(args: Sequence[str], changes: Mapping[str, str]) -> list[str]:
             done.add(key)
             words += _words(match["dashes"] + match["name"], changes[key], joined=match["value"] is not None)
     for key in changes:
-        new = [f"{key}={changes[key]}"] if are_pairs(args) else _words(f"--{key}", changes[key], joined=False)
+        new = [f"{key}={changes[key]}"] if pairs else _words(f"--{key}", changes[key], joined=False)
         words += new if key not in done else []
     return words + remaining
 

@@ -231,7 +231,7 @@ class Sweep(Model):
     @property
     def keys(self) -> list[str]:
         """The names, as in a run's configuration, of the options that the sweep sets in at least one task."""
-        names = (key.lstrip("+").replace("-", "_") for values in self.tasks for key in values)
+        names = (configured_name(key) for values in self.tasks for key in values)
         return list(dict.fromkeys(names))
 
     @property
@@ -251,6 +251,11 @@ def _draw(rng: random.Random, choice: tuple[str, ...] | str) -> str:
     if match[2].lstrip("+-").isdecimal() and match[3].lstrip("+-").isdecimal():
         return str(rng.randint(int(low), int(high)))
     return f"{rng.uniform(float(low), float(high)):.6g}"
+
+
+def configured_name(key: str) -> str:
+    """Return the name of an option in a run's configuration: ``batch_size`` of ``+batch-size``."""
+    return key.lstrip("+").replace("-", "_")
 
 
 def are_pairs(args: Sequence[str]) -> bool:

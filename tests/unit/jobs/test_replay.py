@@ -21,6 +21,7 @@ from clusterctl.jobs.submit import client_facts, script_of
 from clusterctl.runs.collect import collect
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec, job_spec
+from clusterctl.spec.sweep import are_pairs
 from clusterctl.state.ledger import RunRecord
 from clusterctl.transport.tree import hash_items
 from tests.support.messages import refused
@@ -143,6 +144,20 @@ def test_a_task_of_a_sweep_of_pairs_keeps_its_form(collected: Collected) -> None
     run, _ = collected("plain.sh", sweep=["++a.lr=0.1,0.2"], args=["x=7"])
     replay = replay_job(run, ReplayRequest("x", task="1", changes={"x": "8", "y": "9"}))
     assert replay.job.args == ("x=8", "++a.lr=0.2", "y=9")
+
+
+@pytest.mark.parametrize("task", ["", "1"])
+def test_a_change_has_the_form_of_the_sweep(collected: Collected, task: str) -> None:
+    run, _ = collected("plain.sh", sweep=["+lr=1,2"])
+    replay = replay_job(run, ReplayRequest("x", task=task, changes={"epochs": "2"}))
+    assert replay.job.args[-1] == "epochs=2"
+
+
+@pytest.mark.parametrize(("swept", "key"), [("batch_size", "batch-size"), ("a-b", "a_b"), ("+lr", "lr")])
+def test_a_key_of_each_task_is_found_in_any_spelling(collected: Collected, swept: str, key: str) -> None:
+    run, _ = collected("plain.sh", sweep=[f"{swept}=1,2"])
+    with refused("key-of-each-task", UsageError):
+        replay_job(run, ReplayRequest("x", changes={key: "7"}))
 
 
 def test_dependencies_on_other_jobs_are_not_repeated(collected: Collected) -> None:
@@ -318,7 +333,7 @@ def test_a_model_that_was_sent_is_sent_again(really: Really, session: Session, p
     ],
 )
 def test_options_are_changed_where_they_stand(args: str, changes: Mapping[str, str], expected: str) -> None:
-    found = with_changes(args.split(), changes)
+    found = with_changes(args.split(), changes, pairs=are_pairs(args.split()))
     assert found == [word.replace("\0", " ") for word in expected.split(" ")]
 
 
