@@ -429,7 +429,7 @@ def with_changes(args: Sequence[str], changes: Mapping[str, str], *, pairs: bool
     """Change options in arguments, where they may look like ``--lr 0.1``, ``--lr=0.1`` or ``lr=0.1``.
 
     The value ``true`` means the option without a value. ``false`` removes the option, as in a sweep. Options
-    that are not in ``args`` are added at the end, but before a ``--``; with ``pairs``, in the form ``lr=0.1``.
+    that are not in ``args`` are added at the end, but before a ``--``; with ``pairs`` in the form ``lr=1``.
     """
     names = {key.replace("_", "-"): key for key in changes}
     remaining, words, done = list(args), [], set()
