@@ -104,6 +104,9 @@ def replay_job(run: Path, again: ReplayRequest) -> Replay:
     job = _job(run, client, {**options, "container": local_image or options.get("container")}, again, source)
     source = source_of(job) if is_current else source
     notes = [] if image is None or local_image is not None else [_image_notice(image)]
+    if again.code is Code.CURRENT and not has_script:
+        text = "--code current changes nothing: a bundled job always runs the programs of this clusterctl"
+        notes.append(Notice("code-of-bundled-job", text))
     if has_script and not is_current and source is not None and (changed := _changed_here(run, source)):
         notes.append(_code_notice(changed, source.folder))
     original = {key: client.get(key) for key in ("git", "folder")}

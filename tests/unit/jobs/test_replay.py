@@ -24,7 +24,7 @@ from clusterctl.spec.job import JobSpec, job_spec
 from clusterctl.spec.sweep import are_pairs
 from clusterctl.state.ledger import RunRecord
 from clusterctl.transport.tree import hash_items
-from tests.support.messages import refused
+from tests.support.messages import refused, shows
 from tests.support.played.cluster import PlayedCluster, submit
 
 AGAIN = ReplayRequest("0badcafe")
@@ -230,6 +230,13 @@ def test_a_script_without_its_folder_stays_alone(collected: Collected) -> None:
     run, _ = collected("plain.sh", folder=False)
     replay = replay_job(run, ReplayRequest("x", code=Code.CURRENT))
     assert [row["path"] for row in listed(replay)["files"]] == ["plain.sh"]
+
+
+def test_a_bundled_job_has_no_current_code(collected: Collected) -> None:
+    run, _ = collected("train")
+    (note,) = replay_job(run, ReplayRequest("x", code=Code.CURRENT)).notes
+    assert shows(note, "code-of-bundled-job")
+    assert replay_job(run, AGAIN).notes == ()
 
 
 @pytest.mark.parametrize("target", ["-m pkg.train", "src/pkg/train.py"])
