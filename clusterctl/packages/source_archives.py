@@ -2,6 +2,7 @@
 
 A build runs code of the package, as `pip install` does. It gets an empty home folder, few variables, no
 compiler and limited time, and only a wheel of pure Python is used. Set PIP_ONLY_BINARY to prevent builds.
+Nothing is built if requirements have hashes, because pip must check the files before their code runs.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ _OPTION: Final = re.compile(
 _PASSED_ON: Final = re.compile(
     r"PATH|LANG|LC_ALL|PIP_\w+|\w+_(?:proxy|PROXY)|SSL_CERT_\w+|REQUESTS_CA_BUNDLE"
 )
+_HASHES: Final = re.compile(r"--(require-)?hash")
 _TRIED: Final = re.compile(r"(?:Downloading|Using cached|Processing) (?:.*/)?(\S+\.whl)")
 _PURE: Final = "-none-any.whl"
 _PATIENCE_S: Final = 300.0
@@ -43,13 +45,15 @@ _LONGEST_REASON: Final = 1000
 class SourceArchives:
     """Builds wheels into ``folder``. options: lines of a requirements file with the user's indexes.
 
-    cwd: the folder that relative paths in ``options`` start at. built: the wheels. failures: name -> why the
-        package has no wheel. tried: names of packages that were tried to build.
+    cwd: the folder that relative paths in ``options`` start at. is_hashed: whether pip checks hashes.
+    built: the wheels. failures: name -> why the package has no wheel. tried: names of packages that were
+        tried to build.
     """
 
     folder: Path
     cwd: Path
     options: Sequence[str]
+    is_hashed: bool
     built: list[Path] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
     tried: set[str] = field(default_factory=set)
@@ -58,7 +62,8 @@ class SourceArchives:
     def of(cls, folder: Path, cwd: Path, requirements: str) -> SourceArchives:
         """Return a builder in a new folder, with the options in the text of requirements files."""
         folder.mkdir()
-        return cls(folder, cwd, [match[0] for match in _OPTION.finditer(requirements)])
+        options = [match[0] for match in _OPTION.finditer(requirements)]
+        return cls(folder, cwd, options, _HASHES.search(requirements) is not None)
 
     @property
     def arguments(self) -> list[str]:
@@ -73,7 +78,7 @@ class SourceArchives:
 
     def build_missing(self, output: str) -> list[Notice]:
         """Build wheels that pip, according to its ``output``, did not find. Return a message about each."""
-        allowed = "PIP_ONLY_BINARY" not in os.environ
+        allowed = not (self.is_hashed or {"PIP_ONLY_BINARY", "PIP_REQUIRE_HASHES"} & os.environ.keys())
         wheels = [self._build(name, versions) for name, versions in _missing(output) if allowed]
         reason = "on this machine, because the index has only its source archive"
         return [Notice("built-from-source", f"built {wheel.name} {reason}") for wheel in wheels if wheel]

@@ -311,6 +311,18 @@ def test_source_archive_that_is_not_pure_is_refused(
         solve("small")
 
 
+@pytest.mark.parametrize("variable", ["", "PIP_REQUIRE_HASHES"])
+def test_source_archive_with_a_hash_is_not_built(
+    solve: Resolve, index: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    """The code of an archive that pip has not verified must not run."""
+    a_source(index, "small", "1.2", "damaged")
+    if variable:
+        monkeypatch.setenv(variable, "1")
+    with refused("requirements-unmet", UsageError):
+        solve("small==1.2" if variable else f"small==1.2 --hash=sha256:{64 * '0'}")
+
+
 def test_a_file_without_requirements_adds_nothing(solve: Resolve) -> None:
     assert solve("# nothing").wheels == ()
 
