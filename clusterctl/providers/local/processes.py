@@ -16,19 +16,22 @@ from clusterctl.providers.local.machine import cgroup_members
 
 # Programs that start a rank, and wait for it.
 _STARTERS = re.compile(
-    r"(?:srun|orted|prted|prterun|mpirun|mpiexec|slurmstepd|payload/node/(?:job|task)\.py)$"
+    r"(?:srun|orted|prted|prterun|mpirun|mpiexec|slurmstepd|slurm_script|payload/node/(?:job|task)\.py)$"
 )
+# Parts of a rank that start its program, and wait for it.
+_WRAPPERS = re.compile(r"(?:^|/)(?:bash|sh|dash|env|time|apptainer|singularity|starter[^/]*)$")
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process of a node, with its pid on this machine. machine: the name of the node's machine."""
+    """A process of a node, with pids on this machine. machine: the name of the node's machine."""
 
     pid: int
     name: str
     words: tuple[str, ...]
     variables: dict[str, str]
     machine: str = ""
+    parent: int = 0
 
     @classmethod
     def read(cls, pid: int, machine: str = "") -> Process:
@@ -38,18 +41,15 @@ class Process:
         words, variables = ([text for text in file.split("\0") if text] for file in texts)
         pairs = (variable.partition("=") for variable in variables)
         name = (folder / "comm").read_text().strip()
-        return cls(pid, name, tuple(words), {key: value for key, _, value in pairs}, machine)
+        parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        return cls(pid, name, tuple(words), {key: value for key, _, value in pairs}, machine, parent)
 
     @property
     def parents(self) -> Iterator[Process]:
         """Yield the parent, its parent, and so on."""
         process = self
-        while True:
-            stat = Path(f"/proc/{process.pid}/stat").read_text()
-            parent = int(stat.rpartition(")")[2].split()[1])
-            if parent <= 1:
-                return
-            process = self.read(parent)
+        while process.parent > 1:
+            process = self.read(process.parent)
             yield process
 
 
@@ -105,19 +105,36 @@ def ranks(job: str, running: Collection[Process]) -> list[Process]:
     """Return the main process of each rank of a job, by rank. running: the processes of the job's nodes."""
     of_job = [process for process in running if process.variables.get("SLURM_JOB_ID") == job]
     programs = [process for process in of_job if not _is_ours(process)]
+    in_step = [process for process in programs if "SLURM_STEP_ID" in process.variables]
     main: dict[int, Process] = {}
-    for name in ("RANK", "SLURM_PROCID"):
-        named = {process.pid: process for process in programs if process.variables.get(name, "").isdigit()}
+    # A program that no launcher started has the variables of the batch script, and is the only rank. A script
+    # that calls a launcher has these variables, too, but its ranks have more.
+    for name, among in (
+        ("RANK", programs),
+        ("OMPI_COMM_WORLD_RANK", programs),
+        ("SLURM_PROCID", in_step),
+        ("SLURM_PROCID", programs),
+    ):
+        named = {process.pid: process for process in among if process.variables.get(name, "").isdigit()}
         for process in () if main else sorted(named.values(), key=lambda process: process.pid):
             # The program may have started more processes, and any of them may have ended.
             with suppress(OSError):
                 if named.keys().isdisjoint(parent.pid for parent in process.parents):
-                    main.setdefault(int(process.variables[name]), process)
+                    main.setdefault(int(process.variables[name]), _program(process, named.values()))
     return [main[number] for number in sorted(main)]
+
+
+def _program(process: Process, among: Collection[Process]) -> Process:
+    """Return the program for which a process waits, if the process is a shell or container."""
+    while _WRAPPERS.search(next(iter(process.words), "")):
+        children = [each for each in among if each.parent == process.pid]
+        if not children:
+            break
+        process = min(children, key=lambda child: child.pid)
+    return process
 
 
 def _is_ours(process: Process) -> bool:
     """Return whether a process belongs to clusterctl, to a launcher or to the batch script."""
-    variables = process.variables
     is_starter = any(map(_STARTERS.search, process.words[:3]))
-    return is_starter or "CLUSTERCTL_WATCHER" in variables or "SLURM_STEP_ID" not in variables
+    return is_starter or "CLUSTERCTL_WATCHER" in process.variables

@@ -15,7 +15,12 @@ import pytest
 from clusterctl.providers.local import processes
 from clusterctl.providers.local.processes import Process, ranks
 
-OF_JOB = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+OF_JOB = {"SLURM_JOB_ID": "7"}
+PROGRAM = f"""{sys.executable} -c '
+import subprocess
+child = subprocess.Popen(["sleep", "60"])
+print(child.pid, flush=True)
+child.wait()'"""
 
 
 @pytest.fixture
@@ -32,7 +37,7 @@ def started() -> Iterator[list[subprocess.Popen[str]]]:
 def start(
     started: list[subprocess.Popen[str]], *words: str, script: str = "echo; sleep 60", **variables: str
 ) -> Process:
-    """Start a shell in this environment, and return it."""
+    """Start a shell in this environment, and return it after its first line of output."""
     argv = ["sh", "-c", script, *words]
     process = subprocess.Popen(
         argv, env={**OF_JOB, **variables}, stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -43,20 +48,64 @@ def start(
     return Process.read(process.pid)
 
 
+def children(process: Process) -> list[Process]:
+    shown = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True)
+    return [Process.read(int(pid)) for pid in shown.stdout.split()]
+
+
 def test_a_rank_is_the_program_and_not_its_children(started: list[subprocess.Popen[str]]) -> None:
     """The child has the same variables."""
-    program = start(started, RANK="1", script="sleep 60 & echo $!; wait")
-    other = start(started, RANK="0")
-    child = subprocess.run(
-        ["pgrep", "-P", str(program.pid)], capture_output=True, text=True, check=True
-    ).stdout.split()
-    running = [Process.read(int(child[0])), program, other]
-    assert running[0].variables["RANK"] == "1"
-    assert [process.pid for process in ranks("7", running)] == [other.pid, program.pid]
+    program = start(started, RANK="1", script=f"exec {PROGRAM}")
+    other = start(started, RANK="0", script="echo; exec sleep 60")
+    (child,) = children(program)
+    assert child.variables["RANK"] == "1"
+    assert [process.pid for process in ranks("7", [child, program, other])] == [other.pid, program.pid]
+
+
+BATCH = (
+    Process(1, "slurm_script", ("/bin/bash", "/x/job00007/slurm_script"), {**OF_JOB, "SLURM_PROCID": "0"}),
+    Process(2, "python", ("python", "-IS", "/x/payload/node/job.py", "run"), {**OF_JOB, "SLURM_PROCID": "0"}),
+)
+
+
+def test_a_program_that_no_launcher_started_is_a_rank(started: list[subprocess.Popen[str]]) -> None:
+    assert not ranks("7", BATCH)
+    program = start(started, SLURM_PROCID="0", script=f"exec {PROGRAM}")
+    assert ranks("7", [*BATCH, *children(program), program]) == [program]
+
+
+def test_a_shell_that_waits_for_the_program_is_no_rank(started: list[subprocess.Popen[str]]) -> None:
+    shell = start(started, SLURM_PROCID="0", script=f"{PROGRAM}; true")
+    (program,) = children(shell)
+    assert ranks("7", [*BATCH, *children(program), program, shell]) == [program]
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"OMPI_COMM_WORLD_RANK": "0", "SLURM_PROCID": "0"},
+        {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0"},
+        {"RANK": "0", "SLURM_PROCID": "0"},
+    ],
+    ids=["mpirun", "srun", "torchrun"],
+)
+def test_a_script_that_calls_a_launcher_is_no_rank(
+    started: list[subprocess.Popen[str]], variables: dict[str, str]
+) -> None:
+    script = start(started, SLURM_PROCID="0")
+    rank = start(started, **variables)
+    assert ranks("7", [*BATCH, script, rank]) == [rank]
+
+
+def test_ranks_of_mpirun_on_the_first_node_are_found(started: list[subprocess.Popen[str]]) -> None:
+    """On the other nodes, srun started the daemon of mpirun."""
+    first = start(started, RANK="0", SLURM_PROCID="0")
+    second = start(started, RANK="1", SLURM_PROCID="0", SLURM_STEP_ID="1")
+    assert [process.pid for process in ranks("7", [*BATCH, first, second])] == [first.pid, second.pid]
 
 
 def test_other_jobs_launchers_and_telemetry_are_no_ranks(started: list[subprocess.Popen[str]]) -> None:
-    rank = start(started, SLURM_PROCID="0")
+    rank = start(started, SLURM_PROCID="0", SLURM_STEP_ID="0")
     running = [
         start(started, RANK="0", SLURM_JOB_ID="8"),
         start(started, RANK="0", CLUSTERCTL_WATCHER="1"),
