@@ -160,9 +160,12 @@ def judge(undisturbed: Undisturbed, disturbed: Disturbed) -> Trial:
 
 
 def hangs_too_often(fault: Fault, observed: Observation) -> bool:
-    """Return whether the job hung after the fault. A frozen rank is itself a hang, but only once."""
-    hangs = [at for at in observed.times_of("hang") if observed.fault_at and at > observed.fault_at]
-    return len(hangs) > (fault is Fault.RANK_FROZEN)
+    """Return whether a hang ended the job after the fault. A frozen rank is itself a hang, but only once."""
+    hangs = [event for event in observed.events if event.get("event") == "hang"]
+    # A hang may be reported before it ends the job.
+    ended = [event["time"] for event in hangs if event.get("action") != "warn"]
+    after = [at for at in ended if observed.fault_at and at > observed.fault_at]
+    return len(after) > (fault is Fault.RANK_FROZEN)
 
 
 def _verdict(

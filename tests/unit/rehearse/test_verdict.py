@@ -18,6 +18,7 @@ from clusterctl.rehearse.verdict import (
     Verdict,
     best_interval_s,
     explained,
+    hangs_too_often,
     is_identical,
     judge,
 )
@@ -142,6 +143,25 @@ def test_a_job_that_waits_for_nodes_does_not_hang() -> None:
 def test_a_frozen_rank_is_itself_a_hang() -> None:
     events = (START, HANG, {**FAILED, "time": 15.1}, AGAIN, END)
     assert verdict(*events, fault=Fault.RANK_FROZEN).verdict is Verdict.SURVIVES
+
+
+WARNED = {**HANG, "time": 14.0, "action": "warn"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "hangs", "expected"),
+    [
+        (Fault.RANK_KILLED, (WARNED,), False),
+        (Fault.RANK_KILLED, (WARNED, HANG), True),
+        (Fault.RANK_FROZEN, (WARNED, HANG), False),
+        (Fault.RANK_FROZEN, (WARNED, HANG, {**HANG, "time": 19.0}), True),
+        (Fault.RANK_KILLED, ({**HANG, "time": 12.0},), False),
+    ],
+    ids=["warning", "hang", "frozen", "frozen-and-hang", "before-the-fault"],
+)
+def test_only_a_hang_that_ends_the_job_counts(fault: Fault, hangs: tuple[Any, ...], expected: bool) -> None:
+    """hang.py warns of a rank that may only sleep, and ends the job later."""
+    assert hangs_too_often(fault, observed(START, *hangs)) is expected
 
 
 def test_a_job_that_ended_before_the_fault() -> None:
