@@ -143,8 +143,11 @@ def _hangs(events: Sequence[Event]) -> Iterator[tuple[Hang, bool]]:
     """Yield each hang among the events of an attempt, and whether there was progress after it."""
     for number, event in enumerate(events):
         if event.get("event") == "hang":
-            following = (each for each in events[number + 1 :] if each.get("event") in ("progress", "end"))
-            after = next(following, {})
+            kinds = ("progress", "end", "hang")
+            after = next((each for each in events[number + 1 :] if each.get("event") in kinds), {})
+            # hang.py warned, and recorded the same hang again when it ended the program.
+            if after.get("event") == "hang":
+                continue
             seconds = min(_number(event, "seconds") or 0.0, event["time"])
             hang = Hang(
                 summary=_text(event, "summary"),

@@ -105,6 +105,16 @@ def test_hang_lasts_until_the_next_progress(later: list[dict[str, Any]], until: 
     assert (last_attempt(two).hang or hang).since == 210
 
 
+def test_a_hang_with_a_warning_is_one_hang() -> None:
+    warned = {**HANG, "time": 100, "action": "warn"}
+    ended = {**HANG, "time": 130, "seconds": 120, "action": "end"}
+    events = events_of(told(start(1, 0), warned, ended, end(131, 143), start(150, 1), warned, ended))
+    assert [(hang.since, hang.until, hang.ended_job) for hang in hangs_of(events)] == [
+        (10, 131, True),
+        (10, 130, True),
+    ]
+
+
 @pytest.mark.parametrize("value", [None, True, "x", -1, 2**39, 10**400, [], {}, [1], "\x1b[2J"])
 @pytest.mark.parametrize(
     "key",
