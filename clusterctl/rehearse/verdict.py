@@ -65,12 +65,9 @@ CONTRACT: Final = {
 }
 # Fault and verdict -> the line of the contract that is missing.
 _MISSING: Final = {
-    Fault.CHECKPOINT_TORN: {
-        Verdict.FROM_ZERO: "verifies",
-        Verdict.HANGS: "verifies",
-        Verdict.LOST: "verifies",
-    }
-    | {Verdict.DIFFERS: "verifies"},
+    Fault.CHECKPOINT_TORN: dict.fromkeys(
+        (Verdict.FROM_ZERO, Verdict.HANGS, Verdict.LOST, Verdict.DIFFERS), "verifies"
+    ),
     Fault.TIME_LIMIT: {Verdict.HANGS: "saves-on-signal", Verdict.LOST: "saves-on-signal"},
     Fault.RANK_KILLED: {Verdict.HANGS: "exits"},
     Fault.NODE_KILLED: {Verdict.HANGS: "exits"},
