@@ -56,7 +56,7 @@ _DEFAULT_SIGNAL: Final = "USR1"
 # Cuts the largest file of a checkpoint to its half, as a crash in the middle of a write would.
 _TEAR: Final = """\
 IFS=' ' read -r size file < <(find "$1" -type f -printf '%s %p\\n' | sort -nr)
-truncate -s $((size / 2)) -- "$file"
+[ "$size" -gt 0 ] && truncate -s $((size / 2)) -- "$file"
 """
 _NO_CHECKPOINTS: Final = (
     "the job wrote no checkpoint, so each restart begins from zero: rehearse it with a shorter interval of "
@@ -261,7 +261,7 @@ class Rehearser:
         return known_jobs(self.session, [observed.job_id])[0]
 
     def _cause(self, fault: Fault, job: JobSpec, observed: Observation) -> None:
-        """Cause a fault, and record its time in ``observed``, unless no rank is running."""
+        """Cause a fault, and record its time in ``observed`` if it could be caused."""
         at, run = time.time(), self.session.transport.run
         if fault is Fault.NODE_KILLED:
             hit = self._kill_host(observed)
@@ -269,16 +269,18 @@ class Rehearser:
             name = (job.signal or _DEFAULT_SIGNAL).partition("@")[0]
             hit = not run(["scancel", "--batch", f"--signal={name}", observed.job_id], check=False).rc
         elif fault is Fault.CHECKPOINT_TORN:
-            hit = self._signal_ranks(observed, signal.SIGKILL)
-            if observed.writes:
-                run(
-                    ["bash", "-c", _TEAR, "tear", f"{observed.folder}/{observed.writes[-1].path}"],
-                    check=False,
-                )
+            hit = self._signal_ranks(observed, signal.SIGKILL) and self._tear(observed)
         else:
             number = signal.SIGKILL if fault is Fault.RANK_KILLED else signal.SIGSTOP
             hit = self._signal_ranks(observed, number, last=True)
         observed.fault_at = at if hit else None
+
+    def _tear(self, observed: Observation) -> bool:
+        """Tear the newest checkpoint, now that no rank writes any more. Return whether it is torn."""
+        with closing(looks_of(self.session.transport, observed.folder)) as looks:
+            observed.add(next(looks))
+        argv = ["bash", "-c", _TEAR, "tear", f"{observed.folder}/{observed.writes[-1].path}"]
+        return not self.session.transport.run(argv, check=False).rc
 
     def _kill_host(self, observed: Observation) -> bool:
         """Kill the last node of the job. Start it again at once if the job needs it."""
