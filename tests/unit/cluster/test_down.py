@@ -154,7 +154,7 @@ def test_a_down_that_is_refused_says_which_runs_it_has_collected(
     monkeypatch.setattr(down, "provider_of", lambda *_: Stub({"ffffff": (DISK,)}))
     monkeypatch.setattr(down, "applied_spec", lambda _: None)
     monkeypatch.setattr(down, "_applied_settings", lambda _: LocalSettings())
-    collected = SimpleNamespace(directory=tmp_path / "runs/d-2-mine", skipped=())
+    collected = SimpleNamespace(directory=tmp_path / "runs/d-2-mine", not_here=())
 
     def look(*_: object, **__: object) -> None:
         raise OnlyCopyError("the cluster stays up")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -18,8 +19,11 @@ from tests.support.processes import eventually
 
 
 def test_a_job_without_ranks_is_a_single_rank(
-    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    session: Session, cluster: PlayedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Ranks are found by the job's id, which another test that runs now must not have.
+    with cluster.state() as state:
+        state["next"] = os.getpid()
     job_id = submitted(session, tmp_path, "touch ready; sleep 1000")
     folder = Path(folder_of(session, job_id))
     eventually((folder / "ready").exists, 30)

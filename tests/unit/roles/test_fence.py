@@ -49,6 +49,7 @@ OF_JOB_7 = {20, 21, 22, 23, 24, 25}
 SPOOL = "var/spool/clusterctl-slurmd/"
 OF_STEPS_OF_JOB_7 = (
     *(f"{SPOOL}{name}" for name in ("stepd.slurm.pmix.7.1", "pmix.7.1/", "t-2_7.1", "hwloc_topo_7.1.xml")),
+    f"{SPOOL}job00007/",
     "tmp/spmix_appdir_2001_7.1/",
 )
 OF_STEPS_OF_JOB_70 = (f"{SPOOL}stepd.slurm.pmix.70.7", f"{SPOOL}hwloc_topo_70.7.xml", f"{SPOOL}t-2_70.7")
@@ -67,7 +68,7 @@ FILES = {
     MPIRUN_OF_JOB_7,
     DEAD_MPIRUN,
     *OF_USERS,
-    *(f"{SPOOL}{name}" for name in ("job00007", "cred_state.old", "hwloc_topo_whole.xml")),
+    *(f"{SPOOL}{name}" for name in ("joblist", "cred_state.old", "hwloc_topo_whole.xml")),
 }
 
 

@@ -27,16 +27,17 @@ from pathlib import Path
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ROOT = Path("/")
-# Patterns of files of a job's steps: sockets, hardware, PMIx. A later start of the job can't create its PMIx
-# socket if the file exists.
+# Patterns of files of a job's steps: script, sockets, hardware, PMIx. A later start of the job can't create
+# its script or its PMIx socket if the file exists.
 STEP_FILES = (
+    "var/spool/clusterctl-slurmd/job{:0>5}",
     "var/spool/clusterctl-slurmd/*_{}.*",
     "var/spool/clusterctl-slurmd/*pmix.{}.*",
     "tmp/spmix_appdir_*_{}.*",
 )
 # Program, node, process and user, such as prterun.n1.442.2001. Open MPI 5
 MPIRUN_FOLDER = re.compile(r"prte(?:run|d)?\..+\.(\d+)\.(\d+)")
-JOB_OF_FILE = re.compile(r"[._](\d+)\.")
+JOB_OF_FILE = re.compile(r"[._](\d+)\.|^job0*(\d+)$")
 # They get such names, and are removed later: users can fill folders so that this takes long.
 OLD = "clusterctl-old."
 OLD_FILES = (f"var/spool/clusterctl-slurmd/{OLD}*", f"tmp/{OLD}*")
@@ -158,7 +159,7 @@ def start() -> None:
     """
     if any(processes([ALL])) and node_in_slurm()[1].startswith("DOWN"):
         end([ALL])
-    jobs = {match[1] for path in files_of_steps(ALL) if (match := JOB_OF_FILE.search(path.name))}
+    jobs = {match[1] or match[2] for path in files_of_steps(ALL) if (match := JOB_OF_FILE.search(path.name))}
     rename_files([job for job in jobs if not any(processes([job]))])
     remove_old_files()
 
