@@ -86,9 +86,12 @@ class Restart:
         """
         numbers = {"restarts": "SLURM_RESTART_COUNT", "until": "SLURM_JOB_END_TIME"}
         facts: dict[str, object] = {key: int(os.environ.get(name, "0")) for key, name in numbers.items()}
-        past = self._events.read() if facts["restarts"] else []
+        facts["job"] = self._job
+        past = self._events.read()
+        # slurmctld forgets its last seconds if it is killed: the end of a job, perhaps also its start.
+        is_again = facts["restarts"] or (self._job and past and past[0].get("job") == self._job)
+        past = past if is_again else []
         attempt = restarts.interrupted(past)
-        # slurmctld forgets its last seconds if it is killed.
         if any(event["event"] == "end" and event.get("status") == 0 for event in attempt):
             task.complain("Slurm has started this job again, but the job has completed (see job.events)")
             return 0

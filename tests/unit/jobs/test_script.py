@@ -257,7 +257,14 @@ def test_a_job_notes_its_start_its_signals_and_its_end(batch):
     process.communicate(timeout=20)
     events = [json.loads(line) for line in (batch.folder / "job.events").read_text().splitlines()]
     assert [{**event, "time": event["time"] > 0} for event in events] == [
-        {"time": True, "event": "start", "nodes": ["node-1", "node-2"], "restarts": 2, "until": 1700000000},
+        {
+            "time": True,
+            "event": "start",
+            "nodes": ["node-1", "node-2"],
+            "restarts": 2,
+            "until": 1700000000,
+            "job": "",
+        },
         {"time": True, "event": "signal", "signal": "SIGUSR1"},
         {"time": True, "event": "end", "status": 9},
     ]
@@ -417,14 +424,19 @@ def test_a_job_that_lost_a_node_three_times_does_not_start(batch):
     assert events(batch)[-1]["reason"] == "no-progress"
 
 
-@pytest.mark.parametrize(("status", "runs"), [(0, False), (7, True)])
-def test_a_completed_job_does_not_run_twice(batch, status, runs):
-    """A slurmctld that is killed forgets the end of a job, and requeues the job later."""
+@pytest.mark.parametrize(
+    ("job", "restart", "status", "runs"),
+    [("12", 1, 0, False), ("12", 1, 7, True), ("12", 0, 0, False), ("12", 0, 7, True), ("11", 0, 0, True)],
+)
+def test_a_completed_job_does_not_run_twice(batch, job, restart, status, runs):
+    """A slurmctld that is killed forgets the end of a job, even its start, and starts the job again later.
+
+    Another job may have been submitted in the same folder.
+    """
     play(batch.folder.parent / "bin" / "sinfo", "echo node-1 idle")
-    begun = {"time": 5, "event": "start", "restarts": 0, "until": 0, "nodes": ["node-1"]}
-    rows = (begun, {"time": 6, "event": "end", "status": status})
-    (batch.folder / "job.events").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "1"}
+    batch.environment["SLURM_JOB_ID"] = job
+    assert run(batch, f"exit {status}")[0] == status
+    batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": str(restart)}
     assert run(batch, "touch started", requeue=True)[0] == 0
     assert (batch.folder / "started").exists() is runs
 
