@@ -140,11 +140,12 @@ def run(words: Sequence[str]) -> int:
         task.take_host_variables()
     # srun ignores SLURM_CPUS_PER_TASK.
     if "SLURM_CPUS_PER_TASK" in os.environ:
-        os.environ["SRUN_CPUS_PER_TASK"] = os.environ["SLURM_CPUS_PER_TASK"]
+        set_for_this_job(SRUN_CPUS_PER_TASK=os.environ["SLURM_CPUS_PER_TASK"])
     set_rendezvous(nodes)
     # A program that works without output writes to this file to show its progress.
     os.environ["CLUSTERCTL_HEARTBEAT"] = os.path.abspath("heartbeat")
     # If an operation of NCCL exceeds its time-out, PyTorch writes each rank's last operations to such a file.
+    # ansible/roles/slurmd/files/sbatch unsets both.
     os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", os.path.abspath("rank-logs/nccl-"))
     events = Events()
     task.hold_signals()
@@ -249,7 +250,11 @@ def set_rendezvous(nodes: Sequence[str]) -> None:
     job = os.environ.get("SLURM_JOB_ID") or os.environ.get("CLUSTERCTL_JOB_ID", "").lstrip("m") or "0"
     ports = [FIRST_PORT + (int(job) + offset) % PORTS for offset in range(PORTS)]
     port = next((port for port in ports if f":{port:04X} " not in listening), ports[-1])
-    ours = {"MASTER_ADDR": nodes[0] if nodes else task.host_name(), "MASTER_PORT": str(port)}
+    set_for_this_job(MASTER_ADDR=nodes[0] if nodes else task.host_name(), MASTER_PORT=str(port))
+
+
+def set_for_this_job(**ours: str) -> None:
+    """Set variables that sbatch does not pass to the jobs that this job submits."""
     earlier = os.environ.get("CLUSTERCTL_SET", "")
     os.environ.update(ours, CLUSTERCTL_SET=" ".join((earlier, *map("=".join, ours.items()))))
 

@@ -17,7 +17,10 @@ ANSIBLE = data_folder("ansible") / "roles"
 SHOW = "import json, os, sys; print(json.dumps([dict(os.environ), sys.argv[1:], os.getcwd()]))\n"
 OURS = ("python", "payload", "node", "nodes", "ranks", "slots")  # the batch script's own variables
 # Variables that describe the job that has them.
-SET = ("PYTHONUNBUFFERED", "OMP_NUM_THREADS", "SLURM_PMIX_TIMEOUT", "MASTER_ADDR", "MASTER_PORT", "RANK")
+SET = (
+    *("PYTHONUNBUFFERED", "OMP_NUM_THREADS", "SLURM_PMIX_TIMEOUT", "MASTER_ADDR", "MASTER_PORT", "RANK"),
+    *("TORCH_FR_DUMP_TEMP_FILE", "SRUN_CPUS_PER_TASK"),
+)
 BASHS = ("UID", "BASHOPTS", "IFS")  # bash, which plays srun, does not let them pass
 
 
@@ -58,6 +61,8 @@ def sbatch(batch: Batch) -> Batch:
         ({"OMP_NUM_THREADS": "1"}, {}, {"OMP_NUM_THREADS": "1"}),
         ({}, {"OMP_NUM_THREADS": "3", "MINE": "a b"}, {"OMP_NUM_THREADS": "3", "MINE": "a b"}),
         ({}, {"MASTER_ADDR": "elsewhere"}, {"MASTER_ADDR": "elsewhere"}),
+        ({"SLURM_CPUS_PER_TASK": "2"}, {}, {}),
+        ({}, {"TORCH_FR_DUMP_TEMP_FILE": "/x"}, {"TORCH_FR_DUMP_TEMP_FILE": "/x"}),
     ],
 )
 def test_job_that_a_job_submits_has_only_the_users_variables(sbatch, given, env, kept):
