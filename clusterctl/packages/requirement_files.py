@@ -13,7 +13,7 @@ from clusterctl.util.assets import digest, file_sha256
 
 _MAX_BYTES: Final = 4 << 20
 _INCLUDE: Final = re.compile(r"^(-r|--requirement|-c|--constraint)(?:\s+|\s*=\s*|(?<=-[rc]))(.+)$")
-_COMMENT: Final = re.compile(r"(^|\s+)#.*$")
+COMMENT: Final = re.compile(r"(^|\s+)#.*$")
 
 
 def content_hash(files: Sequence[Path]) -> str:
@@ -93,7 +93,7 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
     joined, start = "", 0
     for number, line in enumerate(text.splitlines(), start=1):
         start = start if joined else number
-        joined += _COMMENT.sub("", line)
+        joined += COMMENT.sub("", line)
         if joined.endswith("\\"):
             joined = joined[:-1]
             continue

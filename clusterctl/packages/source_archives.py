@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -22,19 +23,21 @@ from urllib.parse import unquote
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from clusterctl.errors import Notice, UsageError
+from clusterctl.packages.requirement_files import COMMENT, contents_of
 from clusterctl.util.process import run
 
 _NO_WHEEL: Final = re.compile(r"No matching distribution found for ([\w.-]+)(?:\[[^\]]*\])?([^\s(;]*)")
 _NO_WHEELS: Final = re.compile(r"matching distributions available for your environment:\n((?: +\S+\n)+)")
 _WANTED: Final = r"depends on ({})(?:\[[^\]]*\])?([^\s(;]*)"
 _OPTION: Final = re.compile(
-    r"^(-i|-f|--index-url|--extra-index-url|--find-links|--no-index|--trusted-host)\b.*$", re.M
+    r"^(-[ifc]|--(?:index-url|extra-index-url|find-links|constraint|no-index|trusted-host)\b)(.*)$", re.M
 )
+_WITH_PATH: Final = frozenset({"-f", "--find-links", "-c", "--constraint"})
 # The build may use a proxy, the certificates and the settings of pip, but no other variable of the user.
 _PASSED_ON: Final = re.compile(
     r"PATH|LANG|LC_ALL|PIP_\w+|\w+_(?:proxy|PROXY)|SSL_CERT_\w+|REQUESTS_CA_BUNDLE"
 )
-_HASHES: Final = re.compile(r"--(require-)?hash")
+_HASHES: Final = re.compile(rb"--(require-)?hash")
 _TRIED: Final = re.compile(r"(?:Downloading|Using cached|Processing) (?:.*/)?(\S+\.whl)")
 _PURE: Final = "-none-any.whl"
 _PATIENCE_S: Final = 300.0
@@ -59,11 +62,17 @@ class SourceArchives:
     tried: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, folder: Path, cwd: Path, requirements: str) -> SourceArchives:
-        """Return a builder in a new folder, with the options in the text of requirements files."""
+    def of(cls, folder: Path, files: Sequence[Path]) -> SourceArchives:
+        """Return a builder in a new folder, with the options in requirements files."""
         folder.mkdir()
-        options = [match[0] for match in _OPTION.finditer(requirements)]
-        return cls(folder, cwd, options, _HASHES.search(requirements) is not None)
+        contents = [content for file in files for content in contents_of(file, constraints=False)]
+        options = [
+            _with_absolute_path(match[1], match[2], place.decode(errors="replace"))
+            for place, content in contents
+            for match in _OPTION.finditer(content.decode(errors="replace"))
+        ]
+        is_hashed = any(_HASHES.search(content) for file in files for _, content in contents_of(file))
+        return cls(folder, files[-1].absolute().parent, options, is_hashed)
 
     @property
     def arguments(self) -> list[str]:
@@ -124,6 +133,13 @@ class SourceArchives:
         elif not _NO_WHEEL.search(result.stdout + result.stderr):
             self.failures[name] = (result.stderr or result.stdout).strip()[-_LONGEST_REASON:]
         return None
+
+
+def _with_absolute_path(option: str, value: str, folder: str) -> str:
+    """Return a line of a requirements file in ``folder``, as it must be in another folder."""
+    path = os.path.join(folder, COMMENT.sub("", value).strip(" \t=").strip("\"'"))  # noqa: PTH118 - any name
+    is_path = option in _WITH_PATH and os.path.exists(path)  # noqa: PTH110 - any name
+    return f"{option} {shlex.quote(path)}" if is_path else option + value
 
 
 def passed_over(output: str, names: Iterable[str], chosen: Mapping[str, str]) -> dict[str, str]:

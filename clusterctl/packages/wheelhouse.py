@@ -328,7 +328,7 @@ def _download(requirements: Requirements, folder: Path, pip: Pip) -> list[Path]:
     builds.request_cuda(text)
     arguments = [word for file in builds.files(files) for word in ("--requirement", str(file))]
     arguments += ["--constraint", str(limits)]
-    archives = SourceArchives.of(folder / "built", files[-1].absolute().parent, text)
+    archives = SourceArchives.of(folder / "built", files)
     is_newest = False
     while True:
         limits.write_text(_constraints(kept))

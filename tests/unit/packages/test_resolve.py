@@ -311,16 +311,44 @@ def test_source_archive_that_is_not_pure_is_refused(
         solve("small")
 
 
-@pytest.mark.parametrize("variable", ["", "PIP_REQUIRE_HASHES"])
+@pytest.mark.parametrize("place", ["requirements", "constraints", "environment"])
 def test_source_archive_with_a_hash_is_not_built(
-    solve: Resolve, index: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+    solve: Resolve, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     """The code of an archive that pip has not verified must not run."""
     a_source(index, "small", "1.2", "damaged")
-    if variable:
-        monkeypatch.setenv(variable, "1")
+    hashed = f"small==1.2 --hash=sha256:{64 * '0'}"
+    (tmp_path / "limits.txt").write_text(hashed if place == "constraints" else "")
+    if place == "environment":
+        monkeypatch.setenv("PIP_REQUIRE_HASHES", "1")
     with refused("requirements-unmet", UsageError):
-        solve("small==1.2" if variable else f"small==1.2 --hash=sha256:{64 * '0'}")
+        solve("-c limits.txt", hashed if place == "requirements" else "small==1.2")
+
+
+@pytest.mark.parametrize(
+    "line", ["-c sub/limits.txt  # why", "--constraint='sub/limits.txt'", "-csub/limits.txt"]
+)
+def test_source_archive_is_of_a_version_in_constraints(
+    solve: Resolve, index: Path, tmp_path: Path, line: str
+) -> None:
+    a_source(index, "small", "1.0")
+    a_source(index, "small", "2.0")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "limits.txt").write_text("small==1.0\n")
+    assert versions(solve(line, "small")) == ["small==1.0"]
+
+
+def test_source_archive_beside_the_file_that_names_its_folder(
+    solve: Resolve, index: Path, tmp_path: Path
+) -> None:
+    a_source(index, "small", "1.0")
+    (tmp_path / "job").mkdir()
+    own, job = tmp_path / "own.txt", tmp_path / "job" / "job.txt"
+    own.write_text("--no-index\n--find-links 'in dex'\n")
+    job.write_text("small\n")
+    solve("# This line only prepares the job environment.")
+    requirements = Requirements((own, job), tmp_path / "base.lock")
+    assert versions(resolve(requirements, report=lambda _line: None)) == ["small==1.0"]
 
 
 def test_a_file_without_requirements_adds_nothing(solve: Resolve) -> None:
