@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from payload.node import observe
+from tests.support.played.batch import play
 
 
 @pytest.fixture
@@ -69,15 +70,14 @@ def test_a_look_has_steps_events_and_whole_checkpoints(folder: Path, monkeypatch
     assert watch.look()["steps"] == []
 
 
-def test_a_slow_write_takes_until_the_rename(folder: Path) -> None:
-    path = folder / "a.tmp"
-    path.touch()
-    created = observe.seconds_to_write(str(path))
-    path.rename(folder / "a.pt")
-    renamed = observe.seconds_to_write(str(folder / "a.pt"))
-    # A file system may not tell when a file was created.
-    assert (created is None) is (renamed is None)
-    assert renamed is None or renamed >= (created or 0)
+@pytest.mark.parametrize(("created", "expected"), [("100.25", 3.25), ("0.000000", None)])
+def test_a_slow_write_takes_until_the_rename(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, created: str, expected: float | None
+) -> None:
+    """A file system may not tell when a file was created. A rename changes only the time of the status."""
+    play(folder / "stat", f'text=${{1/"%.6W"/{created}}}; text=${{text/"%.6Z"/103.5}}; echo "${{text#*=}}"')
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    assert observe.seconds_to_write("a.pt") == expected
 
 
 def test_results_leave_out_files_of_clusterctl_and_older_files(folder: Path) -> None:
