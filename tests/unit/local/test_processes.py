@@ -16,11 +16,10 @@ from clusterctl.providers.local import processes
 from clusterctl.providers.local.processes import Process, ranks
 
 OF_JOB = {"SLURM_JOB_ID": "7"}
+# A program prints a line when its child runs. Until a process has started, its variables are unknown.
 PROGRAM = f"""{sys.executable} -c '
 import subprocess
-child = subprocess.Popen(["sleep", "60"])
-print(child.pid, flush=True)
-child.wait()'"""
+subprocess.run(["sh", "-c", "echo; sleep 60; true"])'"""
 
 
 @pytest.fixture
@@ -35,7 +34,7 @@ def started() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def start(
-    started: list[subprocess.Popen[str]], *words: str, script: str = "echo; sleep 60", **variables: str
+    started: list[subprocess.Popen[str]], *words: str, script: str = "echo; sleep 60; true", **variables: str
 ) -> Process:
     """Start a shell in this environment, and return it after its first line of output."""
     argv = ["sh", "-c", script, *words]
@@ -56,7 +55,7 @@ def children(process: Process) -> list[Process]:
 def test_a_rank_is_the_program_and_not_its_children(started: list[subprocess.Popen[str]]) -> None:
     """The child has the same variables."""
     program = start(started, RANK="1", script=f"exec {PROGRAM}")
-    other = start(started, RANK="0", script="echo; exec sleep 60")
+    other = start(started, RANK="0")
     (child,) = children(program)
     assert child.variables["RANK"] == "1"
     assert [process.pid for process in ranks("7", [child, program, other])] == [other.pid, program.pid]
