@@ -79,12 +79,6 @@ class SourceArchives:
         """The arguments with which pip finds the built wheels."""
         return ["--find-links", str(self.folder)] if self.built else []
 
-    def requirements(self, pins: Mapping[str, str]) -> Path:
-        """Write and return a requirements file with the user's options and ``pins`` (name -> version)."""
-        path = self.folder / "newest.txt"
-        path.write_text("\n".join((*self.options, *map("==".join, pins.items()), "")))
-        return path
-
     def build_missing(self, output: str) -> list[Notice]:
         """Build wheels that pip, according to its ``output``, did not find. Return a message about each."""
         allowed = not (self.is_hashed or {"PIP_ONLY_BINARY", "PIP_REQUIRE_HASHES"} & os.environ.keys())

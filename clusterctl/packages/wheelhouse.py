@@ -329,7 +329,6 @@ def _download(requirements: Requirements, folder: Path, pip: Pip) -> list[Path]:
     arguments = [word for file in builds.files(files) for word in ("--requirement", str(file))]
     arguments += ["--constraint", str(limits)]
     archives = SourceArchives.of(folder / "built", files)
-    is_newest = False
     while True:
         limits.write_text(_constraints(kept))
         # Each attempt gets a new folder, because a stopped pip may leave files.
@@ -341,8 +340,6 @@ def _download(requirements: Requirements, folder: Path, pip: Pip) -> list[Path]:
             builds.use_cpu_index()
             continue
         if result.rc == 0:
-            if not is_newest and (is_newest := _newest_builds(text, target, result, pip, archives)):
-                continue
             break
         if notices := archives.build_missing(result.stdout):
             pip.report("\n".join(notices))
@@ -351,31 +348,21 @@ def _download(requirements: Requirements, folder: Path, pip: Pip) -> list[Path]:
             raise _unresolvable(requirements, result, archives)
         kept = _without_conflict(kept, result)
     chosen = sorted(target.glob("*.whl"))
-    _reject_sources(files, result, {Wheel.of(path.name, "").name for path in chosen})
+    versions = {wheel.name: wheel.version for wheel in (Wheel.of(path.name, "") for path in chosen)}
+    _reject_sources(files, result, set(versions))
+    for notice in _older_versions(text, result, versions):
+        pip.report(notice)
     return chosen
 
 
-def _newest_builds(text: str, target: Path, result: Result, pip: Pip, archives: SourceArchives) -> bool:
-    """If pip chose older versions of required packages, build wheels that their newest versions need.
-
-    Return whether a wheel was built. If not, report the versions that pip chose.
-    text: the requirements. target: the folder with the wheels that pip chose. result: of pip.
-    """
-    chosen = {wheel.name: wheel.version for wheel in (Wheel.of(p.name, "") for p in target.glob("*.whl"))}
+def _older_versions(text: str, result: Result, chosen: Mapping[str, str]) -> Iterator[Notice]:
+    """Yield a message for each package in requirements, ``text``, that pip tried in a newer version."""
     names = [canonicalize_name(match[0]) for match in map(_NAME.match, text.splitlines()) if match]
-    newest = passed_over(result.stdout, names, chosen)
-    argv = ["--requirement", str(archives.requirements(newest)), *archives.arguments]
-    argv += ["--dest", tempfile.mkdtemp(prefix="newest-", dir=target.parent)]
-    probe = pip.download(argv, cwd=archives.cwd) if newest else result
-    if probe.rc != 0 and (notices := archives.build_missing(probe.stdout)):
-        pip.report("\n".join(notices))
-        return True
-    for name, version in newest.items():
+    for name, version in passed_over(result.stdout, names, chosen).items():
         kind = "the pre-release " if Version(chosen[name]).is_prerelease else ""
         reason = "which does not fit the other requirements or needs packages without wheels"
-        text = f"pip chose {kind}{name} {chosen[name]} instead of {version}, {reason}"
-        pip.report(Notice("other-version-chosen", text))
-    return False
+        message = f"pip chose {kind}{name} {chosen[name]} instead of {version}, {reason}"
+        yield Notice("other-version-chosen", message)
 
 
 def _constraints(kept: Mapping[str, str]) -> str:
