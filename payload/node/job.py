@@ -37,7 +37,18 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 sys.path.insert(0, ROOT)
 
 from payload.node import restarts, task
-from payload.node.requeue import STEP, Events, Restart, own_log, step_environment, wait_for, wait_until_ended
+from payload.node.requeue import (
+    DOWN,
+    STEP,
+    Events,
+    Restart,
+    lost_nodes,
+    own_log,
+    own_nodes,
+    step_environment,
+    wait_for,
+    wait_until_ended,
+)
 
 # Files in a job's folder that clusterctl writes.
 OURS = frozenset(
@@ -101,7 +112,7 @@ class Program:
 
     def __init__(self, program: list[str], events: Events) -> None:
         self._events, self._pid = events, task.start_or_exit(program)
-        self._is_srun, self._is_told = restarts.runs_srun(program), False
+        self._is_srun, self.is_told = restarts.runs_srun(program), False
 
     def wait(self) -> int:
         """Wait for the end of the program, and return its exit status. Kill it if it can't end by itself."""
@@ -113,7 +124,7 @@ class Program:
             now = time.monotonic()
             if self._is_srun and restarts.is_aborted(restarts.end_of_file(own_log())):
                 aborted_since = min(now, aborted_since)
-            is_stuck = not self._is_told and now - aborted_since > ABORTED_S
+            is_stuck = not self.is_told and now - aborted_since > ABORTED_S
             if not is_killed and (is_stuck or os.path.exists(restarts.HANG_FILE)):
                 is_killed = True
                 if is_stuck:
@@ -121,7 +132,7 @@ class Program:
                 self._pass_on(signal.SIGKILL)
 
     def _pass_on(self, number: int) -> None:
-        self._is_told = self._is_told or number == signal.SIGTERM
+        self.is_told = self.is_told or number == signal.SIGTERM
         if number == signal.SIGKILL:
             kill_ranks()
         os.kill(self._pid, number)
@@ -153,9 +164,11 @@ def run(words: Sequence[str]) -> int:
     if (status := restart.begin(nodes)) is not None:
         return status
     telemetry = Telemetry(options["telemetry"], options.get("hang", ""), nodes, options.get("ssh", ""))
-    status = Program(program, events).wait()
-    # mpirun ends with 0 if it has lost a node.
-    if status == 0 and restarts.has_lost_daemon(restarts.end_of_file(own_log())):
+    running = Program(program, events)
+    status = running.wait()
+    # mpirun ends with 0 if it has lost a node, also without a word if a node was shut down.
+    has_lost_node = "mpirun" in program and (running.is_told or lost_nodes(nodes or own_nodes(), DOWN))
+    if status == 0 and (has_lost_node or restarts.has_lost_daemon(restarts.end_of_file(own_log()))):
         status = restarts.LOST_PEER
     events.add("end", status=status)
     is_failure = "requeue" in options and status not in (0, restarts.SAVED)

@@ -42,6 +42,7 @@ FILES_S = "10"
 REPLACED = "replaced"
 NO_EVENTS = "this job is not requeued: job.events cannot be written"
 # States of nodes, which Slurm combines, as in down+drain.
+DOWN = frozenset(("down",))
 LOST = frozenset(("down", "fail", "unknown", "not_responding"))
 
 
@@ -234,7 +235,7 @@ def own_log() -> str:
     return "/proc/self/fd/2" if stat.S_ISREG(os.fstat(2).st_mode) else ""
 
 
-def lost_nodes(nodes: Sequence[str]) -> list[str]:
+def lost_nodes(nodes: Sequence[str], lost: frozenset[str] = LOST) -> list[str]:
     """Return those of the nodes that Slurm considers down, or that do not answer."""
     if "SLURM_JOB_ID" not in os.environ or not nodes:
         return []
@@ -242,7 +243,7 @@ def lost_nodes(nodes: Sequence[str]) -> list[str]:
     answer = task.output_of(["sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", columns])
     rows = [line.split() for line in answer.splitlines()]
     states = {row[0]: row[1].split("+") for row in rows if len(row) == len(("node", "states"))}
-    return [node for node, of_node in states.items() if LOST.intersection(of_node)]
+    return [node for node, of_node in states.items() if lost.intersection(of_node)]
 
 
 def nodes_without_files(nodes: Sequence[str], program: Sequence[str]) -> list[str]:

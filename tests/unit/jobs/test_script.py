@@ -696,3 +696,12 @@ def test_the_program_does_not_keep_telemetry_alive(batch):
     assert batch.run(rendered(job))[0] == 0
     assert (batch.folder / "telemetry" / "node-1.jsonl").read_text() == "start\nend\n"
     os.kill(int((batch.folder / "daemon").read_text()), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("state", "status"), [("idle", 0), ("down", 14)])
+def test_mpirun_that_lost_a_node_without_a_word_has_failed(batch, state, status):
+    play(batch.folder.parent / "bin" / "sinfo", f"echo node-1 {state}")
+    play(batch.folder.parent / "bin" / "mpirun", "true")
+    batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node-1"}
+    script = user_script(batch.folder, "p.py", "print()\n")
+    assert batch.run(rendered(JobSpec(name="j", script=script, nodes=2, launcher="mpirun")))[0] == status
