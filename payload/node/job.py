@@ -139,6 +139,16 @@ class Program:
         self._events.add("signal", signal=signal.Signals(number).name)
 
 
+def has_lost_node(program: Sequence[str], nodes: Sequence[str], *, is_told: bool) -> bool:
+    """Return whether mpirun has lost a node or was told to end. It then ends with 0, sometimes without a word.
+
+    is_told: whether the program got SIGTERM, because its own node was shut down, for example.
+    """
+    if restarts.has_lost_daemon(restarts.end_of_file(own_log())):
+        return True
+    return "mpirun" in program and (is_told or bool(lost_nodes(nodes or own_nodes(), DOWN)))
+
+
 def run(words: Sequence[str]) -> int:
     """Run a job's program, given the arguments of `job.py run`, and return the program's exit status."""
     options, program = task.split(words)
@@ -166,9 +176,7 @@ def run(words: Sequence[str]) -> int:
     telemetry = Telemetry(options["telemetry"], options.get("hang", ""), nodes, options.get("ssh", ""))
     running = Program(program, events)
     status = running.wait()
-    # mpirun ends with 0 if it has lost a node, also without a word if a node was shut down.
-    has_lost_node = "mpirun" in program and (running.is_told or lost_nodes(nodes or own_nodes(), DOWN))
-    if status == 0 and (has_lost_node or restarts.has_lost_daemon(restarts.end_of_file(own_log()))):
+    if status == 0 and has_lost_node(program, nodes, is_told=running.is_told):
         status = restarts.LOST_PEER
     events.add("end", status=status)
     is_failure = "requeue" in options and status not in (0, restarts.SAVED)
