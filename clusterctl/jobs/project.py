@@ -18,6 +18,7 @@ from clusterctl.scheduler.script import MAX_BYTES
 from clusterctl.spec.job import (
     JobSpec,
     Project,
+    absolute_path,
     holds_package,
     import_roots,
     is_file,
@@ -42,7 +43,7 @@ def with_project(job: JobSpec, here: Path) -> JobSpec:
         if job.module is not None:
             raise excluded("-m", "--no-folder")
         return job
-    here = _absolute(here)
+    here = absolute_path(here)
     chosen = _chosen_folder(job.folder, job.script) if isinstance(job.folder, Path) else None
     uses = _Uses.of(job, here, chosen)
     folder = chosen or uses.project()
@@ -78,13 +79,8 @@ def project_obstacle(folder: Path) -> str:
     return ""
 
 
-def _absolute(path: Path) -> Path:
-    # Behind a symbolic link, ".." is the parent of the link's target.
-    return Path(os.path.realpath(path)) if ".." in path.parts else path.absolute()
-
-
 def _chosen_folder(folder: Path, script: Path) -> Path:
-    folder = _absolute(folder)
+    folder = absolute_path(folder)
     problem = "it is not a folder" if not folder.is_dir() else project_obstacle(folder)
     if not problem and not script.parent.resolve().is_relative_to(folder.resolve()):
         problem = f"the script {script} does not lie in it"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from clusterctl.errors import Notice, UsageError, printable
 from clusterctl.jobs.project import project_obstacle
 from clusterctl.scheduler.script import TAKEN_NAMES
-from clusterctl.spec.job import JobSpec
+from clusterctl.spec.job import JobSpec, repository_of
 from clusterctl.state.submissions import RUN_FILE
 from clusterctl.state.workspace import cache_home, state_home
 from clusterctl.transport.remote_open import read_json
@@ -351,8 +351,7 @@ def rules_above(folder: Path) -> tuple[Ignore, ...]:
 
     Returns () if these patterns ignore ``folder`` itself, so that the files in it are sent anyway.
     """
-    root = next((path for path in (folder, *folder.parents) if (path / ".git").exists()), None)
-    if root is None:
+    if (root := repository_of(folder)) is None:
         return ()
     git = root / ".git"
     # In a submodule or worktree, .git is a file with the path of the git folder.

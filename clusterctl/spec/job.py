@@ -272,6 +272,11 @@ def repository_of(folder: Path) -> Path | None:
     return next((path for path in (folder, *folder.parents) if os.path.lexists(path / ".git")), None)
 
 
+def absolute_path(path: Path) -> Path:
+    """Return the absolute path. Behind a symbolic link, ".." is the parent of the link's target."""
+    return Path(os.path.realpath(path)) if ".." in path.parts else path.absolute()
+
+
 def is_module(text: str) -> bool:
     """Return whether a text can be the name of a module, such as ``pkg.train``."""
     return re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", text) is not None
@@ -282,8 +287,7 @@ def module_file(module: str, folder: Path) -> Path:
 
     Raises UsageError if no such file exists.
     """
-    here = folder.absolute()
-    here = Path(os.path.realpath(here)) if ".." in here.parts else here
+    here = absolute_path(folder)
     top, name = repository_of(here) or here, module.replace(".", "/")
     folders = [path for path in (here, *here.parents) if path.is_relative_to(top)]
     for root in (root for path in folders for root in import_roots(path)):

@@ -140,7 +140,7 @@ class Program:
 
 
 def has_lost_node(program: Sequence[str], nodes: Sequence[str], *, is_told: bool) -> bool:
-    """Return whether mpirun has lost a node or was told to end. It then ends with 0, sometimes without a word.
+    """Return whether mpirun, which then ends with 0, has lost a node or was told to end.
 
     is_told: whether the program got SIGTERM, because its own node was shut down, for example.
     """
