@@ -16,7 +16,7 @@ REMOTE = "/home/ada/clusterctl/jobs/train-1"
 
 
 def diagnosed(top: Path, place: str, log: str, sent: tuple[str, ...], **request: Any) -> Diagnosis:
-    """Diagnose a job whose script is train.py in the folder ``place`` below ``top``."""
+    """Diagnose the failure of the script train.py in the folder ``place`` below ``top``."""
     facts = {"folder": str(top / place), "job": {"script": str(top / place / "train.py"), **request}}
     source = {"files": [{"path": path} for path in (*sent, "train.py")]}
     files = LocalFiles.of(facts, source, REMOTE)
