@@ -16,12 +16,10 @@ from __future__ import annotations
 
 import ctypes
 import json
-import linecache
 import os
 import platform
 import re
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +30,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspa
 
 from payload.node import task
 from payload.node.native import innermost_function
-from payload.node.rank import STACK_FILE, STACK_SIGNAL
+from payload.node.python_stacks import Frame, place_of, python_stacks
 from payload.node.sensors import Gpus
 
 WINDOW_S, ROUNDS, SLOWEST_S = 2.0, 50, 10.0
@@ -43,12 +41,12 @@ OWN_ROUNDS, WAIT_ROUNDS = 5, 1
 FEW_TICKS = 0.1
 # Ranks that transfer more than this in ``WINDOW_S`` are not waiting. Polling also transfers a few bytes.
 FEW_BYTES = 1 << 16
-MOST_PROCESSES_OF_RANK, MOST_SOURCE_CHARACTERS = 16, 80
+MOST_PROCESSES_OF_RANK = 16
 # Limits of a printed rank: its workers, and the bytes of each text. slurmstepd sends output in messages of at
 # most 1024 bytes, and srun mixes the messages of several nodes, so a longer line could be broken.
 MOST_WORKERS, MOST_BYTES = 3, 100
 SECTOR_BYTES = 512
-TRACE_S, DUMP_S, SPY_S = 0.05, 1.0, 10.0
+TRACE_S = 0.05
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # How many words of a stack are searched for the caller of the C library.
 CALLER_WORDS = 64
@@ -86,24 +84,10 @@ _KERNEL = (
     (re.compile(r"folio|page|bit_wait|io_schedule|jbd2|xfs|ext4|writeback"), "disk"),
     (re.compile(r"do_wait|wait4|waitid"), "wait for a process"),
 )
-_LIBRARY = re.compile(r"/lib(?:64)?/python\d|^<|payload/node/rank\.py$")
-_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
-
 # States of a rank that may be a hang, and states that are not.
 STOPPED, TRACED, BLOCKED, WAITING, ENDED = "stopped", "traced", "blocked", "waiting", "ended"
 COMPUTING, TRANSFERRING, RUNNING = "computing", "transferring", "running"
 BUSY = (COMPUTING, TRANSFERRING, RUNNING, TRACED)
-
-
-class Frame(NamedTuple):
-    """A call in a Python stack."""
-
-    function: str
-    file: str
-    line: int
-
-    def __str__(self) -> str:
-        return f'  File "{self.file}", line {self.line}, in {self.function}'
 
 
 class Process(NamedTuple):
@@ -375,96 +359,6 @@ def _kind(library: str) -> str:
     return next((name for name, pattern in _WAITS if pattern.match(library)), "own")
 
 
-def python_stacks(process: Process) -> dict[str, list[Frame]]:
-    """Return thread -> stack from the innermost call on, the main thread first. Empty: it is not Python.
-
-    A rank that rank.py started prints its stacks itself. py-spy reads those of other programs and of stopped
-    processes.
-    """
-    state = (_stat(f"/proc/{process.pid}") or "Z")[0]
-    return (_own_stacks(process.pid) if state in "RS" else {}) or _spied_stacks(process)
-
-
-def _own_stacks(pid: int) -> dict[str, list[Frame]]:
-    """Have a process print its stacks, and return them."""
-    status = dict(line.split(":\t", 1) for line in task.text_of(f"/proc/{pid}/status").splitlines())
-    handled = int(status.get("SigCgt", "0"), 16) >> (STACK_SIGNAL - 1) & 1
-    path = next(_links_to(pid, f"/memfd:{STACK_FILE} (deleted)"), "")
-    if not handled or not path:
-        return {}
-    try:
-        before = os.stat(path).st_size
-        os.kill(pid, STACK_SIGNAL)
-        deadline, after = time.monotonic() + DUMP_S, -1
-        while time.monotonic() < deadline and (after <= before or after != os.stat(path).st_size):
-            after = os.stat(path).st_size
-            time.sleep(0.02)
-        with open(path, errors="replace") as file:
-            file.seek(before)
-            return _parse(file.read())
-    except OSError:
-        return {}
-
-
-def _links_to(pid: int, target: str) -> Iterator[str]:
-    with suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            path = f"/proc/{pid}/fd/{name}"
-            if os.readlink(path) == target:
-                yield path
-
-
-def _parse(text: str) -> dict[str, list[Frame]]:
-    """Parse the output of faulthandler, which prints the main thread last."""
-    stacks: dict[str, list[Frame]] = {}
-    for line in text.splitlines():
-        match = _FRAME.match(line)
-        if match and stacks:
-            [*stacks.values()][-1].append(Frame(match[3], match[1], int(match[2])))
-        elif "hread" in line:
-            stacks[line.partition(" (")[0].replace("Current thread", "Thread")] = []
-    return {name: stacks[name] for name in reversed([*stacks])}
-
-
-def _spied_stacks(process: Process) -> dict[str, list[Frame]]:
-    spy = os.path.join(os.path.dirname(sys.executable), "py-spy")
-    try:
-        command = [spy, "dump", "--nonblocking", "--json", "--pid", str(process.pid)]
-        done = subprocess.run(command, capture_output=True, timeout=SPY_S, check=True)
-        threads = json.loads(done.stdout)
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return {}
-    threads.sort(key=lambda thread: thread["os_thread_id"] != process.pid)
-    return {
-        f"Thread {thread['os_thread_id']}": [
-            Frame(frame["name"].rpartition(".")[2], frame["filename"], frame["line"])
-            for frame in thread["frames"]
-        ]
-        for thread in threads
-    }
-
-
-def place_of(pid: int, stack: Sequence[Frame]) -> tuple[str, str]:
-    """Return the innermost place of a stack that is not in a library, such as train.py:88, and its source.
-
-    The place is relative to the current folder of the process, if the file is in it.
-    """
-    frame = next((frame for frame in stack if not _LIBRARY.search(frame.file)), stack[0] if stack else None)
-    if frame is None:
-        return "", ""
-    is_absolute, folder = frame.file.startswith("/"), ""
-    with suppress(OSError):
-        folder = os.path.realpath(f"/proc/{pid}/cwd")
-    name = frame.file[len(folder) + 1 :] if frame.file.startswith(f"{folder}/") else frame.file
-    # The path as the process sees it, which may be in a container.
-    path = f"/proc/{pid}/root{frame.file}" if is_absolute else f"/proc/{pid}/cwd/{frame.file}"
-    source = ""
-    # The file may be in no valid encoding, or may have changed.
-    with suppress(SyntaxError, ValueError):
-        source = linecache.getline(path, frame.line).strip()
-    return f"{'/'.join(name.split('/')[-2:])}:{frame.line}", source[:MOST_SOURCE_CHARACTERS]
-
-
 def network_bytes() -> int:
     """Return the bytes through this node's network interfaces since boot."""
     total = 0
@@ -505,7 +399,7 @@ def observe(node: str) -> Iterator[Rank]:
         texts: list[str] = []
         places: dict[int, tuple[str, str]] = {}
         for process in activity.processes:
-            stacks = python_stacks(process)
+            stacks = python_stacks(process.pid)
             texts += [f"process {process.pid}: {' '.join(process.words)}", *_texts(stacks)]
             if stacks:
                 places[process.pid] = place_of(process.pid, next(iter(stacks.values())))

@@ -331,10 +331,10 @@ def test_stacks_of_a_program_that_prints_none_are_read_by_py_spy(
     spy.write_text(f"#!/bin/sh\necho '{json.dumps(threads)}'\n")
     spy.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    found = stacks.python_stacks(stacks.Process(os.getpid(), 1, ("python",)))
+    found = stacks.python_stacks(os.getpid())
     assert next(iter(found.items())) == (f"Thread {os.getpid()}", [stacks.Frame("next", "/a/loader.py", 7)])
     spy.write_text("#!/bin/sh\nexit 1\n")
-    assert stacks.python_stacks(stacks.Process(os.getpid(), 1, ("sleep",))) == {}
+    assert stacks.python_stacks(os.getpid()) == {}
 
 
 WAITS_IN_C = """\
