@@ -39,7 +39,7 @@ _STUCK = re.compile(
     r"|JobHoldMaxRequeue|(QOS|Assoc)Max\w+Per(Job|Node)(Limit)?|QOSMin\w+|MaxMemPerLimit"
     r"|(Account|QOS)NotAllowed|Invalid(Account|QOS)|Reservation(Deleted|Invalid)"
 )
-_HELD = re.compile(r"launch.failed.requeued.held")
+_HELD = re.compile(r"launch.fail.*requeued.held")
 _MARKS = "*~#!%$@^-"  # sinfo(1)
 
 _T = TypeVar("_T")

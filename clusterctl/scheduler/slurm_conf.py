@@ -115,7 +115,8 @@ def fault_timeouts(nodes: int) -> Settings:
         "AuthInfo": f"cred_expire={min(30 + extra_s, 120)}",
         # Slurm's default, for programs that save their work on SIGTERM.
         "KillWait": "30",
-        "SchedulerParameters": "batch_sched_delay=0,sched_interval=5,bf_interval=5",
+        # The last parameter: a job that a node could not start runs elsewhere, and is not held.
+        "SchedulerParameters": "batch_sched_delay=0,sched_interval=5,bf_interval=5,nohold_on_prolog_fail",
         "TreeWidth": str(max(2, min(nodes, _TREE_WIDTH))),
     }
 

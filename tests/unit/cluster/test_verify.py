@@ -240,7 +240,7 @@ def test_a_node_that_slurm_gave_up_is_resumed_and_named(state: str, reason: str,
 
 
 def test_jobs_that_slurm_held_for_a_nodes_sake_wait_again() -> None:
-    why = "launch failed requeued held"
+    why = "launch failure limit exceeded requeued held"
     held = squeue(held=why, waits="Priority", by_its_owner="JobHeldUser", cancelled_by_now=why)
     gone = Step(("scontrol", "release", "10"), stderr="Job/step already completing or completed", rc=1)
     transport = ScriptedTransport([held, Step(("scontrol", "release", "7")), gone])

@@ -383,7 +383,11 @@ def test_a_drained_node_keeps_its_reason(watcher: Any, slurm: Slurm) -> None:
 
 @pytest.mark.parametrize(
     ("state", "reason"),
-    [("DOWN+DRAIN+NOT_RESPONDING", "clusterctl watcher: no answer for 3 s"), ("DOWN", "Not responding")],
+    [
+        ("DOWN+DRAIN+NOT_RESPONDING", "clusterctl watcher: no answer for 3 s"),
+        ("DOWN", "Not responding"),
+        ("IDLE+DRAIN", "Duplicate jobid"),
+    ],
 )
 def test_a_node_that_answers_again_is_fenced_then_resumed(
     watcher: Any, program: ModuleType, slurm: Slurm, state: str, reason: str

@@ -243,6 +243,7 @@ def test_the_cause_is_named(code: str, log: str) -> None:
         ("waiting-beyond-limits", "PENDING", "PartitionTimeLimit"),
         ("held", "PENDING", "JobHeldUser"),
         ("held-after-launch-failure", "PENDING", "launch failed requeued held"),
+        ("held-after-launch-failure", "PENDING", "launch failure limit exceeded requeued held"),
         ("waiting-for-the-scheduler", "PENDING", "None"),
     ],
 )

@@ -12,8 +12,9 @@ processes on the job's other nodes (KillWait), then until credentials expire. Th
   its jobs, if all of them ask for that (`--requeue` in their scripts): other jobs may survive a short
   interruption of the network.
 - has the job's other nodes kill its processes (the role slurmd's program `fence`).
-- has a node that answers again kill the processes of its old jobs, and then resumes it. A node that it has
-  set down twice in a day stays drained, with the times and jobs as reason.
+- has a node that answers again, or that Slurm has drained because of an old start of a job, kill the
+  processes of its old jobs, and then resumes it. A node that it has set down twice in a day stays drained,
+  with the times and jobs as reason.
 - starts requeued jobs at once, after the nodes of their earlier start have killed remaining processes.
 
 If no other host answers, the fault is the controller's own network, so no node is set down, except if the
@@ -42,6 +43,9 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PREFIX = "clusterctl watcher: "
 # A node with so many losses in a day stays drained. Nodes that are lost within a minute have a common cause.
 BAD, LOSSES, DAY_S, TOGETHER_S = "clusterctl: lost repeatedly: ", 2, 86400, 60
+# If slurmctld was killed, it has forgotten the starts of its last seconds, and starts such a job again. A
+# node that still runs the job rejects it, and Slurm drains the node for this reason.
+DUPLICATE = "Duplicate jobid"
 ALIVE_PORT, FENCE_PORT, SLURMD_PORT = 6815, 6816, 6818
 EVERY_S, ASK_S, FENCE_S = 1.0, 10.0, 5.0
 # Time for the answer of a node that is lost already. Jobs are read more often shortly after a job ended.
@@ -483,8 +487,9 @@ class Watcher:
 
 
 def is_lost(node: Node) -> bool:
-    """Return whether this program or Slurm has set a node down because it did not answer."""
-    return node.reason.startswith((PREFIX, BAD)) or ("DOWN" in node.state and node.reason == "Not responding")
+    """Return whether a node is out of service because it did not answer, or because it ran an old job."""
+    is_silent = "DOWN" in node.state and node.reason == "Not responding"
+    return is_silent or node.reason.startswith((PREFIX, BAD, DUPLICATE))
 
 
 def is_down(node: Node | None) -> bool:
