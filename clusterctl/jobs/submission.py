@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -154,6 +155,7 @@ class Preparer:
         jobs = [with_launcher(with_gpus(facts, job), has_pmix=facts.pmix) for job in restarted]
         for job in jobs:
             _reject_excluded_nodes(facts, job)
+            _reject_large_array(facts, job)
         # All jobs are checked before packages are resolved or a job is sent.
         scripts = [script_of(facts, job) for job in jobs]
         sources = [replay.source if replay else source_of(job) or model for job in jobs]
@@ -240,6 +242,29 @@ def _reject_excluded_nodes(facts: ClusterFacts, job: JobSpec) -> None:
                     code="exclude-names-node",
                     fix=f"use --slurm --exclude={pattern} for the node, or --exclude /{pattern} for a file",
                 )
+
+
+def _array_of(job: JobSpec) -> str:
+    """Return the indices of the job's array, from its flag or its script. Empty: the job is not an array."""
+    if job.array is None and job.script is not None:
+        own = UserScript.read(job.script).directives.last("array")
+        return own.value or "" if own else ""
+    return job.array or ""
+
+
+def _reject_large_array(facts: ClusterFacts, job: JobSpec) -> None:
+    """Raise UsageError if an index of the job's array is above Slurm's limit, which Slurm does not name."""
+    indices = _array_of(job)
+    # Without the step of a range, and the number of tasks at a time.
+    highest = max(map(int, re.findall(r"(?<![:\d])\d+", indices.partition("%")[0])), default=0)
+    if facts.has_slurm and highest >= facts.max_array:
+        raise UsageError(
+            f"the array {indices} has an index above {facts.max_array - 1}",
+            code="array-too-large",
+            why=f"MaxArraySize of the cluster's Slurm is {facts.max_array}",
+            fix="submit several arrays, or raise the limit in the spec, as in "
+            f"`slurm: {{extra: [MaxArraySize={highest + 1}]}}`, and run `clusterctl up`",
+        )
 
 
 def with_restarts(facts: ClusterFacts, job: JobSpec) -> JobSpec:

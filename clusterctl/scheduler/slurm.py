@@ -104,10 +104,6 @@ _REFUSALS = (
     ("node name|node list", "--nodelist", {"nodelist", "--exclude"}, "sinfo --format=%n"),
     ("license", "--licenses", {"--licenses"}, "scontrol show licenses"),
 )
-_ARRAY_LIMIT = (
-    "task numbers go up to MaxArraySize - 1, by default to 1000: submit several arrays, or raise the limit "
-    "in the spec, as in `slurm: {extra: [MaxArraySize=10001]}`, and run `clusterctl up`"
-)
 _TOO_LARGE = re.compile("node configuration is not available|Node count|More processors|limit", re.IGNORECASE)
 
 
@@ -424,7 +420,7 @@ def fix_for_refusal(refusal: str, directives: Sequence[Request] = ()) -> str:
         if pattern == "mutually exclusive":
             return f"leave out {subject}" + (f", or {flag}" if lines else "")
         if flag == "--array":
-            return f"correct {subject}: {_ARRAY_LIMIT}"
+            return f"correct {subject}"
         return f"leave out {subject}, or use a value from `clusterctl ssh '{command}'`"
     if _TOO_LARGE.search(refusal):
         return "ask for less; `clusterctl status` shows the nodes with their cores and memory"

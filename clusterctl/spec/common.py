@@ -28,7 +28,7 @@ from clusterctl.spec.base import (
     spelled,
 )
 from clusterctl.spec.hosts import HostRange, OnpremHost, Switch, expand
-from clusterctl.spec.names import ADMIN_USER, DATA, MAX_COUNT, PROOF_PARTITION
+from clusterctl.spec.names import ADMIN_USER, DATA, MAX_ARRAY_SIZE, MAX_COUNT, PROOF_PARTITION
 from clusterctl.spec.units import format_size, shown
 from clusterctl.util.assets import read_table
 
@@ -318,6 +318,12 @@ class SlurmSettings(Model):
     )
     qos: tuple[Qos, ...] = Field((), description="qualities of service in addition to Slurm's `normal`")
     extra: tuple[SlurmLine, ...] = Field((), description="slurm.conf lines, except keys that clusterctl sets")
+
+    @property
+    def max_array(self) -> int:
+        """Slurm's MaxArraySize: indices of job arrays are lower."""
+        matches = (re.fullmatch(r"(?i)\s*MaxArraySize\s*=\s*(\d+)\s*", line) for line in self.extra)
+        return next((int(match[1]) for match in matches if match), MAX_ARRAY_SIZE)
 
 
 class ProviderSettings(Model):

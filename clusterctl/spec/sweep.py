@@ -16,10 +16,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, mod
 
 from clusterctl.errors import BadValueError
 from clusterctl.spec.base import UNKNOWN, Model
+from clusterctl.spec.names import MAX_ARRAY_SIZE
 from clusterctl.spec.units import shown
 
-# Slurm's default MaxArraySize is 1001.
-MAX_TASKS: Final = 1000
+MAX_TASKS: Final = MAX_ARRAY_SIZE - 1
 _OPTION: Final = re.compile(r"[A-Za-z][\w.-]{0,63}")
 # Hydra also has names such as ++lr and db/type.
 _KEY: Final = re.compile(r"\+{0,2}[A-Za-z][\w./@-]{0,63}")

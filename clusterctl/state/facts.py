@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.errors import NotUpError, UsageError
-from clusterctl.spec.names import ROOT
+from clusterctl.spec.names import MAX_ARRAY_SIZE, ROOT
 from clusterctl.state.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class ClusterFacts:
         interval_s: seconds between two samples of telemetry.
         requirements: the pip requirements file for the Python of all jobs. None: the spec has no such file.
         root: the folder on the hosts with the software of jobs, such as their Python.
+        max_array: Slurm's MaxArraySize; indices of job arrays are lower.
         provider: the type of provider in the spec. "" if these properties were read from a spec.
     """
 
@@ -57,6 +58,7 @@ class ClusterFacts:
     interval_s: int
     requirements: str | None = None
     root: str = ROOT
+    max_array: int = MAX_ARRAY_SIZE
     provider: str = ""
 
 
@@ -86,6 +88,7 @@ def _facts_of_record(record: dict[str, Any]) -> ClusterFacts:
         interval_s=record["interval_s"],
         requirements=record["requirements"],
         root=record["root"],
+        max_array=record["max_array"],
     )
     texts = (facts.cluster, facts.provider, facts.job_user, facts.root)
     if not facts.partitions or not all(isinstance(text, str) for text in texts):
@@ -142,4 +145,5 @@ def job_settings(spec: ClusterSpec) -> dict[str, Any]:
         ),
         "interval_s": spec.monitoring.interval,
         "requirements": None if requirements is None else str(requirements),
+        "max_array": spec.slurm.max_array,
     }

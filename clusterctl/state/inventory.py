@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from clusterctl.errors import UsageError
 from clusterctl.spec import distributions
 from clusterctl.spec.distributions import Distribution
-from clusterctl.spec.names import ADMIN_USER, ROOT
+from clusterctl.spec.names import ADMIN_USER, MAX_ARRAY_SIZE, ROOT
 from clusterctl.state.facts import PartitionFacts, damaged, not_up
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import render
@@ -123,6 +123,7 @@ class Inventory(BaseModel):
     partitions: tuple[PartitionFacts, ...] = ()
     interval_s: int = Field(1, description="seconds between two samples of telemetry")
     requirements: str | None = Field(None, description="requirements file of the jobs' Python")
+    max_array: int = Field(MAX_ARRAY_SIZE, description="Slurm's MaxArraySize")
     root: str = Field(ROOT, description="folder with the software of jobs, such as their Python")
     slurm: str = Field("", description="Slurm's release, if it is not the distribution's")
     pmix: bool = Field(True, description="Slurm starts ranks of MPI programs itself, by PMIx")

@@ -65,6 +65,17 @@ def test_submit_impossible_resources_refused_without_cluster(cli: Clusterctl) ->
     assert "'tarin'" in ran.stderr
 
 
+def test_submit_array_above_the_limit_of_slurm_refused(cli: Clusterctl) -> None:
+    (cli.cwd / "a.sh").write_text("#SBATCH --array=1-1500%4\nhostname\n")
+    for argv in (("train", "--array", "1,1001-1010:3"), ("a.sh",)):
+        assert codes(cli("-o", "json", "submit", *argv, "--dry-run", rc=2)) == ["array-too-large"]
+    cli("submit", "a.sh", "--array", "0-1000:2000%2000", "--dry-run")
+    more = "partitions: [{name: train, nodes: 2}]\nslurm: {extra: [MaxArraySize = 1501]}\n"
+    (cli.cwd / "cluster.yaml").write_text(f"version: 1\nname: demo\nprovider: {{type: local}}\n{more}")
+    cli("submit", "a.sh", "--dry-run")
+    cli("submit", "train", "--array", "1501", "--dry-run", rc=2)
+
+
 def test_a_wait_is_written_as_a_time_limit_is(cli: Clusterctl) -> None:
     for text in ("30", "10m", "1:30:00"):
         assert codes(cli("-o", "json", "submit", "train", "--wait", "--timeout", text, rc=2)) == ["not-up"]
