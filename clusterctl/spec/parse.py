@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Generic, get_args, get_origin
 
@@ -41,6 +41,15 @@ class Filetype(Generic[M]):
 
 
 MAX_BYTES: Final = 1024 * 1024
+# Keys of other tools' files. A file with two of them, and without the own keys, is such a file.
+_OTHER_TOOLS: Final = {
+    "a task of SkyPilot": {"resources", "run", "setup", "num_nodes", "workdir", "envs", "file_mounts"},
+    "a configuration of dstack": {"type", "commands", "resources", "ide", "python", "backends", "fleets"},
+    "an object of Kubernetes": {"apiVersion", "kind", "metadata", "spec"},
+    "a Compose file": {"services", "networks", "volumes"},
+    "an environment of conda": {"channels", "dependencies", "prefix"},
+}
+_OWN_KEYS: Final = frozenset({"job", "variants", "partitions", "provider"})
 
 
 def read_text(path: Path, filetype: Filetype[M]) -> str:
@@ -127,9 +136,21 @@ class Document(Generic[M]):
             model = partial_model(kind, self.values, context or {})
         faults = () if (context or {}).get(RECORDED) else self.filetype.faults(model)
         if problems := {*_Errors(self, errors).problems(faults)}:
+            self._reject_other_tool()
             in_order = sorted(problems, key=lambda p: (p.line, p.column, p.key, p.message))
-            raise SpecError(self.file, tuple(in_order), kind=self.filetype.name)
+            raise SpecError(self.file, (*_known_keys_once(in_order),), kind=self.filetype.name)
         return model
+
+    def _reject_other_tool(self) -> None:
+        """Raise UsageError if the keys of the document are those of another tool's file."""
+        keys = {*self.keys(())}
+        for title, others in _OTHER_TOOLS.items():
+            if len(keys & others) > 1 and not keys & _OWN_KEYS:
+                raise UsageError(
+                    f"{self.file} is {title}, not a {self.filetype.name}",
+                    code="file-of-another-tool",
+                    fix=self.filetype.empty,
+                )
 
     def node(self, loc: Loc) -> Node | None:
         here: Node | None = self._root
@@ -198,6 +219,15 @@ def _make_text(root: Node | None, keys: Collection[str]) -> None:
             node.tag = _TEXT_TAG
 
 
+def _known_keys_once(problems: Iterable[Problem]) -> Iterator[Problem]:
+    """Yield the problems. Of equal lists of known keys, only the first remains."""
+    seen: set[str] = set()
+    for problem in problems:
+        is_again = problem.hint in seen and problem.hint.startswith(_KNOWN_KEYS)
+        seen.add(problem.hint)
+        yield replace(problem, hint="") if is_again else problem
+
+
 def _syntax_problem(exc: Exception, file: str) -> Problem:
     """Turn an error of ruamel.yaml into a Problem with line and column."""
     message, context = getattr(exc, "problem", None) or str(exc), getattr(exc, "context", None)
@@ -215,6 +245,7 @@ def _from_one(mark: Any) -> tuple[int, int]:
 
 # Pydantic appends this to a location to refer to the key of an entry.
 _KEY: Final = "[key]"
+_KNOWN_KEYS: Final = "known keys: "
 _HINTS_BY_KEY: Final[Mapping[Loc, str]] = {
     ("version",): "write version: 1",
     ("provider",): "write it as provider: {type: local}",
@@ -310,7 +341,7 @@ class _Errors:
         if kind == "extra_forbidden":
             keys = self._known_keys(loc[:-1])
             near = did_you_mean(str(loc[-1]), keys)
-            return near or f"known keys: {', '.join(keys)}"
+            return near or f"{_KNOWN_KEYS}{', '.join(keys)}"
         if loc == ("provider", "type"):
             if self._document.node(loc) is None:
                 return f"write {either(f'type: {name}' for name in PROVIDERS)}"

@@ -14,6 +14,7 @@ from clusterctl.errors import SpecError, UsageError
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_file import JobFile, job_schema, jobs_of_file
 from clusterctl.spec.job_options import JobOptions
+from clusterctl.spec.load import read_spec
 from tests.support.messages import refused
 
 EVERYTHING = """\
@@ -324,3 +325,34 @@ def test_the_schema(golden: Callable[[str, str], None]) -> None:
 def test_every_key_is_described() -> None:
     fields = {**JobFile.model_fields, **JobOptions.model_fields}
     assert [name for name, field in fields.items() if not field.description] == []
+
+
+SKYPILOT = (
+    "name: tune\nresources: {accelerators: A100:8}\nnum_nodes: 2\nsetup: pip install x\nrun: torchrun t.py\n"
+)
+DSTACK = "type: task\nname: train\nnodes: 2\npython: '3.12'\nenv: [EPOCHS=3]\ncommands: [torchrun t.py]\n"
+KUBERNETES = "apiVersion: batch/v1\nkind: Job\nmetadata: {name: train}\nspec: {}\n"
+CONDA = "name: train\nchannels: [conda-forge]\ndependencies: [python=3.12, numpy]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "tool"),
+    [(SKYPILOT, "SkyPilot"), (DSTACK, "dstack"), (KUBERNETES, "Kubernetes"), (CONDA, "conda")],
+)
+def test_file_of_another_tool_is_named(folder: Path, text: str, tool: str) -> None:
+    path = folder / "task.yaml"
+    path.write_text(text)
+    with refused("file-of-another-tool", UsageError, tool):
+        jobs_of_file(path, {})
+    with refused("file-of-another-tool", UsageError, tool):
+        read_spec(path)
+
+
+def test_known_keys_are_listed_once(folder: Path) -> None:
+    path = folder / "task.yaml"
+    path.write_text("job: train.py\nresources: 1\ncommands: 2\nwhatever: 3\nnoodes: 2\n")
+    with pytest.raises(SpecError) as error:
+        jobs_of_file(path, {})
+    assert [problem.code for problem in error.value.problems] == ["unknown-key"] * 4
+    assert str(error.value).count("tasks_per_node") == 1
+    assert len(error.value.problems[-1].hint) < 30
