@@ -19,6 +19,14 @@ def main() -> None:
         code = run()
     except KeyboardInterrupt:
         code = INTERRUPTED
+    except Exception as exc:
+        # Modules are also imported before a command handles its own errors.
+        from clusterctl.errors import foreign_package_error  # noqa: PLC0415 - rarely needed
+
+        if (error := foreign_package_error(exc)) is None:
+            raise
+        sys.stderr.write(f"error: {error}\n")
+        code = error.exit_code
     gc.freeze()
     sys.exit(code)
 

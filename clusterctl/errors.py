@@ -10,8 +10,11 @@ waited for 4 to 6; a rehearsed job that did not survive 7.
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
@@ -157,6 +160,28 @@ def excluded(first: str, second: str) -> UsageError:
 
 def unaccompanied(option: str, needed: str) -> UsageError:
     return UsageError(f"{option} needs {needed}", code="option-needs-option", fix=f"also pass {needed}")
+
+
+def foreign_package_error(exc: BaseException) -> UsageError | None:
+    """Return the error to show if a package of PYTHONPATH caused an exception, or None."""
+    folders = [os.path.abspath(name) for name in os.environ.get("PYTHONPATH", "").split(os.pathsep) if name]  # noqa: PTH100 - of any text
+    files = [
+        getattr(exc, "path", None),
+        *(frame.filename for frame in traceback.extract_tb(exc.__traceback__)),
+    ]
+    own = Path(__file__).parents[1]
+    for file in filter(None, reversed(files)):
+        folder = next((name for name in folders if Path(file).is_relative_to(name)), None)
+        if folder is not None and Path(folder) != own:
+            package = Path(file).relative_to(folder).parts[0].removesuffix(".py")
+            return UsageError(
+                f"clusterctl can't use the package {package} that PYTHONPATH selects",
+                code="foreign-package",
+                where=file,
+                why=f"{type(exc).__name__}: {exc}",
+                fix="unset PYTHONPATH: `env -u PYTHONPATH clusterctl …`",
+            )
+    return None
 
 
 class NotUpError(UsageError):

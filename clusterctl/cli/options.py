@@ -21,7 +21,7 @@ import typer
 
 from clusterctl import __version__
 from clusterctl.cli.output import Screen
-from clusterctl.errors import ClusterctlError, MachineError, printable
+from clusterctl.errors import ClusterctlError, MachineError, foreign_package_error, printable
 from clusterctl.state.workspace import clusters_up, state_home, write_atomic
 from clusterctl.util.disk import REFUSALS, disk_error, read_rows
 
@@ -244,7 +244,9 @@ def _ended(exc: BaseException, screen: Screen) -> int:
         case OSError() if exc.errno in REFUSALS:
             screen.error(disk_error(exc))
         case _:
-            screen.error(_unexpected(screen))
+            error = foreign_package_error(exc) or _unexpected(screen)
+            screen.error(error)
+            return error.exit_code
     return 1
 
 

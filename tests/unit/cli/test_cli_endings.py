@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -189,6 +190,31 @@ def test_a_bug_leaves_its_traceback_in_the_state_folder(cli: Clusterctl) -> None
     assert "\nTraceback " in report.read_text()
     assert stat.S_IMODE(report.stat().st_mode) == 0o600
     assert stat.S_IMODE(report.parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize(
+    ("package", "text", "verb"),
+    [
+        ("pydantic/__init__", "raise ImportError('of another Python')", "validate"),
+        ("pydantic", "x = 1", "validate"),
+        ("typer", "raise RuntimeError('old')", "list"),
+        ("ruamel/yaml", "1 / 0", "submit x.yaml --dry-run"),
+    ],
+)
+def test_foreign_package_of_pythonpath_is_named(
+    cli: Clusterctl, tmp_path: Path, package: str, text: str, verb: str
+) -> None:
+    file = tmp_path / "site" / f"{package}.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    (cli.cwd / "x.yaml").write_text("job: train\n")
+    # Not a fork of a process that has imported the right package.
+    script = cli.cwd / "clusterctl"
+    script.symlink_to(cli.script)
+    environ = {"PYTHONPATH": f"{tmp_path}/none:{file.parents[package.count('/')]}"}
+    ran = Clusterctl(cli.home, cli.cwd, environ, script)(*verb.split(), rc=2)
+    assert str(file) in ran.stderr
+    assert "env -u PYTHONPATH" in ran.stderr
 
 
 SIGNALLED_IN_A_FINALIZER = """
