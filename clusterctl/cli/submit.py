@@ -16,11 +16,11 @@ from clusterctl.errors import UsageError, excluded, unaccompanied
 from clusterctl.jobs.bundled import (
     ChosenModel,
     bundled_job_with_help,
-    folder_of_run,
     help_of,
     reject_invalid_arguments,
     run_on_this_machine,
 )
+from clusterctl.jobs.earlier import folder_of_run
 from clusterctl.jobs.submission import Preparer, Submission, marking_side_effects, read_jobs, submit_prepared
 from clusterctl.jobs.submit import PreparedJob, Submitter
 from clusterctl.jobs.watch import LogChunk, nonfinite_notice, raise_unless_completed
@@ -70,6 +70,12 @@ JOB_FLAGS: Final[Mapping[str, Any]] = {
         list[str],
         "Another option of sbatch, such as '--exclude=NODE'. Repeatable.",
         metavar="OPTION",
+    ),
+    "from_run": flag(
+        str,
+        "Continue an earlier run (folder, name in ./runs, or job ID): its files are in $CLUSTERCTL_FROM_RUN.",
+        metavar="RUN",
+        tab=run_names,
     ),
     "signal": flag(str, "Signal for the program before the time limit, such as USR1@120 (seconds)."),
     "requeue": flag(

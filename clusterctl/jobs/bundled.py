@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Final
 
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.jobs.source import Source, token_of_run
+from clusterctl.jobs.earlier import FROM_RUN, locate_run
+from clusterctl.jobs.source import Source
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import MODEL_JOBS, JobSpec, Weights, sweep_arguments
-from clusterctl.spec.names import did_you_mean
-from clusterctl.state.submissions import RUNS, JobEntry
+from clusterctl.state.submissions import JobEntry
 from clusterctl.transport.tree import list_items
 from clusterctl.util.assets import data_folder, file_sha256
 from clusterctl.util.process import Result, run, run_with_pieces
@@ -42,13 +42,14 @@ _ERROR: Final = re.compile(r"payload: error: (?:\[(?P<code>[\w-]*)\] )?(?:rank 0
 
 
 def reject_missing(session: Session, job: JobSpec) -> None:
-    """Raise UsageError if the image or the model of a job from `clusterctl replay` is not on the cluster."""
+    """Raise UsageError if the image, model or earlier run of a replayed job is not on the cluster."""
     model = next((value for flag, value in pairwise(job.args) if flag == MODEL_FLAG), "")
     send_image = "`clusterctl submit SCRIPT --container IMAGE` sends a local image"
     send_model = "`clusterctl submit JOB --run RUN` sends the model of a collected run"
     for subject, path, fix in (
         ("the image", job.container or "", send_image),
         ("the model", model and f"{model}/{RECORD}", send_model),
+        ("the earlier run", job.env.get(FROM_RUN, ""), "`clusterctl submit --from-run RUN` sends a run"),
     ):
         if not path.startswith(("/", "~/")) or (subject == "the image" and os.path.isfile(path)):  # noqa: PTH113
             continue
@@ -155,44 +156,18 @@ def reject_unless_fitting(jobs: Sequence[JobSpec], chosen: ChosenModel | None) -
             )
 
 
-def folder_of_run(run: str) -> Path | None:
-    """Return the absolute path of the folder ``run`` or ./runs/``run``; None if neither folder exists."""
-    places = (Path(os.path.abspath(path)) for path in (run, RUNS / run))  # noqa: PTH100 - gives `.` a name
-    return next((path for path in places if os.path.isdir(path)), None) if run else None  # noqa: PTH112 - any name
-
-
 def _find(run: str, entries: Sequence[JobEntry]) -> _ModelLocation:
     """Locate a run's model. Raises UsageError for an unknown run, or a local run folder without a model."""
-    homes = (Path(e.run_dir) for e in entries if e.run_dir and Path(e.run_dir).name == run)
-    folder = folder_of_run(run) or next((path for path in homes if path.is_dir()), None)
-    if folder is not None:
-        here = _model_of(folder)
-        if here is None:
-            raise _no_model(run, f"there is no {MODEL}/{RECORD} in {folder}")
-        entry = _entry_of(folder, entries)
-        return _ModelLocation(here, _remote(entry.remote_dir if entry else None))
-    number, _, task = run.partition("_")
-    inner = f"task-{task}" if task else ""
-    if not number.isdecimal():
-        raise _no_run(run)
-    entry = next((entry for entry in reversed(entries) if entry.job_id == number), None)
-    home = Path(entry.run_dir) if entry and entry.run_dir else None
-    here = home and _model_of(home / inner)
-    return _ModelLocation(here, _remote(entry.remote_dir if entry else None, inner))
+    location = locate_run(run, entries)
+    here = _model_of(location.here) if location.here is not None else None
+    if here is None and location.is_folder:
+        raise _no_model(run, f"there is no {MODEL}/{RECORD} in {location.here}")
+    return _ModelLocation(here, f"{location.remote}/{MODEL}" if location.remote else None)
 
 
 def _model_of(run: Path) -> Path | None:
     """Return the folder that contains a model: ``run``/model or ``run`` itself; otherwise None."""
     return next((folder for folder in (run / MODEL, run) if (folder / RECORD).is_file()), None)
-
-
-def _entry_of(run: Path, entries: Sequence[JobEntry]) -> JobEntry | None:
-    token = token_of_run(run)
-    return next((entry for entry in entries if entry.token == token), None)
-
-
-def _remote(folder: str | None, inner: str = "") -> str | None:
-    return "/".join(filter(None, (folder, inner, MODEL))) if folder else None
 
 
 def with_model(
@@ -289,16 +264,6 @@ def run_on_this_machine(
         error = _ERROR.fullmatch(last_line)
         kind = UsageError if result.rc == UsageError.exit_code else ClusterctlError
         raise kind(error["what"] if error else last_line, code=(error and error["code"]) or "")
-
-
-def _no_run(run: str) -> UsageError:
-    names = [path.name for path in RUNS.iterdir()] if RUNS.is_dir() else []
-    return UsageError(
-        f"there is no run {run!r}",
-        code="unknown-run",
-        why="it is neither a folder, nor a name below ./runs, nor a job id",
-        fix=did_you_mean(run, names) or "`clusterctl jobs` lists the jobs, `clusterctl collect` copies runs",
-    )
 
 
 def _no_model(run: str, reason: str, fix: str = "") -> UsageError:

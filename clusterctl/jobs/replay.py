@@ -32,7 +32,9 @@ from clusterctl.util.assets import file_sha256
 
 _OPTION: Final = re.compile(r"(?P<dashes>--?|\+{0,2})(?P<name>[A-Za-z][\w./@-]*)(?P<value>=.*)?", re.DOTALL)
 # Options that are not simply repeated: they are changed, computed again, or specific to the run.
-_NOT_AGAIN: Final = frozenset("after args array container env folder requirements sweep tag note".split())
+_NOT_AGAIN: Final = frozenset(
+    "after args array container env folder from_run requirements sweep tag note".split()
+)
 _MAX_JSON: Final = 64 << 20
 _MAX_PATH: Final = 4096
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")

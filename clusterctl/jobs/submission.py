@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from clusterctl.errors import ClusterctlError, Notice, NotUpError, UsageError, excluded
 from clusterctl.jobs.bundled import ChosenModel, reject_missing, with_model
+from clusterctl.jobs.earlier import with_from_run
 from clusterctl.jobs.project import with_project
 from clusterctl.jobs.queue import known_jobs
 from clusterctl.jobs.source import source_of
@@ -144,7 +145,12 @@ class Preparer:
         spec: ClusterSpec | None = None,
     ) -> tuple[PreparedJob, ...]:
         replay = submission.replay
-        jobs, model = with_model(submission.jobs, submission.model, ledger.entries(), session)
+        entries = ledger.entries()
+        jobs, model = with_model(submission.jobs, submission.model, entries, session)
+        continued = [with_from_run(job, entries, session) for job in jobs]
+        for note in dict.fromkeys(note for _, note in continued if note):
+            self.note(note)
+        jobs = [job for job, _ in continued]
         for job in jobs if not facts.pmix else ():
             if "launcher" in job.model_fields_set and job.launcher == "srun":
                 self.note(f"note: {job.name}: mpirun starts the ranks because Slurm has no PMIx plugin here")
@@ -281,7 +287,9 @@ def with_restarts(facts: ClusterFacts, job: JobSpec) -> JobSpec:
     changes: dict[str, Any] = {}
     if job.chain is not None or (is_default and "requeue" not in job.model_fields_set):
         changes["requeue"] = True
-    if is_default and not _has(job, "--resume") and changes.get("requeue", job.requeue):
+    is_continued = job.bundled == "train" and job.from_run is not None
+    is_requeued = is_default and changes.get("requeue", job.requeue)
+    if (is_continued or is_requeued) and not _has(job, "--resume"):
         changes["args"] = (*job.args, *_RESUME)
     return job.model_copy(update=changes) if changes else job
 

@@ -71,6 +71,7 @@ class JobKeywords(TypedDict, total=False):
     sweep: Mapping[str, Any] | Sequence[str]
     after: Sequence[str]
     slurm: Sequence[str]
+    from_run: str
     signal: str
     requeue: bool
     chain: int | str
@@ -128,6 +129,7 @@ class JobSpec:
     sweep: Sweep | None = None
     after: tuple[str, ...] = ()
     slurm: tuple[str, ...] = ()
+    from_run: str | None = None
     signal: str | None = None
     requeue: bool = False
     chain: int | None = None

@@ -113,6 +113,12 @@ def _folder(value: object, info: ValidationInfo) -> object:
     raise BadValueError("wrong-type", f"must be true, false or the path of a folder, not {shown(value)}")
 
 
+def _run(value: str, info: ValidationInfo) -> str:
+    """Return the absolute path of a folder. Other texts, such as a job's id, stay."""
+    folder = folder_of(info) / value
+    return str(folder.absolute()) if os.path.isdir(folder) else value  # noqa: PTH112 - any name
+
+
 def _sbatch_options(value: str) -> str:
     requests_of([value])
     return value
@@ -208,6 +214,12 @@ class JobOptions(Model):
         (),
         description="more options of sbatch, which clusterctl does not set itself",
         examples=["--exclude=demo-train-1"],
+    )
+    from_run: Annotated[Text, Field(min_length=1), AfterValidator(_run)] | None = Field(
+        None,
+        description="an earlier run that the program continues: its folder, or a job's id; the variable "
+        "CLUSTERCTL_FROM_RUN has the path of its files on the cluster",
+        examples=["12"],
     )
     signal: Signal | None = Field(
         None,

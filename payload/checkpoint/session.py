@@ -146,12 +146,17 @@ def start_of(resume_from: str, folder: Path, world: Communicator) -> str:
 def choose(resume_from: str, folder: Path, world: Communicator) -> Chosen | None:
     """Verify and return the checkpoint that ``--resume`` selects. None: start from scratch.
 
-    resume_from: ``never``, ``auto`` (the newest undamaged checkpoint in ``folder``), or a checkpoint's path.
+    resume_from: ``never``, ``auto`` (the newest undamaged checkpoint in ``folder``, or in the earlier run of
+        CLUSTERCTL_FROM_RUN if ``folder`` has no checkpoints), or a checkpoint's path.
 
     Raises UsageError on every rank if that checkpoint, or for ``auto``, every checkpoint is damaged.
     """
     notes: list[str] = []
-    newest_first = list(reversed(complete(folder).values())) if resume_from == "auto" else [Path(resume_from)]
+    newest_first = [Path(resume_from)]
+    if resume_from == "auto":
+        earlier = os.environ.get("CLUSTERCTL_FROM_RUN")
+        own = complete(folder) or (complete(Path(earlier, "checkpoints")) if earlier else {})
+        newest_first = list(reversed(own.values()))
     for path in world.allgather(newest_first if resume_from != "never" else [])[0]:
         try:
             return Chosen(path, *_inspect(path, world), notes)

@@ -48,8 +48,8 @@ def test_nothing_slow_is_imported_without_need(module: str, needs: set[str]) -> 
     [
         ("up", 106),
         ("down", 76),
-        ("submit", 55),
-        ("replay", 92),
+        ("submit", 56),
+        ("replay", 93),
         ("collect", 50),
         ("job", 40),
         ("files", 45),

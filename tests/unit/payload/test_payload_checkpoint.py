@@ -315,6 +315,23 @@ def test_one_can_be_chosen_but_not_mixed_with_newer_ones(device: Device, save: S
             refuse_others(tmp_path, wanted, Solo())
 
 
+def test_auto_without_checkpoints_takes_those_of_the_earlier_run(
+    save: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `clusterctl submit train --from-run RUN` asks for."""
+    save(1)
+    earlier = tmp_path / "earlier"
+    earlier.mkdir()
+    (tmp_path / "iteration-00000001").rename(earlier / "iteration-00000001")
+    earlier.rename(tmp_path / "checkpoints")
+    monkeypatch.setenv("CLUSTERCTL_FROM_RUN", str(tmp_path))
+    found = [choose(resume_from, tmp_path, Solo()) for resume_from in ("auto", "never")]
+    assert [each and each.path for each in found] == [tmp_path / "checkpoints" / "iteration-00000001", None]
+    save(2)
+    found = [choose("auto", tmp_path, Solo())]
+    assert [each and each.path for each in found] == [tmp_path / "iteration-00000002"]
+
+
 @pytest.mark.parametrize("resume_from", ["never", "elsewhere/iteration-00000009", "auto"])
 def test_a_restarted_job_continues_from_its_own(
     save: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume_from: str

@@ -33,6 +33,7 @@ qos: urgent
 constraint: a100&ib
 array: "0-3"
 after: [12, 13_1:any]
+from_run: "11"
 slurm: [--exclude=demo-train-1, --nice=10]
 signal: USR1@120
 requeue: true

@@ -1,0 +1,146 @@
+"""Which earlier run `--from-run` means, and the path of its files that a program gets."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.jobs.earlier import FROM_RUN, with_from_run
+from clusterctl.jobs.submission import Preparer, Submission, submit_prepared, with_restarts
+from clusterctl.jobs.submit import Submitter
+from clusterctl.scheduler.session import Session
+from clusterctl.spec.job import JobSpec, job_spec
+from clusterctl.state.submissions import Ledger
+from clusterctl.transport.copies import read_copies
+from clusterctl.transport.remote_copies import digest
+from tests.support.messages import refused
+from tests.support.played.cluster import PlayedCluster, finished
+from tests.unit.runs.made import record
+
+TOKEN = "0a0a0a0a"  # noqa: S105 - of a job
+SHOW = f'cat "${FROM_RUN}/state.txt"'
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with an array's run of another cluster in ./runs."""
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "runs" / "old-1-sum"
+    (run / "task-3").mkdir(parents=True)
+    (run / "run.json").write_text(json.dumps(record(1, token=TOKEN)))
+    (run / "telemetry").mkdir()
+    (run / "state.txt").write_text("of the array")
+    (run / "task-3" / "state.txt").write_text("of task 3")
+    return tmp_path
+
+
+@pytest.fixture
+def run_with(session: Session, cluster: PlayedCluster, here: Path) -> Callable[..., str]:
+    """Submits a script that prints the earlier run's file, and returns its output."""
+
+    def run(run: str, **options: object) -> str:
+        script = here / "go.sh"
+        script.write_text(f"#!/bin/bash\n{SHOW}\n")
+        job = job_spec("go.sh", {"folder": False, "from_run": run, **options})
+        prepared = Preparer(lambda _: None).prepare(session, Submission([job]))
+        (done,) = submit_prepared(Submitter(session), prepared)
+        cluster.wait_until_ended(done.job_id)
+        return "".join(path.read_text() for path in sorted(Path(done.remote_dir).glob("stdout*.log")))
+
+    return run
+
+
+def test_from_run_of_a_job_is_its_folder(session, cluster, here, run_with):
+    job_id = finished(session, cluster, here, "echo saved >state.txt")
+    assert run_with(job_id) == "saved\n"
+
+
+def test_from_run_of_another_machine_is_found_by_slurm(session, cluster, here, monkeypatch):
+    job_id = finished(session, cluster, here, "echo saved >state.txt")
+    elsewhere = replace(session, ledger=Ledger(here / "other" / "jobs.jsonl"))
+    job = JobSpec(name="go", script=here / "job.sh", from_run=job_id)
+    folder = with_from_run(job, (), elsewhere)[0].env[FROM_RUN]
+    assert Path(folder, "state.txt").read_text() == "saved\n"
+
+
+@pytest.mark.parametrize(
+    ("run", "output"),
+    [
+        ("old-1-sum", "of the array"),
+        ("runs/old-1-sum", "of the array"),
+        ("runs/old-1-sum/task-3", "of task 3"),
+    ],
+)
+def test_from_run_of_here_is_sent_and_known_as_copy(session, here, run_with, run, output):
+    assert run_with(run) == output
+    known = {number for copies in read_copies(session.workspace) for number in copies.numbers()}
+    (sent,) = Path.home().glob(f"clusterctl/runs/*-{TOKEN}")
+    assert not (sent / "run.json").exists()
+    assert not (sent / "telemetry").exists()
+    status = (sent / "state.txt").stat()
+    assert digest(b"", os.fsencode(sent / "state.txt"), status.st_size, status.st_mtime_ns) in known
+
+
+@pytest.mark.parametrize(
+    ("options", "passed"),
+    [
+        ({"sweep": ["lr=1,2"], "nodes": 2}, f"env {FROM_RUN}="),
+        ({"array": "0-3", "nodes": 2}, f"env {FROM_RUN}="),
+        ({"nodes": 2, "launcher": "mpirun"}, f" -x {FROM_RUN}"),
+        ({"container": "/shared/x.sif", "nodes": 2}, f"--env={FROM_RUN}"),
+    ],
+)
+def test_from_run_reaches_every_kind_of_rank(session, here, options, passed):
+    (here / "train.py").write_text("")
+    job = job_spec("train.py", {"from_run": "old-1-sum", "folder": False, **options})
+    (prepared,) = Preparer(lambda _: None).prepare(session, Submission([job]))
+    assert passed in prepared.script
+
+
+def test_from_run_on_nodes_without_shared_folder_is_sent(session, cluster, here):
+    apart = replace(session, unshared_nodes={"n1": session.transport})
+    job_id = finished(session, cluster, here, "echo saved >state.txt")
+    job = JobSpec(name="go", script=here / "job.sh", from_run=job_id)
+    with refused("run-gone", UsageError, f"clusterctl collect {job_id}"):
+        with_from_run(job, apart.ledger.entries(), apart)
+    job = job.model_copy(update={"from_run": "old-1-sum"})
+    folder = with_from_run(job, apart.ledger.entries(), apart)[0].env[FROM_RUN]
+    assert Path(folder, "state.txt").is_file()
+
+
+def test_from_run_that_does_not_exist_is_refused(session, cluster, here, run_with):
+    (here / "data").mkdir()
+    gone = finished(session, cluster, here, "true")
+    entry = session.ledger.find(gone)
+    Path(entry.remote_dir).rename(here / "gone")
+    foreign = finished(session, cluster, here, "true")
+    cluster.change(foreign, comment="")
+    elsewhere = Ledger(session.workspace.jobs)
+    entry = elsewhere.find(foreign)
+    elsewhere.update(entry, job_id="")
+    calls = cluster.calls("sbatch")
+    for run, code in (
+        ("nothing", "unknown-run"),
+        ("999", "unknown-job"),
+        ("data", "not-a-run"),
+        (gone, "run-gone"),
+        (foreign, "not-our-job"),
+    ):
+        with refused(code, UsageError):
+            run_with(run)
+    assert cluster.calls("sbatch") == calls
+
+
+def test_from_run_continues_train_from_its_checkpoints(session):
+    job = job_spec("train", {"from_run": "old-1-sum"})
+    assert with_restarts(session.facts, job).args == ("--resume", "auto")
+    own = job.model_copy(update={"args": ("--resume", "never")})
+    assert with_restarts(session.facts, own).args == ("--resume", "never")
+    with refused("no-run-here", ClusterctlError, "--run RUN"):
+        with_from_run(job_spec("bench", {"from_run": "old-1-sum"}), (), None)
