@@ -45,6 +45,8 @@ _SRUN: Final = re.compile(
 _SRUN_ENDS: Final = re.compile(
     r"^srun: (?:launch/slurm: _step_signal|Job step aborted|Terminating)", re.MULTILINE
 )
+# job.py then kills srun and all ranks.
+_SRUN_KILLED: Final = re.compile(r"^clusterctl: srun waits for ranks that have no slurmstepd", re.MULTILINE)
 _NODE_FAILURE: Final = re.compile(r"^srun: error: Node failure on (\S+)", re.MULTILINE)
 _MPIRUN: Final = re.compile(
     r"(?:mpirun|prterun) noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exited on"
@@ -104,7 +106,7 @@ def nodes_lost_by(log: str) -> dict[str, str]:
 
 
 def failed_by_itself(failed: Failed, log: str, ends: Mapping[int, str]) -> Failed | None:
-    """Return how the rank ended; None if srun ended it, or if it only lost another rank or slurmstepd."""
+    """Return how the rank ended; None if it was ended, or if it only lost another rank or slurmstepd."""
     end = None
     if failed.rank is not None and (record := ends.get(failed.rank)):
         with suppress(ValueError, IndexError):  # invalid record
@@ -113,7 +115,10 @@ def failed_by_itself(failed: Failed, log: str, ends: Mapping[int, str]) -> Faile
         end = next((end for end in _ends_by_srun(log[: killed.start()]) if end.rank == failed.rank), None)
     elif failed.exit_code or failed.signal:
         end = failed
-    is_own = end is not None and end.exit_code not in (_LOST_PEER, LOST_SERVER) and end.signal != "SIGTERM"
+    by_another = _BY_LAUNCHER if _SRUN_KILLED.search(log) else ("SIGTERM",)
+    is_own = (
+        end is not None and end.exit_code not in (_LOST_PEER, LOST_SERVER) and end.signal not in by_another
+    )
     return end if is_own else None
 
 

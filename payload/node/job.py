@@ -25,6 +25,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shlex
 import signal
 import sys
@@ -62,8 +63,9 @@ FIRST_PORT, PORTS = 65000, 536
 # After a failure, telemetry may wait for a dead node. It must not delay the requeue.
 TELEMETRY_END_S, TELEMETRY_FAILED_S = 3.0, 0.3
 # After an abort, slurmstepd kills the ranks of a node at once. If srun still waits after this time, a
-# slurmstepd is gone. srun itself would wait for KillWait (30 s) and 2 s more. At a cancel or a time limit,
-# srun says the same, but this process gets SIGTERM, and the ranks may use KillWait to save their work.
+# slurmstepd is gone. srun itself would wait for KillWait (30 s) and 2 s more. If ranks do not use MPI, srun
+# notices nothing, but `watch` reports the loss. At a cancel or a time limit, srun writes the same line, but
+# this process gets SIGTERM, and the ranks may use KillWait to save their work.
 ABORTED_S = 3.0
 # How long to wait for the first record of telemetry if the job is short.
 TELEMETRY_START_S = 2.0
@@ -122,13 +124,14 @@ class Program:
             if status is not None:
                 return status
             now = time.monotonic()
-            if self._is_srun and restarts.is_aborted(restarts.end_of_file(own_log())):
+            logs = (own_log(), "telemetry.log")
+            if self._is_srun and any(restarts.is_aborted(restarts.end_of_file(log)) for log in logs):
                 aborted_since = min(now, aborted_since)
             is_stuck = not self.is_told and now - aborted_since > ABORTED_S
             if not is_killed and (is_stuck or os.path.exists(restarts.HANG_FILE)):
                 is_killed = True
                 if is_stuck:
-                    task.complain("srun waits for ranks that have no slurmstepd any more, and is killed")
+                    task.complain(f"srun waits for ranks that have {restarts.NO_SLURMSTEPD}, and is killed")
                 self._pass_on(signal.SIGKILL)
 
     def _pass_on(self, number: int) -> None:
@@ -331,6 +334,28 @@ def container(words: Sequence[str]) -> int:
     return task.become([tools[0], "exec", *flags, options["image"], *program])
 
 
+class Slurmstepds:
+    """The slurmstepds of the job's other steps on this node. Each has a socket with the step's number."""
+
+    def __init__(self, job: str, own_step: str) -> None:
+        # The numbers of Slurm's own steps, such as batch, have ten digits.
+        self._pattern = re.compile(rf" (/\S*_{job}\.(?!{own_step}$)\d{{1,9}})$", re.MULTILINE)
+        self._alive: frozenset[str] = frozenset()
+        self._missing: frozenset[str] = frozenset()
+
+    def killed(self) -> list[str]:
+        """Return the steps that have lost their slurmstepd: its socket is unused, but was not removed.
+
+        A slurmstepd that ends by itself removes its socket a moment later, so a loss is returned only when
+        it is seen twice, in two calls.
+        """
+        alive = frozenset(self._pattern.findall(task.text_of("/proc/net/unix")))
+        missing = frozenset(path for path in self._alive - alive if os.path.exists(path))
+        killed, self._missing = missing & self._missing, missing
+        self._alive = (alive | missing) - killed
+        return sorted(path.rpartition("_")[2] for path in killed)
+
+
 def watch(folder: str, seconds: str, hang: str = "", *nodes_and_ssh: str) -> int:
     """Run telemetry on this node, with a sample every ``seconds``, until stdin closes.
 
@@ -349,8 +374,11 @@ def watch(folder: str, seconds: str, hang: str = "", *nodes_and_ssh: str) -> int
         script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hang.py")
         with suppress(OSError):
             watcher = task.start([sys.executable, "-IS", script, "watch", folder, hang, *nodes_and_ssh])
-    while os.read(0, task.CHUNK):
-        pass
+    stepds = Slurmstepds(os.environ.get("SLURM_JOB_ID", "none"), os.environ.get("SLURM_STEP_ID", ""))
+    while not task.is_readable(0, task.POLL_S) or os.read(0, task.CHUNK):
+        for step in stepds.killed():
+            # `run` reads this in telemetry.log.
+            task.complain(f"step {step} has {restarts.NO_SLURMSTEPD} on {task.host_name()}")
     if watcher:
         os.kill(watcher, signal.SIGKILL)
     written = f"telemetry/{task.host_name()}.jsonl"

@@ -44,7 +44,11 @@ _RESTARTED = re.compile(r"^clusterctl: restart \d+ of this job$", re.MULTILINE)
 _NOT_STARTED = re.compile(
     rf"^srun: error: \S+: tasks? \S+ Exited with exit code ({'|'.join(map(str, USAGE))})$", re.MULTILINE
 )
-_STEP_ABORTED = re.compile(r"^srun: Job step aborted: Waiting up to", re.MULTILINE)
+# In messages of job.py.
+NO_SLURMSTEPD = "no slurmstepd any more"
+_STEP_ABORTED = re.compile(
+    rf"^(?:srun: Job step aborted: Waiting up to|clusterctl: .*\b{NO_SLURMSTEPD}\b)", re.MULTILINE
+)
 _LOST_DAEMON = re.compile("RTE has lost communication with a remote daemon")
 _ABORTED = re.compile(r"MPI_ABORT was invoked on rank (\d+)")
 _LABEL = re.compile(r"^\[(?:rank|default)\d+\]: ?", re.MULTILINE)
@@ -218,7 +222,9 @@ def failure_now(status: int, log: str) -> Failure:
     text = this_attempt(end_of_file(f"rank-logs/{rank}.log")) if rank else log
     by_signal = kind_of(ended).startswith("SIG") and not aborted
     error = "" if by_signal else own_error(text)
-    if not rank and status == FROM_SHELL + signal.SIGKILL and is_aborted(log):
+    # job.py has killed srun, and with it all ranks that had a slurmstepd.
+    is_killed = by_signal and ended == FROM_SHELL + signal.SIGKILL
+    if NO_SLURMSTEPD in log and (is_killed or not rank):
         return Failure("loss of slurmstepd")
     place = " on ".join(filter(None, (rank and f"rank {rank}", host)))
     suspects = (host,) if by_signal and host else ()
@@ -245,7 +251,7 @@ def status_of_start(log: str) -> int:
 
 
 def is_aborted(log: str) -> bool:
-    """Return whether srun has ended its step in this attempt, and waits for the end of all ranks."""
+    """Return whether srun has ended its step in this attempt, or lost a slurmstepd, and waits for ranks."""
     return bool(_STEP_ABORTED.search(this_attempt(log)))
 
 

@@ -34,7 +34,8 @@ IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 # How long to read output after PROGRAM has ended, because it may have left processes running. Shorter after a
 # failure, because other ranks wait for the failed rank.
 DRAIN_S, DRAIN_FAILED_S = 5.0, 1.0
-POLL_S, FOREVER_S = 1.0, 1e6
+POLL_S = 1.0
+FOREVER_S = 1e6
 CHUNK = 1 << 16
 # How long the start of a line is held back until the rest of the line follows.
 LINE_S = 0.5

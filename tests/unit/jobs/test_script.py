@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from clusterctl.scheduler.script import UserScript
 from clusterctl.spec.job import JobSpec, Project, sweep_arguments
 from clusterctl.spec.sweep import Form, Sweep
 from clusterctl.state.submissions import ADDED_FILES, SENT_FILES, WRITTEN_FILES
-from payload.node.job import OURS
+from payload.node.job import OURS, Slurmstepds
 from tests.support.messages import refused
 from tests.support.played.batch import HOSTILE, Batch, play, rendered, shell_job, user_script
 
@@ -541,6 +544,46 @@ def test_srun_that_waits_for_a_lost_slurmstepd_is_killed(batch):
     assert batch.run(rendered(job).rstrip() + " 2>stderr.log\n")[0] == 137
     last = events(batch)[-1]
     assert (last["event"], last["kind"], last["suspects"]) == ("requeue", "loss of slurmstepd", [])
+
+
+# Ranks without MPI: srun does not notice the loss. A round may be too short for telemetry under load.
+KILLED_SLURMSTEPDS = """
+import itertools, os, socket, time
+for number in itertools.count(1):
+    with socket.socket(socket.AF_UNIX) as slurmstepd:
+        slurmstepd.bind(f"{os.environ['SPOOL']}/node-1_12.{number}")
+        time.sleep(0.3)
+"""
+
+
+@pytest.fixture
+def spool() -> Iterator[Path]:
+    """A folder for sockets, whose path is short."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def test_srun_that_does_not_notice_a_lost_slurmstepd_is_killed(batch, spool):
+    batch.shorten("job", "ABORTED_S", 0.0)
+    batch.shorten("task", "POLL_S", 0.05)
+    batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node-1", "SPOOL": str(spool)}
+    program = user_script(batch.folder, "p.py", KILLED_SLURMSTEPDS)
+    job = JobSpec(name="j", script=program, nodes=2, requeue=True)
+    assert batch.run(rendered(job).rstrip() + " 2>stderr.log\n")[0] == 137
+    assert events(batch)[-1]["kind"] == "loss of slurmstepd"
+
+
+@pytest.mark.parametrize(("is_removed", "step", "lost"), [(0, 3, ["12.3"]), (1, 3, []), (0, 1, [])])
+def test_only_an_unused_socket_is_a_lost_slurmstepd(spool, is_removed, step, lost):
+    """A slurmstepd that ends by itself removes its socket after the end. Step 1 is that of telemetry."""
+    stepds, path = Slurmstepds("12", "1"), spool / f"node-1_12.{step}"
+    with socket.socket(socket.AF_UNIX) as slurmstepd:
+        slurmstepd.bind(str(path))
+        assert [stepds.killed(), stepds.killed()] == [[], []]
+    assert stepds.killed() == []
+    if is_removed:
+        path.unlink()
+    assert [stepds.killed(), stepds.killed()] == [lost, []]
 
 
 CANCELLED = """

@@ -235,6 +235,13 @@ def test_a_rank_that_called_mpi_abort_has_an_exception(folder: Path) -> None:
     assert found.place == "rank 3"
 
 
+@pytest.mark.parametrize(("end", "kind"), [("9 137 n1", "loss of slurmstepd"), ("9 139 n1", "SIGSEGV")])
+def test_ranks_that_job_py_killed_do_not_hide_a_lost_slurmstepd(folder: Path, end: str, kind: str) -> None:
+    (folder / "rank-logs" / "0.end").write_text(end)
+    log = "clusterctl: srun waits for ranks that have no slurmstepd any more, and is killed\n"
+    assert restarts.failure_now(137, log).kind == kind
+
+
 def test_a_hang_is_told_by_its_file(folder: Path) -> None:
     (folder / "hang.json").write_text('{"seconds": 60, "nodes": ["n2"]}')
     assert restarts.failure_now(137, "") == Failure("hang", suspects=("n2",))

@@ -622,6 +622,13 @@ def test_killed_slurmstepd_is_not_the_fault_of_its_rank(last: str) -> None:
     assert own.code == "exit-code"
 
 
+def test_ranks_that_job_py_killed_are_not_the_cause() -> None:
+    """A slurmstepd was killed under a program without MPI, so that job.py has killed the other ranks."""
+    job = replace(JOB, exit_code=137)
+    found = diagnose(Evidence(job=job, log=ENDED_BY_JOB_PY, ranks={0: "", 1: ""}, ends={0: "5.0 137 n1"}))
+    assert found.code == "lost-slurmstepd"
+
+
 @pytest.mark.parametrize(("peak", "is_near"), [(0, False), (1 << 30, False), (int(1.9 * (1 << 30)), True)])
 def test_sigkill_is_blamed_on_memory_only_near_the_limit(peak: int, *, is_near: bool) -> None:
     job, steps = replace(JOB, tres="cpu=2,mem=4G,node=2"), (StepInfo("12.0", peak=peak, peak_host="n2"),)
