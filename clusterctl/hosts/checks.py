@@ -82,7 +82,7 @@ def check_hosts(
         {host: examined.facts.accounts for host, examined in answers.items()}, leader
     )
     for host, examined in answers.items():
-        of_slurm = (_cgroups, _ports, _services_in_use, _daemons)
+        of_slurm = (_cgroups, _ports, _services_in_use, _daemons, _processes_left)
         for check in (_system, _space, _gpus, _accounts, *of_slurm):
             findings += check(host, examined.facts, expected[host])
     order = {host: i for i, host in enumerate(expected)}
@@ -286,6 +286,14 @@ def _daemons(host: str, facts: HostFacts, expected: HostRequirements) -> Iterato
         fix = f"start it with `clusterctl up`; its log: `{log}`"
         cause = "systemd reports that the unit is not active"
         yield Finding(host, "warning", "daemon-stopped", f"{unit} is not running", cause, fix)
+
+
+def _processes_left(host: str, facts: HostFacts, _: HostRequirements) -> Iterator[Finding]:
+    if facts.left:
+        pids = " ".join(line.partition(" ")[0] for line in facts.left)
+        cause = f"they may hold ports, memory or GPUs: {'; '.join(facts.left)}"
+        fix = f"end them: `clusterctl ssh {host} --admin -- sudo kill -KILL {pids}`"
+        yield Finding(host, "warning", "processes-left", "processes of ended jobs still run", cause, fix)
 
 
 def _services_in_use(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:

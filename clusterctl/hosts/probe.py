@@ -158,8 +158,9 @@ class HostFacts(_Answer):
     """The facts of a host that decide whether it can join a cluster.
 
     time: the host's clock (Unix time). mtus: address/prefix length -> MTU. cgroups: root can create control
-    groups. cgroup_plugin: Slurm, if installed, has the plugin for them. databases: MariaDB's, except system
-    databases. files, packages: requested items that exist. texts: requested file -> start of its text.
+    groups. cgroup_plugin: Slurm, if installed, has the plugin for them. left: processes of jobs that have
+    ended ("PID COMMAND"). databases: MariaDB's, except system databases. files, packages: requested items
+    that exist. texts: requested file -> start of its text.
     """
 
     time: float
@@ -178,6 +179,7 @@ class HostFacts(_Answer):
     mtus: Mapping[str, int] = {}
     cgroups: bool = True
     cgroup_plugin: bool | None = None
+    left: tuple[str, ...] = ()
     databases: tuple[str, ...] = ()
     slurm_state: tuple[str, ...] = ()
     files: tuple[str, ...] = ()

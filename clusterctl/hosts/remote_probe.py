@@ -40,6 +40,8 @@ EFI_VARIABLES = "/sys/firmware/efi/efivars"
 CGROUPS = ("/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/freezer/cgroup.procs")
 CGROUPS_V2 = "/sys/fs/cgroup/cgroup.controllers"
 SLURMD = "/usr/sbin/slurmd"
+FENCE = "/opt/clusterctl/fence"
+MOST_LEFT, LONGEST = 16, 80
 SLURM_PLUGINS = ("/usr/lib64/slurm", "/usr/lib/*/slurm*")  # EL, Debian
 DATABASES = "/var/lib/mysql"
 SLURM_STATE = "/var/lib/slurm/slurmctld"
@@ -206,6 +208,11 @@ def cgroup_plugin() -> Optional[bool]:
         return None
     name = "cgroup_v{}.so".format(2 if Path(CGROUPS_V2).exists() else 1)
     return any(glob.glob("{}/{}".format(folder, name)) for folder in SLURM_PLUGINS)  # noqa: PTH207
+
+
+def processes_left() -> List[str]:
+    """Return the pid and command of processes of ended jobs, if the host is a node of a cluster."""
+    return [line[:LONGEST] for line in (run([FENCE, "left"]) or "").splitlines()[:MOST_LEFT]]
 
 
 def firewall() -> Dict[str, Any]:
@@ -432,6 +439,7 @@ def host_facts(request: Dict[str, Any]) -> Dict[str, Any]:
         "gpus": gpus(),
         "cgroups": any(os.access(path, os.W_OK) for path in CGROUPS),
         "cgroup_plugin": cgroup_plugin(),
+        "left": processes_left(),
         "databases": databases(),
         "slurm_state": sorted(path.name for path in Path(SLURM_STATE).glob("*"))[:16],
         "files": sorted(path for pattern in request["files"] for path in glob.glob(pattern)),  # noqa: PTH207

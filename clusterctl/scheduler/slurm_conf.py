@@ -18,6 +18,7 @@ from clusterctl.state.inventory import HEALTH_PROGRAM, SRUN_PORTS, Host, Invento
 from clusterctl.util.assets import digest, render
 
 TASK_PROLOG = "/opt/clusterctl/task-prolog"
+FENCE = "/opt/clusterctl/fence"
 
 # The memory that the kernel reports varies by some MiB between boots, and Slurm drains a node with less
 # memory than configured.
@@ -206,7 +207,9 @@ def _tasks(*, has_shares: bool, cgroups: bool) -> Settings:
         parameters, tracks, binds = {}, "cgroup", "task/cgroup,task/affinity"
     else:
         parameters, tracks, binds = {}, "linuxproc", "task/affinity"
-    return {**parameters, "ProctrackType": f"proctrack/{tracks}", "TaskPlugin": binds}
+    # linuxproc does not find daemons, because their parent is process 1.
+    epilog = {"Epilog": FENCE} if tracks == "linuxproc" else {}
+    return {**parameters, "ProctrackType": f"proctrack/{tracks}", "TaskPlugin": binds, **epilog}
 
 
 def _node_settings(node: Node) -> Settings:

@@ -70,6 +70,23 @@ def test_a_python_script_gets_the_job_environment_and_all_ranks(cluster: Cluster
     assert f"(1, 2, '{cluster.name}-train-2', ['--flag', 'x y'])" in out
 
 
+LEAVES = """\
+#!/bin/bash
+setsid --fork sleep 7001 &>/dev/null
+env -i setsid --fork sleep 7002 &>/dev/null
+"""
+
+
+def test_daemons_end_with_their_job_and_logins_stay(cluster: Cluster) -> None:
+    node, left = f"{cluster.name}-train-1", "pgrep -x --list-full sleep | cut -d' ' -f2-"
+    cluster.ssh(node, "setsid --fork sleep 7003 &>/dev/null", user="hpc")
+    cluster.json("submit", script(cluster, "leaves.sh", LEAVES), "--wait", "--slurm", f"--nodelist={node}")
+    try:
+        eventually(lambda: cluster.ssh(node, left) == "sleep 7003\n")
+    finally:
+        cluster.ssh(node, "pkill -x sleep", user="hpc")
+
+
 PROJECT = {
     "proj/job.yaml": "job: scripts/run.sh\n",
     "proj/pyproject.toml": "",

@@ -255,6 +255,20 @@ def test_slurm_without_cgroup_plugin_is_a_warning(
     assert "no-cgroups" not in [one.code for one in found(host)]
 
 
+def test_processes_that_outlive_their_job_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fence = tmp_path / "fence"
+    fence.write_text(f"#!/bin/sh\n[ $1 = left ] && echo '24 serve me' && echo '25 {'x' * 100}'\n")
+    fence.chmod(0o755)
+    monkeypatch.setattr(remote, "FENCE", str(tmp_path / "missing"))
+    assert remote.processes_left() == []
+    monkeypatch.setattr(remote, "FENCE", str(fence))
+    assert remote.processes_left() == ["24 serve me", f"25 {'x' * 77}"]
+    (finding,) = found({"left": remote.processes_left()})
+    assert (finding.level, finding.code) == ("warning", "processes-left")
+    assert "24 serve me" in finding.why
+    assert finding.fix.endswith("kill -KILL 24 25`")
+
+
 def test_gpus_that_the_spec_says_must_be_there() -> None:
     (finding,) = found({"gpus.cards": 1}, gpus=2)
     assert (finding.level, finding.code) == ("error", "gpus-missing")

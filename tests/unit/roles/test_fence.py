@@ -44,7 +44,16 @@ TREE = {
     31: (1, "python other.py", "SLURM_JOB_ID=17"),
     40: (41, "bash", "SLURM_JOB_ID=7"),
     41: (1, "salloc", ""),
+    # A daemon that has cleared its environment, with a child. A user's ssh login, and a program left by it.
+    50: (1, "env -i", "A=1"),
+    51: (50, "sleep 9", "A=1"),
+    60: (1, "sshd", ""),
+    61: (60, "bash", ""),
+    62: (1, "tmux", ""),
 }
+OF_LOGINS = {41, 60, 61, 62}
+OF_ROOT = {1, 10, 20, 22, 30, 60}
+NAMELESS = {50, 51}
 OF_JOB_7 = {20, 21, 22, 23, 24, 25}
 SPOOL = "var/spool/clusterctl-slurmd/"
 OF_STEPS_OF_JOB_7 = (
@@ -84,6 +93,10 @@ def fence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         (folder / "stat").write_text(f"{pid} (a ) b) S {parent} 1 1 0")
         (folder / "cmdline").write_text(cmdline.replace(" ", "\0") if parent != 10 else cmdline)
         (folder / "environ").write_text(environ.replace(" ", "\0") + "\0")
+        uid = 0 if pid in OF_ROOT else 2001
+        (folder / "status").write_text(f"Name:\tUid:\nUid:\t{uid}\t0\t0\t0\n")
+        group = "ssh" if pid in OF_LOGINS else "slurmd"
+        (folder / "cgroup").write_text(f"1:name=systemd:/system.slice/{group}.service\n0::/\n")
     for name in FILES:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).mkdir() if name.endswith("/") else (tmp_path / name).touch()
@@ -168,7 +181,7 @@ def test_all_jobs_are_ended_on_a_node_that_was_lost(
     fence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert requested(fence, monkeypatch, "fence t-2 all") == "ok\n"
-    assert killed(tmp_path) == OF_JOB_7 | {30, 31}
+    assert killed(tmp_path) == OF_JOB_7 | {30, 31} | NAMELESS
     assert removed(tmp_path) == OF_STEPS | {MPIRUN_OF_JOB_7, DEAD_MPIRUN}
 
 
@@ -211,7 +224,8 @@ def node_line(state: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("state", "expected"), [("IDLE", set()), ("ALLOCATED", set()), ("DOWN+DRAIN", OF_JOB_7 | {30, 31})]
+    ("state", "expected"),
+    [("IDLE", set()), ("ALLOCATED", set()), ("DOWN+DRAIN", OF_JOB_7 | {30, 31} | NAMELESS)],
 )
 def test_start_kills_old_processes_only_on_a_node_set_down(
     fence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, expected: set[int]
@@ -252,6 +266,56 @@ def test_only_a_shutdown_of_the_machine_sets_its_node_down(
     fence.main(["stop"])
     update = "scontrol update nodename=t-2 state=down reason=clusterctl: the machine shuts down"
     assert [call for call in calls if "update" in call] == ([update] if sets_down else [])
+
+
+def after_job(
+    fence: ModuleType, monkeypatch: pytest.MonkeyPatch, root: Path, *, ended: tuple[int, ...], uid: int = 2001
+) -> set[int]:
+    """Run the program as the Epilog of job 7, of which these processes have ended. Return what it kills."""
+    for pid in ended:
+        shutil.rmtree(root / f"proc/{pid}")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_UID", str(uid))
+    assert fence.main([]) == 0
+    return killed(root) - {*ended}
+
+
+def test_what_a_job_leaves_ends_with_the_job(
+    fence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Job 17 of the user is present, and the daemon without variables may be its own."""
+    assert after_job(fence, monkeypatch, tmp_path, ended=(20, 21, 22, 23)) == {24, 25}
+    assert removed(tmp_path) == set()
+
+
+@pytest.mark.parametrize(("uid", "nameless"), [(2001, NAMELESS), (2002, set()), (0, set())])
+def test_a_daemon_without_variables_ends_with_its_users_last_job(
+    fence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, nameless: set[int]
+) -> None:
+    ended = (20, 21, 22, 23, 31)
+    assert after_job(fence, monkeypatch, tmp_path, ended=ended, uid=uid) == {24, 25} | nameless
+
+
+def test_a_daemon_without_variables_stays_during_its_users_steps(
+    fence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program of job 70 has cleared its own environment too."""
+    shutil.copytree(tmp_path / "proc/23", tmp_path / "proc/32")
+    (tmp_path / "proc/32/stat").write_text("32 (a) S 30 1 1 0")
+    assert after_job(fence, monkeypatch, tmp_path, ended=(20, 21, 22, 23, 31)) == {24, 25}
+
+
+def test_processes_of_ended_jobs_are_told(
+    fence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fence.main(["left"])
+    assert capsys.readouterr().out == "31 python other.py\n"
+    for pid in (20, 22, 30):
+        shutil.rmtree(tmp_path / f"proc/{pid}")
+    (tmp_path / "proc/50/cmdline").write_bytes(b"env\0-i\n\xff\0")
+    fence.main(["left"])
+    told = dict(line.split(" ", 1) for line in capsys.readouterr().out.splitlines())
+    assert told == {"24": "python train.py", "31": "python other.py", "50": "env -i\\n\\ufffd"}
 
 
 def test_systemd_listens_on_the_port_that_the_watcher_uses() -> None:

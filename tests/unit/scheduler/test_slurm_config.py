@@ -11,7 +11,7 @@ import pytest
 from clusterctl.errors import SlurmError
 from clusterctl.hosts.gpus import Gpu
 from clusterctl.hosts.probe import NodeFacts
-from clusterctl.scheduler.slurm_conf import fault_timeouts, render_files
+from clusterctl.scheduler.slurm_conf import FENCE, fault_timeouts, render_files
 from clusterctl.spec.common import OWNED_SLURM_KEYS
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import CONTROLLER, Inventory
@@ -93,6 +93,10 @@ def test_where_no_control_groups_can_be_made_slurm_does_without() -> None:
     files = render_files(spec, inventory, {host.name: METAL for host in inventory.compute})
     text = settings(files["slurm.conf"])
     assert (text["ProctrackType"], text["TaskPlugin"]) == ("proctrack/linuxproc", "task/affinity")
+    # An Epilog ends daemons, which only control groups would find.
+    assert text["Epilog"] == FENCE
+    metal = settings(render_files(spec, whole, {host.name: METAL for host in whole.compute})["slurm.conf"])
+    assert (metal["ProctrackType"], metal.get("Epilog")) == ("proctrack/cgroup", None)
     assert "OverMemoryKill" in text["JobAcctGatherParams"]
     assert "Cgroup" not in files["cgroup.conf"]
 

@@ -1,6 +1,8 @@
 #!/usr/bin/python3 -IS
 """Ends the processes of jobs on this node if Slurm can't: after a node of the job, or this node, was lost.
 
+Also ends the processes that a job leaves, if Slurm uses no control groups and so can't find daemons.
+
     fence        Reads a request from stdin, and answers `ok` on stdout. systemd starts this for each
                  connection to the port of clusterctl-fence.socket. A request is a munge credential of root
                  with the text `fence n1 12 13` (this node in Slurm, ids of jobs) or `fence n1 all`.
@@ -8,6 +10,9 @@
                  the files of dead steps.
     fence stop   When slurmd has ended: sets this node down in Slurm if the machine is shutting down.
                  (Slurm would use the node again if slurmd still answered.)
+    fence left   Prints a line for each process of a job that has ended: pid and command.
+
+As Slurm's Epilog, with SLURM_JOB_ID and SLURM_JOB_UID, it kills the processes that this job has left.
 
 Runs as root with the platform's Python, from 3.9 on.
 """
@@ -24,6 +29,7 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ROOT = Path("/")
@@ -47,6 +53,9 @@ LONGEST_REQUEST = 8192  # characters
 LIMIT_S, REQUEST_S, ASK_S, END_S, PAUSE_S = 15, 1, 5, 3.0, 0.02
 STEPD = re.compile(rb"slurmstepd: \[(\d+)\b")
 JOB_ID = re.compile(rb"(?:^|\0)SLURM_JOB_ID=(\d+)\0")
+# The control group that slurmd, and processes of jobs, are in if Slurm uses no control groups.
+OF_SLURMD = b"/slurmd.service"
+UID_LINE = re.compile(r"^Uid:\t(\d+)", re.MULTILINE)
 UID = re.compile(r"^UID:.*\((\d+)\)$", re.MULTILINE)
 NODE = r"^NodeName=(\S+) .*\bNodeHostName={} .*\bState=(\S+)"
 ALL = "all"
@@ -75,27 +84,61 @@ def decode(credential: str) -> tuple[str, Jobs]:
     return (node, jobs) if is_valid else ("", [])
 
 
-def processes(jobs: Jobs) -> Iterator[int]:
-    """Yield the processes of these jobs: slurmstepds, orphans of slurmstepds, and all their descendants."""
-    children: dict[int, list[int]] = {}
-    pids = []
+class Process(NamedTuple):
+    """A process of this node.
+
+    job: the id of the job if this is a slurmstepd, or an orphan of a slurmstepd. "user UID" if only the
+        control group shows that this is an orphan of some job of the user. "" for other processes.
+    """
+
+    pid: int
+    parent: int
+    is_stepd: bool
+    job: str
+
+
+def scan() -> Iterator[Process]:
     for folder in ROOT.glob("proc/[0-9]*"):
         # The process may end meanwhile.
         with suppress(OSError):
             pid, parent = int(folder.name), int((folder / "stat").read_bytes().rpartition(b")")[2].split()[1])
-            children.setdefault(parent, []).append(pid)
-            job = STEPD.match((folder / "cmdline").read_bytes())
+            stepd, job = STEPD.match((folder / "cmdline").read_bytes()), ""
+            if stepd:
+                job = stepd[1].decode()
             # A shell of salloc on this host has the variable too, but its parent is salloc.
-            if not job and parent == 1:
-                job = JOB_ID.search((folder / "environ").read_bytes())
-            if job and (ALL in jobs or job[1].decode() in jobs):
-                pids.append(pid)
+            elif parent == 1:
+                match = JOB_ID.search((folder / "environ").read_bytes())
+                job = match[1].decode() if match else job_of_group(folder)
+            yield Process(pid, parent, bool(stepd), job)
+
+
+def job_of_group(folder: Path) -> str:
+    """Return "user UID" for a process in slurmd's control group, or "". slurmd itself is root's."""
+    is_of_slurmd = OF_SLURMD in (folder / "cgroup").read_bytes()
+    uid = user_of(folder) if is_of_slurmd else "0"
+    return "" if uid == "0" else f"user {uid}"
+
+
+def user_of(folder: Path) -> str:
+    """Return the uid of a process. folder: its folder in /proc. Raises OSError if it has ended."""
+    match = UID_LINE.search((folder / "status").read_text(errors="replace"))
+    return match[1] if match else "0"
+
+
+def processes(jobs: Jobs) -> Iterator[int]:
+    """Yield the processes of these jobs: slurmstepds, orphans of slurmstepds, and all their descendants."""
+    children: dict[int, list[int]] = {}
+    pids = []
+    for process in scan():
+        children.setdefault(process.parent, []).append(process.pid)
+        if process.job and (ALL in jobs or process.job in jobs):
+            pids.append(process.pid)
     while pids:
         yield (pid := pids.pop(0))
         pids += children.get(pid, [])
 
 
-def end(jobs: Jobs) -> bool:
+def kill(jobs: Jobs) -> bool:
     """Kill the processes of these jobs. Return whether they are gone."""
     deadline = time.monotonic() + END_S
     while pids := list(processes(jobs)):
@@ -105,8 +148,44 @@ def end(jobs: Jobs) -> bool:
         if time.monotonic() > deadline:
             return False
         time.sleep(PAUSE_S)
-    rename_files(jobs)
     return True
+
+
+def end(jobs: Jobs) -> bool:
+    """Kill the processes of these jobs, and rename the files of their steps. Return whether this is done."""
+    is_done = kill(jobs)
+    if is_done:
+        rename_files(jobs)
+    return is_done
+
+
+def epilog(job: str, uid: str) -> None:
+    """Kill the processes that a job has left.
+
+    A process without the variable SLURM_JOB_ID may be of any job of its user, and is killed with the last.
+    """
+    kill([job])
+    others = {process.job for process in scan() if process.job.isdigit() and process.job != job}
+    if uid not in map(owner, processes(others)):
+        kill([f"user {uid}"])
+
+
+def owner(pid: int) -> str:
+    with suppress(OSError):
+        return user_of(ROOT / f"proc/{pid}")
+    return ""
+
+
+def print_left() -> None:
+    every = list(scan())
+    present = {process.job for process in every if process.is_stepd}
+    for process in every:
+        # An orphan without the variable may be of any present job.
+        is_left = process.job not in present if process.job.isdigit() else process.job and not present
+        with suppress(OSError):
+            if is_left:
+                command = (ROOT / f"proc/{process.pid}/cmdline").read_bytes().replace(b"\0", b" ")
+                sys.stdout.write(f"{process.pid} {ascii(command.decode(errors='replace').strip())[1:-1]}\n")
 
 
 def files_of_steps(job: str) -> list[Path]:
@@ -183,6 +262,10 @@ def main(words: list[str]) -> int:
         start()
     elif words == ["stop"]:
         stop()
+    elif words == ["left"]:
+        print_left()
+    elif "SLURM_JOB_UID" in os.environ:
+        epilog(os.environ["SLURM_JOB_ID"], os.environ["SLURM_JOB_UID"])
     else:
         node, jobs = decode(sys.stdin.readline(LONGEST_REQUEST))
         signal.alarm(LIMIT_S)
