@@ -163,7 +163,8 @@ class Restart:
         columns = "--Format=State:30,Reason:250,RestartCnt:20,ExcNodes:5000"
         answer = task.output_of(["squeue", "--noheader", f"--jobs={self._job}", columns])
         state, reason, restart, excluded = (*answer.split(), *4 * [""])[:4]
-        if restart not in ("", os.environ.get("SLURM_RESTART_COUNT", "0")):
+        # A smaller number means that slurmctld was killed, and has forgotten the start of this attempt.
+        if restart.isdigit() and int(restart) > int(os.environ.get("SLURM_RESTART_COUNT", "0")):
             return REPLACED, ""
         return f"{state} {reason}".replace(" None", "").strip(), excluded.replace("(null)", "")
 

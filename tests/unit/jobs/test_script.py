@@ -644,14 +644,18 @@ def test_a_job_whose_start_is_not_recorded_is_not_requeued(batch):
     assert not (batch.folder / "requeued").exists()
 
 
-def test_attempt_that_slurm_has_replaced_requeues_nothing(batch):
-    """Its node was cut off, and Slurm has started the job elsewhere."""
+@pytest.mark.parametrize(("restarts", "last"), [(2, "end"), (1, "requeue"), (0, "requeue")])
+def test_attempt_that_slurm_has_replaced_requeues_nothing(batch, restarts, last):
+    """Its node was cut off, and Slurm has started the job elsewhere.
+
+    A slurmctld that was killed may have forgotten the start of this attempt. Then nothing has replaced it.
+    """
     play(batch.folder.parent / "bin" / "scontrol", 'test "$1" != requeue || touch requeued')
-    play(batch.folder.parent / "bin" / "squeue", SQUEUE.format(restarts=1))
-    batch.environment["SLURM_JOB_ID"] = "12"
+    play(batch.folder.parent / "bin" / "squeue", SQUEUE.format(restarts=restarts))
+    batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "1"}
     assert run(batch, "exit 1", requeue=True)[0] == 1
-    assert not (batch.folder / "requeued").exists()
-    assert events(batch)[-1]["event"] == "end"
+    assert (batch.folder / "requeued").exists() is (last == "requeue")
+    assert events(batch)[-1]["event"] == last
 
 
 def test_attempt_that_ended_after_sigterm_has_lost_no_node(batch):
