@@ -160,6 +160,15 @@ def test_a_very_deep_folder_does_not_stop_the_answer(
     assert set(left) == {"spmix_appdir_2001_8.1", *(Path(name).name for name in OF_USERS)}
 
 
+def test_jobs_with_a_script_here_are_listed(
+    fence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert requested(fence, monkeypatch, "fence t-2 list") == "jobs 7\n"
+    assert killed(tmp_path) == set()
+    shutil.rmtree(tmp_path / "proc/20")
+    assert requested(fence, monkeypatch, "fence t-2 list") == "jobs\n"
+
+
 def test_files_are_removed_after_the_answer(fence: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client does not wait for folders that a user has filled."""
     answers_then = []

@@ -35,6 +35,7 @@ class Job:
     starts_in_s: int = 10
     ended_s_ago: int = 0
     host: str = N2
+    start: int = 1795714000
     excluded: str = N3
 
 
@@ -42,6 +43,7 @@ class Job:
 class Slurm:
     """The cluster: node -> state and reason, job -> its fields. ``fenced``: (node, job) in this order.
 
+    boot: start of slurmctld. lists: node -> its answer to a request for its jobs.
     ``once_drained``: node -> its state when it has been drained; ``broken``: part of the commands that fail.
     """
 
@@ -54,6 +56,8 @@ class Slurm:
     once_drained: dict[str, str] = field(default_factory=dict)
     broken: str = ""
     keeps_jobs: bool = False
+    boot: int = 1795714400
+    lists: dict[str, list[str] | None] = field(default_factory=dict)
     now: float = 1795714480.4
     calls: list[str] = field(default_factory=list)
     fenced: list[tuple[str, str]] = field(default_factory=list)
@@ -65,9 +69,9 @@ class Slurm:
             return ""
         match argv:
             case ("squeue", *options):
-                return "JOBID|JOBID|STATE|REASON|NODELIST|EXEC_HOST|END_TIME\n" + "".join(
+                return "JOBID|JOBID|STATE|REASON|NODELIST|EXEC_HOST|END_TIME|START_TIME\n" + "".join(
                     f"{i}|{i}|{job.state}|{job.reason}|{job.nodes}|{job.host}"
-                    f"|{int(self.now) - job.ended_s_ago}\n"
+                    f"|{int(self.now) - job.ended_s_ago}|{job.start}\n"
                     for i, job in self.jobs.items()
                     if job.state != "FAILED" or "--states=all" in options
                 )
@@ -78,6 +82,8 @@ class Slurm:
                 job = self.jobs[number]
                 start = f"EligibleTime=1 StartTime={int(self.now) + job.starts_in_s} EndTime=1"
                 return f"JobId={number} Requeue=1 Restarts={job.restarts} BatchFlag=1 {start}\n"
+            case ("scontrol", "show", "config"):
+                return f"BatchStartTimeout       = 60 sec\nBOOT_TIME               = {self.boot}\n"
             case ("scontrol", "show", "hostnames", nodes):
                 return nodes.replace("t-[1-2]", f"{N1}\n{N2}\n")
             case ("scontrol", "write", "batch_script", number, "-"):
@@ -129,6 +135,7 @@ def slurm(program: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Slurm:
     cluster = Slurm()
     monkeypatch.setattr(program, "ask", cluster.ask)
     monkeypatch.setattr(program, "request_fence", cluster.fence)
+    monkeypatch.setattr(program, "request_list", lambda node: (node.name, cluster.lists.get(node.name)))
     monkeypatch.setattr(program, "is_own", lambda node: node.name in cluster.own)
     monkeypatch.setattr(program, "runs_slurmd", lambda node: node.name not in cluster.without_slurmd)
     monkeypatch.setattr(
@@ -672,3 +679,51 @@ def test_a_connection_without_an_answer_is_a_miss(
     nodes = [program.Node(N1, "127.0.0.1", "IDLE"), program.Node(N2, "127.0.0.2", "IDLE")]
     # Nothing listens on the second address, so its kernel refuses.
     assert program.silent_nodes(nodes, 0.2) == {N1}
+
+
+def test_a_job_is_requeued_if_slurmctld_has_forgotten_its_end(watcher: Any, slurm: Slurm) -> None:
+    """A killed slurmctld starts with a state that is some seconds old. It sees its error after minutes."""
+    slurm.jobs = {
+        "7": Job("t-[1-2]"),
+        "8": Job(N2),
+        "9": Job(N2, start=1795714490),
+        "10": Job(N2, script="#!/bin/bash\n"),
+        "11": Job(N3, host=N3),
+        "12": Job(N1, host=N1),
+    }
+    slurm.lists, slurm.boot, slurm.silent = {N2: ["8"], N3: None, N1: []}, int(slurm.now), {N1}
+    look(watcher)
+    slurm.now += 9
+    look(watcher)
+    assert not any("requeue" in call for call in slurm.calls)
+    slurm.now += 1
+    look(watcher, 2)
+    assert [call for call in slurm.calls if "requeue" in call] == ["scontrol requeue 7"]
+    slurm.jobs["7"].state, slurm.boot = "RUNNING", int(slurm.now)
+    slurm.now += 10
+    look(watcher)
+    assert slurm.calls.count("scontrol requeue 7") == 2
+
+
+def test_a_job_that_ends_while_nodes_are_asked_is_not_requeued(
+    watcher: Any, program: ModuleType, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(node: Any) -> tuple[str, list[str]]:
+        slurm.jobs["7"].state = "COMPLETING"
+        return node.name, []
+
+    monkeypatch.setattr(program, "request_list", answer)
+    slurm.jobs, slurm.boot = {"7": Job(N2)}, int(slurm.now) - 10
+    look(watcher)
+    assert not any("requeue" in call for call in slurm.calls)
+
+
+@pytest.mark.parametrize(
+    ("answer", "jobs"), [("jobs 7 8", ["7", "8"]), ("jobs", []), ("ok", None), ("no", None), ("", None)]
+)
+def test_only_a_list_counts_as_a_list_of_jobs(
+    program: ModuleType, monkeypatch: pytest.MonkeyPatch, answer: str, jobs: list[str] | None
+) -> None:
+    """The program of an earlier version answers `ok`."""
+    monkeypatch.setattr(program, "request", lambda words, _: answer.split() if words == "list" else [])
+    assert program.request_list(program.Node(N1, "10.0.0.1", "IDLE")) == (N1, jobs)

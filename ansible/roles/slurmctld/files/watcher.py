@@ -16,6 +16,7 @@ processes on the job's other nodes (KillWait), then until credentials expire. Th
   processes of its old jobs, and then resumes it. A node that it has set down twice in a day stays drained,
   with the times and jobs as reason.
 - starts requeued jobs at once, after the nodes of their earlier start have killed remaining processes.
+- requeues jobs that have ended, if slurmctld was killed and has forgotten their end.
 
 If no other host answers, the fault is the controller's own network, so no node is set down, except if the
 controller has a single other node. Runs with the platform's Python, from 3.9 on.
@@ -46,6 +47,8 @@ BAD, LOSSES, DAY_S, TOGETHER_S = "clusterctl: lost repeatedly: ", 2, 86400, 60
 # If slurmctld was killed, it has forgotten the starts of its last seconds, and starts such a job again. A
 # node that still runs the job rejects it, and Slurm drains the node for this reason.
 DUPLICATE = "Duplicate jobid"
+# It also forgets that jobs have ended. So long after its start, nodes have started all jobs from before.
+BOOT, LAUNCHED_S = re.compile(r"^BOOT_TIME *= (\d+)", re.MULTILINE), 10.0
 ALIVE_PORT, FENCE_PORT, SLURMD_PORT = 6815, 6816, 6818
 EVERY_S, ASK_S, FENCE_S = 1.0, 10.0, 5.0
 # Time for the answer of a node that is lost already. Jobs are read more often shortly after a job ended.
@@ -69,7 +72,7 @@ ANSWERS = (0, errno.ECONNREFUSED, errno.ECONNRESET)
 # A node in these states is not lost, or Slurm knows it already.
 KNOWN = re.compile("DOWN|POWER|REBOOT|FUTURE|UNKNOWN")
 RUNS_JOBS = re.compile("ALLOC|MIXED")
-ALL = "all"
+ALL, LIST = "all", "list"
 ENDED = ("COMPLETING", "FAILED")
 # A reason of Slurm. Its last reports come from a node up to so many seconds before its last answer.
 KILLED, KILLED_S = "RaisedSignal:9(", 5
@@ -94,7 +97,7 @@ class Node:
 class Job:
     """A job. ``task``: its id for scontrol, such as 12_5; ``nodes``: in Slurm's form, such as n[1-3].
 
-    host: the node of its script. end: Unix seconds, or other text if it is unknown.
+    host: the node of its script. end, start: Unix seconds, or other text if they are unknown.
     """
 
     id: str
@@ -104,6 +107,7 @@ class Job:
     nodes: str
     host: str = ""
     end: str = ""
+    start: str = ""
 
 
 def ask(*argv: str, text: str = "") -> str:
@@ -134,9 +138,9 @@ def read_nodes(names: str = "") -> dict[str, Node]:
 
 def read_jobs(*options: str) -> list[Job] | None:
     """Return all jobs that have not ended, or None if squeue fails. Without jobs, it prints its header."""
-    if not (rows := ask("squeue", "--all", "--format=%A|%i|%T|%r|%N|%B|%e", *options).splitlines()):
+    if not (rows := ask("squeue", "--all", "--format=%A|%i|%T|%r|%N|%B|%e|%S", *options).splitlines()):
         return None
-    return [Job(*fields) for fields in (row.split("|") for row in rows[1:]) if len(fields) == 7]  # noqa: PLR2004
+    return [Job(*fields) for fields in (row.split("|") for row in rows[1:]) if len(fields) == 8]  # noqa: PLR2004
 
 
 def read_killed_jobs(node: str, seconds: float) -> list[Job]:
@@ -223,15 +227,26 @@ def is_own(node: Node) -> bool:
     return False
 
 
-def request_fence(jobs: str, node: Node) -> bool:
-    """Have a node kill the processes of these jobs, and return whether they are gone."""
-    credential = ask(
-        "munge", "--restrict-uid=0", f"--ttl={CREDENTIAL_S}", "--string", f"fence {node.name} {jobs}"
-    )
+def request(words: str, node: Node) -> list[str]:
+    """Send a request to a node's program ``fence``, and return the answer's words. Empty: no answer."""
+    text = f"fence {node.name} {words}"
+    credential = ask("munge", "--restrict-uid=0", f"--ttl={CREDENTIAL_S}", "--string", text)
     with suppress(OSError), closing(socket.create_connection((node.address, FENCE_PORT), FENCE_S)) as line:
         line.sendall(credential.encode())
-        return line.recv(16).startswith(b"ok")
-    return False
+        with line.makefile() as answer:
+            return answer.readline().split()
+    return []
+
+
+def request_fence(jobs: str, node: Node) -> bool:
+    """Have a node kill the processes of these jobs, and return whether they are gone."""
+    return request(jobs, node) == ["ok"]
+
+
+def request_list(node: Node) -> tuple[str, list[str] | None]:
+    """Return a node's name, and the ids of jobs with a script that runs on it, or None without an answer."""
+    kind, *jobs = request(LIST, node) or [""]
+    return node.name, jobs if kind == "jobs" else None
 
 
 def runs_slurmd(node: Node) -> bool:
@@ -263,6 +278,7 @@ class Watcher:
     settled: pending jobs that are not to start at once.
     stay: nodes that have answered again without old processes, but stay drained.
     losses: node -> (time, text) of each time at which it was set down while other nodes answered.
+    boot: start of slurmctld, after which jobs were last compared with the nodes' processes. Unix seconds.
     """
 
     limit: int
@@ -281,6 +297,7 @@ class Watcher:
     settled: set[str] = field(default_factory=set)
     stay: set[str] = field(default_factory=set)
     losses: dict[str, list[tuple[float, str]]] = field(default_factory=dict)
+    boot: int = 0
 
     def run(self) -> None:
         while True:
@@ -296,6 +313,7 @@ class Watcher:
         """Count the checks that each node has missed in a row. Set lost nodes down, and take nodes back."""
         if time.monotonic() >= self.nodes_due:
             self.nodes, self.nodes_due = read_nodes() or self.nodes, time.monotonic() + NODES_S
+            self.find_forgotten_ends()
         lost = [node for node in self.nodes.values() if is_lost(node)]
         others = [node for node in self.nodes.values() if not is_lost(node)]
         self.silent = silent_nodes(others, EVERY_S) | silent_nodes(lost, LOST_S)
@@ -314,6 +332,26 @@ class Watcher:
         if self.silent != self.nodes.keys() and (len(remote) == 1 or not remote <= self.silent):
             self.set_down()
         self.take_back()
+
+    def find_forgotten_ends(self) -> None:
+        """After a start of slurmctld, requeue jobs that have ended, but are running according to Slurm."""
+        match = BOOT.search(ask("scontrol", "show", "config"))
+        boot = int(match[1]) if match else self.boot
+        if boot == self.boot or time.time() - boot < LAUNCHED_S or (jobs := read_jobs()) is None:
+            return
+        self.boot = boot
+        running = [job for job in jobs if job.state == "RUNNING" and job.start.isdigit()]
+        before = {job for job in running if int(job.start) < boot}
+        hosts = {job.host for job in before}
+        nodes = [node for node in self.nodes.values() if node.name in hosts - self.silent]
+        with ThreadPoolExecutor(max(1, min(32, len(nodes)))) as pool:
+            scripts_on = dict(pool.map(request_list, nodes))
+        ended = {job for job in before if (ids := scripts_on.get(job.host)) is not None and job.id not in ids}
+        # A job that has ended since the first list is not running in the second.
+        for job in ended.intersection(read_jobs() or [] if ended else []):
+            if asks_for_requeue(read_script(job)):
+                ask("scontrol", "requeue", job.task)
+                log(f"job {job.task}: requeued, because slurmctld has forgotten its end")
 
     def look_at_jobs(self) -> None:
         if time.monotonic() >= self.jobs_due:

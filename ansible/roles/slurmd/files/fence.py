@@ -6,6 +6,7 @@ Also ends the processes that a job leaves, if Slurm uses no control groups and s
     fence        Reads a request from stdin, and answers `ok` on stdout. systemd starts this for each
                  connection to the port of clusterctl-fence.socket. A request is a munge credential of root
                  with the text `fence n1 12 13` (this node in Slurm, ids of jobs) or `fence n1 all`.
+                 To `fence n1 list`, it answers `jobs` and the ids of jobs with a script that runs here.
     fence start  Before slurmd starts: ends all jobs' processes if Slurm has set this node down, and removes
                  the files of dead steps.
     fence stop   When slurmd has ended: sets this node down in Slurm if the machine is shutting down.
@@ -52,13 +53,14 @@ LONGEST_REQUEST = 8192  # characters
 # not wait longer, even if the controller is off. Any program can connect, so that a request has less time.
 LIMIT_S, REQUEST_S, ASK_S, END_S, PAUSE_S = 15, 1, 5, 3.0, 0.02
 STEPD = re.compile(rb"slurmstepd: \[(\d+)\b")
+STEPD_OF_SCRIPT = re.compile(rb"slurmstepd: \[(\d+)\.batch\]")
 JOB_ID = re.compile(rb"(?:^|\0)SLURM_JOB_ID=(\d+)\0")
 # The control group that slurmd, and processes of jobs, are in if Slurm uses no control groups.
 OF_SLURMD = b"/slurmd.service"
 UID_LINE = re.compile(r"^Uid:\t(\d+)", re.MULTILINE)
 UID = re.compile(r"^UID:.*\((\d+)\)$", re.MULTILINE)
 NODE = r"^NodeName=(\S+) .*\bNodeHostName={} .*\bState=(\S+)"
-ALL = "all"
+ALL, LIST = "all", "list"
 SHUTDOWN = "clusterctl: the machine shuts down"
 
 Jobs = Collection[str]
@@ -136,6 +138,15 @@ def processes(jobs: Jobs) -> Iterator[int]:
     while pids:
         yield (pid := pids.pop(0))
         pids += children.get(pid, [])
+
+
+def list_jobs() -> Iterator[str]:
+    """Yield the ids of the jobs with a script that runs on this node."""
+    for path in ROOT.glob("proc/[0-9]*/cmdline"):
+        # The process may end meanwhile.
+        with suppress(OSError):
+            if match := STEPD_OF_SCRIPT.match(path.read_bytes()):
+                yield match[1].decode()
 
 
 def kill(jobs: Jobs) -> bool:
@@ -269,10 +280,15 @@ def main(words: list[str]) -> int:
     else:
         node, jobs = decode(sys.stdin.readline(LONGEST_REQUEST))
         signal.alarm(LIMIT_S)
-        is_done = bool(jobs) and node_in_slurm(node)[0] == node and end(jobs)
-        sys.stdout.write("ok\n" if is_done else "no\n")
+        if not jobs or node_in_slurm(node)[0] != node:
+            answer = "no"
+        elif jobs == [LIST]:
+            answer = " ".join(["jobs", *list_jobs()])
+        else:
+            answer = "ok" if end(jobs) else "no"
+        sys.stdout.write(f"{answer}\n")
         sys.stdout.flush()
-        if is_done:
+        if answer == "ok":
             remove_old_files()
     return 0
 
