@@ -46,6 +46,7 @@ Timeout = Annotated[str | None, option("Stop waiting after this time, such as 10
 JOB_FLAGS: Final[Mapping[str, Any]] = {
     "nodes": flag(int, "Number of nodes. Default: 1.", "--nodes", "-N"),
     "tasks_per_node": flag(int, "Tasks (ranks) per node. Default: 1; for bundled jobs: number of GPUs."),
+    "ranks": flag(int, "Ranks that mpirun starts; the other tasks are for MPI_Comm_spawn. Default: all."),
     "cpus": flag(int, "CPU cores per task."),
     "gpus": flag(int, "GPUs per node. Default: 0; for bundled jobs except probe and export: all."),
     "mem": flag(str, "Memory per node, such as 4GiB."),

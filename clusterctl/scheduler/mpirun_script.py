@@ -13,6 +13,7 @@ from clusterctl.scheduler.script import (
     UserScript,
     Words,
     common_words,
+    mapping,
     mpirun_exports,
     partition_of,
     program,
@@ -76,8 +77,8 @@ def _launcher(job: JobSpec, nodes: int) -> tuple[str, ...]:
     if job.launcher is Launcher.TORCHRUN:
         spread, ranks = "--map-by ppr:1:node --bind-to none", nodes
     else:
-        spread = f"--map-by ppr:{job.tasks_per_node}:node{f':PE={job.cpus}' if job.cpus else ''}"
-        ranks = job.tasks
+        spread = f"--map-by {mapping(job, str(job.tasks_per_node))}{f':PE={job.cpus}' if job.cpus else ''}"
+        ranks = job.ranks or job.tasks
     return f"mpirun -np {ranks} --hostfile job.hosts {spread}", mpirun_exports(job)
 
 

@@ -187,6 +187,8 @@ def program(job: JobSpec, script: UserScript | None, environment: Environment, w
             fix="leave --launcher out",
         )
     is_rank = is_launched(job, script)
+    if job.ranks is not None:
+        _reject_ranks(job, script, by_mpirun=is_rank and not torchrun and "--of=mpirun" in words.started_by)
     runner = ' "$node"/rank.py' if is_rank and script is not None and not torchrun else ""
     alone = _ALONE if script is not None and script.is_python and not is_rank else {}
     env = {name: shlex.quote(value) for name, value in {**alone, **job.env}.items()}
@@ -216,6 +218,20 @@ def program(job: JobSpec, script: UserScript | None, environment: Environment, w
         parts += [f'{python} -IS "$node"/job.py torchrun {python}', options]
         parts += [f'{python} -IS "$node"/task.py --of=torchrun', *start]
     return [*parts, _command(job, script, f"{python}{runner}", words.folder)]
+
+
+def _reject_ranks(job: JobSpec, script: UserScript | None, *, by_mpirun: bool) -> None:
+    problem, fix = "", "use --launcher mpirun"
+    if script is not None and not script.is_python:
+        problem, fix = "a shell script starts its ranks itself", f"in the script, use mpirun -n {job.ranks}"
+    elif not by_mpirun and job.launcher is Launcher.MPIRUN:
+        problem, fix = "a job of a single task has no launcher", "use a larger --tasks-per-node"
+    elif not by_mpirun:
+        problem = f"only mpirun can leave tasks free for MPI_Comm_spawn, not {job.launcher}"
+    elif (script is None or not script.directives.lines) and (job.ranks or 0) > job.tasks:
+        problem, fix = f"the job has {job.tasks} tasks", "use a larger --nodes or --tasks-per-node"
+    if problem:
+        raise UsageError(f"--ranks {job.ranks} is not possible", code="ranks-unfit", why=problem, fix=fix)
 
 
 def _below(folder: str, path: str) -> str:
@@ -464,8 +480,14 @@ def _launcher(job: JobSpec) -> tuple[str, ...]:
         cpus = '--cpus-per-task="$((slots * ${SLURM_CPUS_PER_TASK:-1}))"'
         tasks = f'--nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 {cpus}'
         return "srun --mpi=none --kill-on-bad-exit=1 --export=ALL", tasks
-    spread = '--map-by "ppr:$slots:node${SLURM_CPUS_PER_TASK:+:PE=$SLURM_CPUS_PER_TASK}"'
-    return f'env SLURM_EXPORT_ENV=ALL mpirun -np "$ranks" --hostfile job.hosts {spread}', mpirun_exports(job)
+    spread = f'--map-by "{mapping(job, "$slots")}${{SLURM_CPUS_PER_TASK:+:PE=$SLURM_CPUS_PER_TASK}}"'
+    ranks = job.ranks or '"$ranks"'
+    return f"env SLURM_EXPORT_ENV=ALL mpirun -np {ranks} --hostfile job.hosts {spread}", mpirun_exports(job)
+
+
+def mapping(job: JobSpec, slots: str) -> str:
+    """Return the value of mpirun's --map-by. slots: ranks per node. Spawned ranks may inherit the mapping."""
+    return "slot" if job.ranks else f"ppr:{slots}:node"
 
 
 # Seconds per node in the time limit of the verification job: many local nodes start their ranks on few cores.

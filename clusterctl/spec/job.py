@@ -59,6 +59,7 @@ class JobKeywords(TypedDict, total=False):
     name: str
     nodes: int
     tasks_per_node: int
+    ranks: int
     cpus: int
     gpus: int
     mem: int | str
@@ -117,6 +118,7 @@ class JobSpec:
     args: tuple[str, ...] = ()
     nodes: int = 1
     tasks_per_node: int = 1
+    ranks: int | None = None
     cpus: int | None = None
     gpus: int = 0
     mem: int | None = None
@@ -387,7 +389,7 @@ def job_spec(target: str, flags: Mapping[str, object]) -> JobSpec:
 
 
 # Count options -> minimum; options with units -> parser; options that are names.
-_COUNTS: Final = {"nodes": 1, "tasks_per_node": 1, "cpus": 1, "gpus": 0}
+_COUNTS: Final = {"nodes": 1, "tasks_per_node": 1, "ranks": 1, "cpus": 1, "gpus": 0}
 _UNITS: Final = {"mem": parse_slurm_memory_mib, "time": parse_slurm_time_s, "chain": parse_slurm_time_s}
 _NAMES: Final = frozenset({"name", "partition", "account", "qos"})
 # Every option in _NAMES accepts a text of this form.

@@ -190,6 +190,9 @@ class JobOptions(Model):
     args: tuple[Argument, ...] = Field((), description="arguments of the program")
     nodes: Count = Field(1, description="number of nodes")
     tasks_per_node: Count = Field(1, description="ranks on each node")
+    ranks: Count | None = Field(
+        None, description="number of ranks that mpirun starts; default: as many as there are tasks"
+    )
     cpus: Count | None = Field(None, description="cores of each rank")
     gpus: Annotated[int, Field(ge=0, le=MAX_COUNT, strict=True)] = Field(0, description="GPUs on each node")
     mem: JobMemoryMib | None = Field(None, description="memory on each node")

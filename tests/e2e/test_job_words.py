@@ -29,6 +29,17 @@ if w.rank == 0:
     for name in ("results/a.csv", "core", "best.pt"):
         open(name, "w").close()
 """
+SPAWN = """\
+import sys
+from mpi4py import MPI
+
+parent = MPI.Comm.Get_parent()
+if parent == MPI.COMM_NULL:
+    parent = MPI.COMM_WORLD.Spawn(sys.executable, [__file__], maxprocs=1)
+seen = parent.Merge().allgather(MPI.Get_processor_name())
+if MPI.Comm.Get_parent() == MPI.COMM_NULL:
+    print(MPI.COMM_WORLD.size, *sorted(seen))
+"""
 SWEEP = """\
 job: ranks.py
 nodes: 2
@@ -45,6 +56,7 @@ def project(cluster: Cluster) -> Path:
     folder = cluster.runner.cwd / "words"
     folder.mkdir()
     (folder / "ranks.py").write_text(RANKS)
+    (folder / "spawn.py").write_text(SPAWN)
     (folder / "sweep.yaml").write_text(SWEEP)
     (folder / "my image.sif").write_bytes(b"image")
     return folder
@@ -103,6 +115,13 @@ def test_ranks_in_a_container_that_was_sent(
     said = (cluster.run_of(done["job_id"]) / "stdout.log").read_text()
     assert said.count("'0.5', '/") == 2
     assert said.count("/clusterctl/store/") == 2
+
+
+def test_spawned_ranks_use_the_tasks_that_ranks_leaves_free(cluster: Cluster, project: Path) -> None:
+    flags = ["--nodes", "2", "--launcher", "mpirun", "--ranks", "1"]
+    done = cluster.json("submit", project / "spawn.py", *flags, "--wait")
+    said = (cluster.run_of(done["job_id"]) / "stdout.log").read_text()
+    assert said.split() == ["1", f"{cluster.name}-train-1", f"{cluster.name}-train-2"]
 
 
 def test_submit_with_slurmctld_stopped_fails_soon(cluster: Cluster, project: Path) -> None:

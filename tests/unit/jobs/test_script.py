@@ -296,6 +296,33 @@ def test_mpirun_takes_ranks_and_cores_from_the_scripts_own_lines(batch):
     assert batch.run(text)[1].splitlines()[2].startswith(flags.format(2, 1))
 
 
+def test_ranks_leave_slots_for_mpi_comm_spawn(batch):
+    play(batch.folder.parent / "bin" / "mpirun", 'cat job.hosts; echo "$@"')
+    script = user_script(batch.folder, "p.py", "")
+    job = JobSpec(name="j", script=script, nodes=2, tasks_per_node=2, ranks=1, launcher="mpirun")
+    batch.environment |= {"SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "4", "SLURM_CPUS_PER_TASK": "3"}
+    said = batch.run(rendered(job))[1].splitlines()
+    assert said[:2] == ["node-1 slots=2", "node-2 slots=2"]
+    assert said[2].split()[:6] == ["-np", "1", "--hostfile", "job.hosts", "--map-by", "slot:PE=3"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "word"),
+    [
+        ("p.sh", {"launcher": "mpirun"}, "mpirun -n 3"),
+        ("p.py", {}, "--launcher mpirun"),
+        ("p.py", {"launcher": "torchrun"}, "--launcher mpirun"),
+        ("p.py", {"launcher": "mpirun", "nodes": 1}, "--tasks-per-node"),
+        ("p.py", {"launcher": "mpirun"}, "--nodes"),
+    ],
+    ids=["shell", "srun", "torchrun", "one-task", "too-many"],
+)
+def test_ranks_that_mpirun_does_not_start_are_refused(batch, name, options, word):
+    job = JobSpec(name="j", script=user_script(batch.folder, name, ""), ranks=3, **{"nodes": 2, **options})
+    with refused("ranks-unfit", UsageError, word):
+        rendered(job)
+
+
 def signalled(batch: Batch, job: JobSpec, number: int, log: str = "/dev/null") -> tuple[int, str]:
     """The exit status of a job that gets a signal when it is ready, and what it writes then."""
     process = batch.start(f"{rendered(job).rstrip()} 2>{log}\n")

@@ -182,6 +182,12 @@ def said(log: str, **job: object) -> Diagnosis:
             "All nodes which are allocated for this job are already filled.\n"
             "[n1:7] *** An error occurred in MPI_Comm_spawn\n[n1:7] *** MPI_ERR_UNKNOWN: unknown error\n",
         ),
+        ("mpi-no-free-slots", "[n1:7] *** An error occurred in MPI_Comm_spawn\n[n1:7] *** MPI_ERR_UNKNOWN: x\n"),
+        (
+            "mpi-no-free-slots",
+            TRACEBACK + '  File "src/mpi4py/MPI.src/Comm.pyx", line 2560, in mpi4py.MPI.Intracomm.Spawn\n'
+            "mpi4py.MPI.Exception: MPI_ERR_UNKNOWN: unknown error\n",
+        ),
         ("mpi-error", "[n1:7] *** An error occurred in MPI_Send\n[n1:7] *** MPI_ERR_RANK: invalid rank\n"),
         ("out-of-memory", "slurmstepd-n1: error: StepId=12.0 exceeded memory limit (5000 > 4000), being killed\n"),
         ("out-of-memory", "srun: error: n1: task 0: Out Of Memory\n"),

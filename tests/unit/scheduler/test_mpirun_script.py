@@ -72,6 +72,8 @@ def test_ranks_are_started_with_the_rendered_hostfile(tmp_path: Path) -> None:
     assert "/task.py --of=mpirun --per-node=3 " in said
     assert " -x A " in said
     assert "OMP_NUM_THREADS:-2" in said
+    fewer = text(train(nodes=2, tasks_per_node=3, ranks=4))
+    assert mpirun.replace("6", "4").replace("ppr:3:node:PE=2", "slot") in fewer
 
 
 def test_ranks_meet_on_the_first_node(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ name: mine
 args: [--lr, 1e-3, --on, true]
 nodes: 2
 tasks_per_node: 4
+ranks: 2
 cpus: 2
 gpus: 1
 mem: 4096
