@@ -136,7 +136,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--trainings", type=number, default=10)
     parser.add_argument("--faults", type=number, default=100)
     parser.add_argument("--launcher", choices=["srun", "mpirun", "torchrun"], default="srun")
-    parser.add_argument("--patience", type=number, default=200, help="seconds without progress: hung")
+    parser.add_argument(
+        "--patience", type=number, default=400, help="observations (two a second) without progress: hung"
+    )
     parser.add_argument("--cluster", default="", metavar="NAME", help="the cluster's name; default: random")
     parser.add_argument("--json", type=Path, metavar="FILE", help="default: build/faults-table.json")
     asked = parser.parse_args()

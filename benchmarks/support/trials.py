@@ -24,8 +24,9 @@ _MODEL = "--hidden 1024,1024 --global-batch-size 256 --epochs 1000000 --resume a
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 # Iterations of an epoch of torch_ddp.py on two ranks.
 _EPOCH = 32
-# How long nodes may take to recover by themselves, and the remains of a job to disappear.
-_SETTLE_S = 20.0
+# How often to check whether nodes have recovered by themselves, and whether the remains of a job are gone.
+# The checks take longer on a busy machine.
+_CHECKS, _CHECK_S = 40, 0.5
 # Suffixes of unfinished checkpoints.
 _UNFINISHED = ("incomplete", "tmp")
 # The longest pause between two faults of a campaign.
@@ -73,11 +74,11 @@ class Result:
 
 @dataclass
 class Trials:
-    """Trials on a cluster. patience: seconds without progress after which a training counts as hung."""
+    """Trials on a cluster. patience: observations without progress after which a training counts as hung."""
 
     nodes: Nodes
     launcher: str
-    patience: float
+    patience: int
     save_interval: int = _LEAST_ITERATIONS
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _undisturbed: dict[int, str] = field(default_factory=dict)
@@ -180,6 +181,7 @@ class Trials:
                 if not trains or seen.steps[-1][1] > plan.iterations - self.save_interval:
                     return
             at = fault.cause(training)
+            seen.caused.append(time.time())
             yield fault, at
 
     def _trains(self, seen: Seen, since: float) -> bool:
@@ -194,7 +196,7 @@ class Trials:
 
     def _is_over(self, seen: Seen) -> bool:
         """Return whether the training has ended or hangs."""
-        return bool(end_of(seen)) or time.time() - seen.last_progress() > self.patience
+        return bool(end_of(seen)) or seen.idle() > self.patience
 
     def _cancel(self, training: Training, seen: Seen) -> str:
         """End a job that hangs, and return "hung in STATE"."""
@@ -210,28 +212,28 @@ class Trials:
         for host in self.nodes.compute:
             if self.nodes.init(host):
                 self.nodes.link(host, "up")
-        deadline = time.monotonic() + _SETTLE_S
-        while all(map(self.nodes.init, self.nodes.compute)) and time.monotonic() < deadline:
+        for _ in range(_CHECKS):
             states = self.nodes.states()
+            if not all(map(self.nodes.init, self.nodes.compute)):
+                break
             if states and set(states.values()) <= WORKS:
                 return 0
-            time.sleep(0.5)
+            time.sleep(_CHECK_S)
         begun = time.monotonic()
         self.nodes.cluster.up()
         return time.monotonic() - begun
 
     def _residue(self, training: Training, files: set[str]) -> list[str]:
         """List processes and files that do not disappear, and further jobs of the same name."""
-        deadline = time.monotonic() + _SETTLE_S
-        while True:
+        for _ in range(_CHECKS):
             left = [f"process {words}" for words in training.left_processes()]
             left += sorted(self.nodes.files() - files)
             left += [
                 path.name for end in _UNFINISHED for path in training.folder.glob(f"checkpoints/*.{end}")
             ]
-            if not left or time.monotonic() > deadline:
+            if not left:
                 break
-            time.sleep(0.5)
+            time.sleep(_CHECK_S)
         jobs = self.nodes.on_controller(f"squeue -h --states=all --name={training.name} -o %i").split()
         return [*left, *(f"job {job}" for job in jobs if job != training.job)]
 

@@ -30,8 +30,9 @@ _ENDED = {
     "BOOT_FAIL",
     "DEADLINE",
 }
-# Slurm reports a job that it is going to requeue as ended, but not for this long.
-_SURE_S = 2.0
+# The watcher may yet requeue a job that has failed, but not after so many observations. They take longer on a
+# busy machine, as the watcher does.
+_SURE = 20
 _METRICS_S, _STATES_S = 0.1, 0.5
 _TAIL = 4096
 # A shorter pause of a training on a busy machine is no stall.
@@ -42,11 +43,14 @@ _HANG_S = 30.0
 
 @dataclass(frozen=True)
 class Seen:
-    """Observations: iterations as (time, step); states of Slurm as (time, states of the nodes, the job's)."""
+    """Observations: iterations as (time, step); states of Slurm as (time, states of the nodes, the job's).
+
+    caused: times at which the causes of faults, such as `up` after a power cut, were over.
+    """
 
     steps: list[tuple[float, int]] = field(default_factory=list)
     states: list[tuple[float, dict[str, str], str]] = field(default_factory=list)
-    begun: float = field(default_factory=time.time)
+    caused: list[float] = field(default_factory=list)
 
     def add(self, moment: float, step: int) -> None:
         """Add the newest iteration in metrics.jsonl. A restart first removes iterations that it repeats."""
@@ -64,12 +68,13 @@ class Seen:
         (begin, first), (end, last) = self.steps[0], self.steps[-1]
         return (end - begin) / (last - first) if last > first else 0.0
 
-    def last_progress(self) -> float:
-        """Return the time of the newest iteration or change of the job's state."""
-        times = [moment for moment, _ in self.steps[-1:]]
+    def idle(self) -> int:
+        """Count the observations of Slurm since the newest iteration, change of the job's state, or cause."""
+        times = [moment for moment, _ in self.steps[-1:]] + self.caused[-1:]
         changes = itertools.pairwise(list(self.states))
         times += [moment for (_, _, before), (moment, _, job) in changes if job and job != before]
-        return max(times, default=self.begun)
+        newest = max(times, default=0.0)
+        return sum(moment > newest for moment, _, _ in self.states)
 
 
 @dataclass(frozen=True)
@@ -256,11 +261,9 @@ class Training:
 
 def end_of(seen: Seen) -> str:
     """Return the state in which the job has ended. Empty: the job has not ended."""
-    last = [(moment, job) for moment, _, job in seen.states[-20:] if job]
-    if last and last[-1][1] in _ENDED:
-        since = next((moment for moment, job in reversed(last) if job != last[-1][1]), last[0][0])
-        return last[-1][1] if last[-1][0] - since > _SURE_S else ""
-    return ""
+    last = [job for _, _, job in seen.states if job][-_SURE:]
+    is_sure = last[-1:] == ["COMPLETED"] or last == last[-1:] * _SURE
+    return last[-1] if last and last[-1] in _ENDED and is_sure else ""
 
 
 def _records(file: Path) -> list[Record]:

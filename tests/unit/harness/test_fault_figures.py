@@ -84,11 +84,22 @@ def test_the_next_fault_does_not_count() -> None:
     assert compute(observed, start(1), start(40), until=30) == Figures(None, "", 0, 1, 0, doubled=False)
 
 
+def test_observations_without_progress_are_counted() -> None:
+    """A fault may take long, such as the `up` after a power cut. This time does not count."""
+    states = [(float(moment), IDLE, "RUNNING" if moment < 4 else "PENDING") for moment in range(1, 11)]
+    assert Seen([], states).idle() == 6
+    assert Seen([(6.5, 20)], states).idle() == 4
+    assert Seen([(6.5, 20)], states, [7.5, 8.5]).idle() == 2
+    assert Seen([], states[:3]).idle() == 3
+
+
 @pytest.mark.parametrize(
     ("states", "end"),
     [
-        (["RUNNING", "FAILED", "FAILED", "FAILED", "FAILED"], "FAILED"),
-        (["RUNNING", "RUNNING", "RUNNING", "FAILED"], ""),
+        (["RUNNING", *20 * ["FAILED"]], "FAILED"),
+        (["RUNNING", *19 * ["FAILED"]], ""),
+        (["RUNNING", *10 * ["FAILED"], "", *10 * ["FAILED"]], "FAILED"),
+        ([*10 * ["NODE_FAIL"], *10 * ["FAILED"]], ""),
         (["NODE_FAIL", "PENDING", "RUNNING"], ""),
         (["COMPLETED", "COMPLETED", "", "COMPLETED", "COMPLETED"], "COMPLETED"),
         ([], ""),
