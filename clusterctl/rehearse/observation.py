@@ -45,7 +45,7 @@ class Observation:
     numbered: whether only files with numbers in their names are checkpoints.
     fault_at: the time of the fault; None: it was not caused. killed: the node that was killed and is off.
     state: the job's final state. "": it has not ended.
-    waits: why it was in the queue when it was given up. "": it was not.
+    waits, waits_s: why it is in the queue, or was when it was given up, and for how long. "": it is not.
     """
 
     job_id: str
@@ -58,6 +58,7 @@ class Observation:
     killed: str = ""
     state: str = ""
     waits: str = ""
+    waits_s: float = 0.0
 
     def add(self, look: Mapping[str, Any]) -> None:
         """Add an answer of payload/node/observe.py."""

@@ -52,6 +52,8 @@ _GRACE_S = 10.0
 _SURE_S = 2.0
 _STATE_S = 1.0
 _SETTLED_S = 10.0
+# A job that waits so long after the loss of its node finds no other node that is free and fits.
+_WAITS_S = 5.0
 _DEFAULT_SIGNAL: Final = "USR1"
 # Cuts the largest file of a checkpoint to its half, as a crash in the middle of a write would.
 _TEAR: Final = """\
@@ -211,6 +213,8 @@ class Rehearser:
             for _ in self._watch(observed, longest_s):
                 if observed.fault_at is None and _is_due(fault, undisturbed.observed, observed):
                     self._cause(fault, prepared.job, observed)
+                elif observed.killed and observed.waits_s > _WAITS_S:
+                    self._start(observed)
                 elif fault is Fault.TIME_LIMIT and _ignores_signal(observed):
                     self._signal_ranks(observed, signal.SIGKILL)
                 if hangs_too_often(fault, observed):
@@ -240,21 +244,23 @@ class Rehearser:
 
     def _watch(self, observed: Observation, longest_s: float) -> Iterator[None]:
         """Update ``observed``, and yield, until the job has ended or ``longest_s`` seconds have passed."""
-        deadline, asked, ended, waits = time.monotonic() + longest_s, 0.0, 0.0, ""
+        asked, ended = time.monotonic(), 0.0
+        deadline = asked + longest_s
         with closing(looks_of(self.session.transport, observed.folder)) as looks:
             for look in looks:
                 observed.add(look)
                 now = time.monotonic()
                 if now - asked > _STATE_S or observed.has_ended:
-                    asked, job = now, self._info(observed)
-                    waits = job.reason or "no reason" if job.state is JobState.PENDING else ""
+                    job = self._info(observed)
+                    observed.waits = job.reason or "no reason" if job.state is JobState.PENDING else ""
+                    observed.waits_s = observed.waits_s + now - asked if observed.waits else 0.0
+                    asked = now
                     ended = (ended or now) if job.ended else 0.0
                     if ended and (now - ended > _SURE_S or observed.has_ended):
                         observed.state = job.state.value
                         return
                 yield
                 if now > deadline:
-                    observed.waits = waits
                     return
 
     def _info(self, observed: Observation) -> JobInfo:

@@ -67,7 +67,11 @@ def rehearsed(
         cluster.wait_until_ended(job_id)
         return ("n-1",)
 
-    provider = SimpleNamespace(start_ahead=lambda: None, signal_ranks=signal_ranks)
+    def kill_host(*_: str) -> None:
+        cluster.wait_until_ended("2")
+        cluster.change("2", state="PENDING", reason="Resources")
+
+    provider = SimpleNamespace(start_ahead=lambda: None, signal_ranks=signal_ranks, kill_host=kill_host)
     monkeypatch.setattr(rehearsal, "provider_of", lambda _: provider)
     prepared = PreparedJob(job, script_of(session.facts, job, None), source=source_of(job))
     preparer: Any = SimpleNamespace(prepare=lambda *_: (prepared,))
@@ -109,3 +113,18 @@ def test_the_newest_checkpoint_after_the_kill_is_torn(
     transport = Observed(UNDISTURBED, disturbed, after_the_kill, UNDISTURBED)
     trial = rehearsed(cluster, tmp_path, monkeypatch, Fault.CHECKPOINT_TORN, transport)
     assert trial.verdict is expected
+
+
+def test_a_killed_node_is_started_if_its_job_keeps_waiting(
+    cluster: PlayedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another node is in service, but the job does not fit on it, or it is busy."""
+    with cluster.state() as state:
+        state["nodes"] = [["n2", "other", "idle", "idle", "none", "4", "1000", "(null)", "root", "0"]]
+    monkeypatch.setattr(rehearsal, "_WAITS_S", 0.0)
+    monkeypatch.setattr(rehearsal, "LONGEST_TIMES", 0)
+    monkeypatch.setattr(rehearsal, "LONGEST_MORE_S", 10.0)
+    monkeypatch.setattr(rehearsal, "up", lambda *_: cluster.change("2", state="COMPLETED"))
+    transport = Observed(UNDISTURBED, [look(START)])
+    trial = rehearsed(cluster, tmp_path, monkeypatch, Fault.NODE_KILLED, transport)
+    assert trial.verdict is Verdict.SURVIVES
