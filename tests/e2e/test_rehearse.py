@@ -33,7 +33,8 @@ def test_rehearse_notices_a_checkpoint_that_is_not_verified(cluster: Cluster) ->
     assert answer["best_interval_s"] > answer["save_s"] > 0
 
 
-TORCH = ("--requirements", EXAMPLES / "requirements-torch.txt")
+# They include PyTorch, so that all programs share an environment of several GiB.
+LIBRARIES = ("--requirements", EXAMPLES / "requirements-lightning.txt")
 MODEL = "--hidden 512 --global-batch-size 256 --iterations 150 --save-interval 30".split()
 
 
@@ -44,15 +45,20 @@ MODEL = "--hidden 512 --global-batch-size 256 --iterations 150 --save-interval 3
     [
         (("train",), MODEL, "survives survives survives survives survives"),
         (
-            (EXAMPLES / "torch_ddp.py", *TORCH),
+            (EXAMPLES / "torch_ddp.py", *LIBRARIES),
             ("--epochs", "60", "--checkpoint-seconds", "1"),
             "survives " * 5,
         ),
-        ((PROGRAMS / "plain_ddp.py", *TORCH), (), "restarts-from-zero " * 5),
+        (
+            (EXAMPLES / "lightning_mlp.py", *LIBRARIES),
+            ("--epochs", "60", "--checkpoint-seconds", "1"),
+            "survives " * 5,
+        ),
+        ((PROGRAMS / "plain_ddp.py", *LIBRARIES), (), "restarts-from-zero " * 5),
         ((COUNTS,), ("--breaks", "hangs"), "hangs " * 5),
         ((COUNTS,), ("--breaks", "verifies"), "survives survives survives differs survives"),
     ],
-    ids=["train", "ddp", "plain-ddp", "hangs", "torn"],
+    ids=["train", "ddp", "lightning", "plain-ddp", "hangs", "torn"],
 )
 def test_rehearse_of_a_program_finds_each_verdict(
     cluster: Cluster, words: tuple[str | Path, ...], arguments: tuple[str, ...], verdicts: str
