@@ -153,7 +153,7 @@ def _resumed(at: float, until: float, seen: Seen, events: Sequence[Record]) -> f
 
 @dataclass(frozen=True)
 class Training:
-    """A job on the cluster. ``folder``: the job's folder as a path on this machine."""
+    """A job on the cluster. ``folder``: its folder, ``program``: that of its program, as local paths."""
 
     nodes: Nodes
     job: str
@@ -165,6 +165,10 @@ class Training:
         """words: arguments of `submit`, those of the program after --."""
         answer = nodes.cluster.run("submit", words[0], "--name", name, *words[1:])
         return cls(nodes, answer["job_id"], name, nodes.shared / Path(answer["dir"]).relative_to("/shared"))
+
+    @property
+    def program(self) -> Path:
+        return self.folder / "files"
 
     def ranks(self) -> list[Process]:
         """List the main processes of the program, by rank."""
@@ -193,14 +197,14 @@ class Training:
         return _records(self.folder / "job.events")
 
     def runs(self) -> list[Record]:
-        return [record for record in _records(self.folder / "metrics.jsonl") if record["kind"] == "run"]
+        return [record for record in _records(self.program / "metrics.jsonl") if record["kind"] == "run"]
 
     def newest_iteration(self) -> tuple[float, int] | None:
         # survive.py of the examples writes no metrics.
         heartbeat = self.folder / "heartbeat"
         with suppress(OSError, ValueError):
             return heartbeat.stat().st_mtime, int(heartbeat.read_text())
-        with suppress(OSError), (self.folder / "metrics.jsonl").open("rb") as file:
+        with suppress(OSError), (self.program / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
             for line in reversed(file.read().split(b"\n")[:-1]):
                 with suppress(ValueError, KeyError):
@@ -211,14 +215,14 @@ class Training:
 
     def checkpoints(self) -> list[Path]:
         """List the complete checkpoints, oldest first."""
-        folders = self.folder.glob("checkpoints/iteration-????????")
-        return sorted([*folders, *self.folder.glob("checkpoints/step-*.pt")])
+        folders = self.program.glob("checkpoints/iteration-????????")
+        return sorted([*folders, *self.program.glob("checkpoints/step-*.pt")])
 
     def weights(self) -> str:
         """Return the SHA-256 of the final weights. Empty: there are no weights."""
         for name in ("model/final.safetensors", "model.pt"):
             with suppress(FileNotFoundError):
-                return hashlib.sha256((self.folder / name).read_bytes()).hexdigest()
+                return hashlib.sha256((self.program / name).read_bytes()).hexdigest()
         return ""
 
     def diagnosis(self) -> str:

@@ -34,7 +34,7 @@ _MOST_WAITING: Final = 10
 _RECENT: Final = 20
 _REFRESH_S: Final = 2.0
 _MOST_FILES: Final = 100
-_LIST: Final = f'cd -- "$1" && find . -maxdepth 2 -type f -printf "%s %P\\0" | head -z -n {_MOST_FILES}'
+_LIST: Final = f'cd -- "$1" && find . -maxdepth 3 -type f -printf "%s %P\\0" | head -z -n {_MOST_FILES}'
 
 
 def status(screen: Screen) -> None:
@@ -213,7 +213,7 @@ def _rows(job: JobInfo) -> list[tuple[str, str | None]]:
 
 
 def _files(session: Session, job: JobInfo) -> list[dict[str, Any]] | None:
-    """Return a dict (path, bytes, host) per file in a job's folder, 2 levels deep; ``None``: an error."""
+    """Return a dict (path, bytes, host) per file in a job's folder, 3 levels deep; ``None``: an error."""
     files: list[dict[str, Any]] = []
     try:
         for host, transport in session.hosts_with_files(job.nodes):

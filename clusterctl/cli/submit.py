@@ -324,7 +324,7 @@ def watch_jobs(
             tasks = [info for info in ended if info.whole_id == row["job_id"]]
             row["state"] = worst_job(tasks).state.value
             is_single = row["state"] == JobState.COMPLETED and not job.array
-            if is_single and (notice := nonfinite_notice(session, row["job_id"], row["dir"])):
+            if is_single and (notice := nonfinite_notice(session, row["job_id"])):
                 screen.note(f"note: {notice}")
             if job.sweep and all(task.ended for task in tasks):
                 # A slow import, which only a sweep needs.

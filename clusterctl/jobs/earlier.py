@@ -12,11 +12,10 @@ from typing import Final
 from clusterctl.errors import MachineError, SchedulerError, UsageError, printable
 from clusterctl.jobs.source import token_of_run
 from clusterctl.jobs.watch import folder_of
-from clusterctl.scheduler.script import TAKEN_NAMES
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.names import did_you_mean
-from clusterctl.state.submissions import RUNS, JobEntry
+from clusterctl.state.submissions import PROGRAM_FOLDER, RUNS, JobEntry, program_path
 from clusterctl.transport.copies import Copies, record_copies
 from clusterctl.transport.put import send_into
 from clusterctl.transport.tree import format_size, list_items
@@ -98,25 +97,27 @@ def _inner(task: str) -> tuple[str, ...]:
 
 
 def _files_of(entry: JobEntry | None, task: str = "") -> str | None:
-    """Return the folder of a job's files on the cluster, or of an array task's; None if it is unknown."""
-    return "/".join((entry.remote_dir, *_inner(task))) if entry and entry.remote_dir else None
+    """Return the folder of a job's program on the cluster, or of an array task's; None if it is unknown."""
+    return "/".join((entry.program_dir, *_inner(task))) if entry and entry.program_dir else None
 
 
 def _folder_on_cluster(session: Session, run: str, location: RunLocation) -> str | None:
     """Return the folder with a run's files that all nodes can read; None if it is missing."""
     if session.unshared_nodes:
         return None
-    folder = location.remote
-    if folder is None and not location.is_folder:
-        number, _, task = run.partition("_")
+    number, _, task = run.partition("_")
+    folders = [location.remote] if location.remote else []
+    if not folders and not location.is_folder:
         try:
-            folder = "/".join((folder_of(session, number), *_inner(task)))
+            folder = folder_of(session, number)
         except SchedulerError as exc:
             raise UsageError(f"run {run}: {exc.what}", code=exc.code, why=exc.why, fix=exc.fix) from exc
-    if folder is None:
-        return None
-    is_readable = not session.transport.run(["ls", "-d", "--", f"{folder}/."], check=False).rc
-    return folder if is_readable else None
+        # Another machine has submitted the job. Earlier versions had no folder for the program's files.
+        folders = ["/".join((top, *_inner(task))) for top in (f"{folder}/{PROGRAM_FOLDER}", folder)]
+    for folder in folders:
+        if not session.transport.run(["ls", "-d", "--", f"{folder}/."], check=False).rc:
+            return folder
+    return None
 
 
 def _send(session: Session | None, run: str, location: RunLocation) -> tuple[str, str]:
@@ -141,7 +142,8 @@ def _send(session: Session | None, run: str, location: RunLocation) -> tuple[str
         return f"~/{folder}", ""
     items = [item for item in list_items([here])[0] if item.path != here.name]
     items = [replace(item, path=item.path.removeprefix(f"{here.name}/")) for item in items]
-    items = [item for item in items if item.path.partition("/")[0] not in TAKEN_NAMES]
+    paths = [program_path(os.fsencode(item.path)) for item in items]
+    items = [replace(item, path=os.fsdecode(path)) for item, path in zip(items, paths, strict=True) if path]
     for transport in (session.transport, *session.transports_of_partition(None)):
         sent = send_into(transport, items, folder)
         # If this machine's disk is full, `down` treats the files on the cluster as only copies.

@@ -19,13 +19,13 @@ from typing import Any, Final
 from ClusterShell.RangeSet import RangeSet
 
 from clusterctl.errors import Notice, UsageError, printable
-from clusterctl.jobs.source import MAX_BYTES, MAX_FILES, Source, is_taken, source_of
+from clusterctl.jobs.source import MAX_BYTES, MAX_FILES, Source, source_of
 from clusterctl.scheduler.script import sweep_variable
 from clusterctl.spec.job import BUNDLED_JOBS, JobSpec, Project, is_module, job_of, sweep_arguments
 from clusterctl.spec.job_options import JobOptions, job_options
 from clusterctl.spec.sbatch import quoted, requests_of
 from clusterctl.spec.sweep import Form, are_pairs, configured_name
-from clusterctl.state.submissions import ENVIRONMENT_FILE, SOURCE_FILE, SWEEP_FILE
+from clusterctl.state.submissions import ENVIRONMENT_FILE, SOURCE_FILE, SWEEP_FILE, run_path
 from clusterctl.transport.remote_open import read_json
 from clusterctl.transport.tree import Item, Kind, hash_items
 from clusterctl.util.assets import file_sha256
@@ -403,10 +403,10 @@ def _parse_source(document: Mapping[str, Any]) -> tuple[list[_File], dict[str, s
 
 
 def _checked_path(name: object) -> str:
-    """Return ``name``. Raises ValueError if it leads out of the job's folder, or clusterctl uses the name."""
+    """Return ``name``. Raises ValueError if it leads out of the program's folder."""
     path = PurePosixPath(name if isinstance(name, str) and len(name) <= _MAX_PATH else "/")
     raw = os.fsencode(path)
-    if b"\0" in raw or path.is_absolute() or ".." in path.parts or not path.parts or is_taken(str(path)):
+    if b"\0" in raw or path.is_absolute() or ".." in path.parts or not path.parts:
         raise ValueError(f"a job can't have a file {name}")
     return str(path)
 
@@ -416,10 +416,12 @@ def _matching_files(files: Sequence[_File], folder: Path, *, own: bool) -> dict[
     items: list[Item] = []
     real = os.path.realpath(folder)
     for file in files:
-        path = folder / file.path
+        # A run's folder has clusterctl's files, too.
+        name = file.path if own else os.fsdecode(run_path(os.fsencode(file.path)))
+        path = folder / name
         try:
             status = path.stat()
-            if not own and os.path.realpath(path) != os.path.join(real, file.path):  # noqa: PTH118 - any name
+            if not own and os.path.realpath(path) != os.path.join(real, name):  # noqa: PTH118 - any name
                 continue
         except (OSError, ValueError):
             continue

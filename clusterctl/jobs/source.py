@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from clusterctl.errors import Notice, UsageError, printable
 from clusterctl.jobs.project import project_obstacle
-from clusterctl.scheduler.script import TAKEN_NAMES
+from clusterctl.scheduler.script import UserScript, is_array
 from clusterctl.spec.job import JobSpec, repository_of
-from clusterctl.state.submissions import RUN_FILE
+from clusterctl.state.submissions import RUN_FILE, TASK
 from clusterctl.state.workspace import cache_home, state_home
 from clusterctl.transport.remote_open import read_json
 from clusterctl.transport.tree import Item, Kind, format_size, unreadable_error
@@ -31,7 +31,6 @@ LARGE_BYTES, LARGE_FILES = 100 << 20, 5_000
 # This folder is neither sent nor searched.
 _NEVER = ".git"
 _LEFT_OUT = frozenset({"__pycache__", "node_modules", ".ipynb_checkpoints"})
-_NUMBERED = re.compile(r"(stdout|stderr)-[0-9]+\.log|task-[0-9]+")
 _LEAVE_OUT = "exclude files with --exclude or a .gitignore, or copy data once with `clusterctl put`"
 # Maximum size of a run.json in bytes.
 _MOST_RECORD = 16 << 20
@@ -84,8 +83,7 @@ def source_of(job: JobSpec) -> Source | None:
             folder / job.place.script,
             patterns("--include", job.include, folder),
             patterns("--exclude", job.exclude, folder),
-            # The program's metrics go through a link with this path. Each task of an array has its own link.
-            os.path.normpath(f"{job.place.start}/metrics.jsonl") if job.array is None else "",
+            has_tasks=is_array(job, UserScript.read(job.script)),
         )
         walk.run()
         walk.add_folder(job.place.start)
@@ -134,11 +132,6 @@ def manifest(items: Sequence[Item], hashes: Mapping[Path, str]) -> bytes:
     return (json.dumps(document, indent=1) + "\n").encode()
 
 
-def is_taken(path: str) -> bool:
-    """Return whether clusterctl itself writes a file with this path into a job's folder."""
-    return path in TAKEN_NAMES or _NUMBERED.fullmatch(path) is not None
-
-
 def _is_executable(item: Item) -> bool:
     return item.kind is Kind.FILE and bool(item.mode & stat.S_IXUSR)
 
@@ -147,14 +140,14 @@ def _is_executable(item: Item) -> bool:
 class FolderWalk:
     """Walks through a project's folder and collects the files to send in ``items``.
 
-    metrics: path of a link to the job's metrics, which no file may have.
+    has_tasks: whether the job is an array, which has folders with the names task-0, task-1, ...
     """
 
     folder: Path
     script: Path
     include: Ignore
     exclude: Ignore
-    metrics: str
+    has_tasks: bool
     items: list[Item] = field(default_factory=list)
     folders: set[str] = field(default_factory=set)
     ours: list[str] = field(default_factory=list)
@@ -175,7 +168,7 @@ class FolderWalk:
             raise unreadable_error([exc], fix="make it readable, or leave it out: --exclude NAME") from exc
         if self.ours:
             raise UsageError(
-                f"these names are reserved for clusterctl's own files: {', '.join(self.ours)}",
+                f"these names are reserved for the folders of the array's tasks: {', '.join(self.ours)}",
                 code="reserved-file-names",
                 where=str(self.folder),
                 fix=f"add {' '.join(f'--exclude /{name}' for name in self.ours[:3])}, or rename the files",
@@ -250,7 +243,7 @@ class FolderWalk:
                 self.items += [made] if (made := Item.of(parent, origin, origin.lstat())) else []
 
     def _add(self, item: Item) -> None:
-        if is_taken(item.path) or item.path == self.metrics:
+        if self.has_tasks and TASK.fullmatch(os.fsencode(item.path)):
             self.ours.append(item.path)
         # The parent folder may be excluded although a file in it is included.
         self.add_folder(str(Path(item.path).parent))

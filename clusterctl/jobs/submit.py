@@ -36,6 +36,7 @@ from clusterctl.state.facts import ClusterFacts, applied_text
 from clusterctl.state.submissions import (
     CLIENT_FACTS,
     OUTPUTS_FILE,
+    PROGRAM_FOLDER,
     SOURCE_FILE,
     SPEC_FILE,
     SWEEP_FILE,
@@ -206,11 +207,17 @@ class Submitter:
         token = prepared.token or _new_token()
         remote_dir, source, own_files = self._stage(f"{job.name}-{token}", prepared.source, own_files, nodes)
         entry = JobEntry(
-            token=token, name=job.name, user=facts.job_user, submitted_at=time.time(), remote_dir=remote_dir
+            token=token,
+            name=job.name,
+            user=facts.job_user,
+            submitted_at=time.time(),
+            remote_dir=remote_dir,
+            files=PROGRAM_FOLDER,
         )
         try:
             if prepared.source is not None:
-                record_copies(session.workspace, _copies(session.transport.host, remote_dir, prepared.source))
+                copies = _copies(session.transport.host, entry.program_dir, prepared.source)
+                record_copies(session.workspace, copies)
             session.ledger.keep(token, own_files)
             # The entry is written before the submission, so that the token identifies the job in any case.
             session.ledger.add(entry)
@@ -257,19 +264,23 @@ class Submitter:
     ) -> tuple[str, SentSource | None, dict[str, bytes]]:
         """Create the job's folder on the controller and ``nodes``. If a host fails, remove it everywhere.
 
+        The program's files go to a folder in it, so that the program meets no file of clusterctl's.
+
         Also sends clusterctl's bundled programs to hosts that lack them. Returns the folder's path, the size
         of ``source`` (None: no source), and ``files`` (name -> content) with source.json added.
         """
-        items = source.items if source is not None else ()
+        items: Sequence[Item] = source.items if source is not None else ()
         hashes = hash_items(source.files if source is not None else (), progress=self.progress)
         if source is not None:
             files = {**files, SOURCE_FILE: manifest(items, hashes)}
         payload = Item(payload_hash(), Kind.ARCHIVE, data_folder("payload"), mode=0, mtime_ns=0)
+        program = Item(PROGRAM_FOLDER, Kind.FOLDER, Path(), 0o755, time.time_ns())
+        items = [program, *(replace(item, path=f"{PROGRAM_FOLDER}/{item.path}") for item in items), payload]
         folder, progress = f"{JOBS_FOLDER}/{name}", self.progress
 
         def send(to: Transport) -> Sent:
             reported = progress if to is self.session.transport else lambda *_: None
-            return send_new_folder(to, (*items, payload), hashes, folder, ours=files, progress=reported)
+            return send_new_folder(to, items, hashes, folder, ours=files, progress=reported)
 
         sent = send(self.session.transport)
         try:
@@ -280,7 +291,7 @@ class Submitter:
         if source is None:
             return sent.folder, None, files
         sent_source = SentSource(
-            str(source.folder), sent.files, sent.bytes, sent.sent_bytes, source_hash(items, hashes)
+            str(source.folder), sent.files, sent.bytes, sent.sent_bytes, source_hash(source.items, hashes)
         )
         return sent.folder, sent_source, files
 
@@ -315,14 +326,14 @@ def remove_folder(transports: Sequence[Transport], folder: str) -> None:
             transport.run(["rm", "-rf", "--", folder], check=False)
 
 
-def _copies(host: str, remote_dir: str, source: Source) -> Iterator[Copies]:
-    """Yield a record of each local folder with files that were copied to a job's folder on ``host``."""
+def _copies(host: str, program_dir: str, source: Source) -> Iterator[Copies]:
+    """Yield a record of each local folder with files that were copied to a program's folder on ``host``."""
     names: dict[tuple[str, str], list[str]] = {}
     for item in source.files:
-        local_path, path, top = str(item.origin.absolute()), item.path, remote_dir
+        local_path, path, top = str(item.origin.absolute()), item.path, program_dir
         if not local_path.endswith(f"/{path}"):
             first, _, path = path.partition("/")
-            top = f"{remote_dir}/{first}"
+            top = f"{program_dir}/{first}"
         names.setdefault((top, local_path.removesuffix(f"/{path}")), []).append(path)
     for (top, folder), paths in names.items():
         yield Copies(host, top, folder, tuple(paths), sent=True)

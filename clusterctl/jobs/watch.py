@@ -41,6 +41,7 @@ from clusterctl.scheduler.base import (
     worst_job,
 )
 from clusterctl.scheduler.session import Session
+from clusterctl.state.submissions import METRICS_FILE
 from clusterctl.transport.base import Transport, remote_argv, split_lines
 from clusterctl.util.progress import LineReporter, backoff
 
@@ -471,12 +472,10 @@ def folder_of(session: Session, job_id: str) -> str:
     return jobs[0].work_dir
 
 
-def nonfinite_notice(session: Session, job_id: str, folder: str) -> Notice | None:
-    """Return a message about the first NaN or infinite number in a job's metrics.jsonl, if any.
-
-    folder: the job's folder on the cluster.
-    """
-    argv = ["grep", "-m1", "-aE", _NONFINITE, f"{folder}/metrics.jsonl"]
+def nonfinite_notice(session: Session, job_id: str) -> Notice | None:
+    """Return a message about the first NaN or infinite number in a job's metrics.jsonl, if any."""
+    entry = session.ledger.find(job_id)
+    argv = ["grep", "-m1", "-aE", _NONFINITE, f"{entry.program_dir if entry else ''}/{METRICS_FILE}"]
     with suppress(UnreachableError, ValueError, AttributeError):
         line = json.loads(session.transport.run(argv, check=False).stdout[:_MOST_LINE])
         names = [key for key, value in line.items() if isinstance(value, float) and not math.isfinite(value)]

@@ -55,7 +55,15 @@ from clusterctl.scheduler.session import SHORT_PATIENCE_S, Session, resolve_subm
 from clusterctl.scheduler.session import connect_session as session_of
 from clusterctl.state.facts import facts_of, facts_of_spec
 from clusterctl.state.ledger import RunRecord, note_runs_folder
-from clusterctl.state.submissions import OUTPUTS_FILE, RUN_FILE, RUNS, SOURCE_FILE, JobEntry, Ledger
+from clusterctl.state.submissions import (
+    OUTPUTS_FILE,
+    PROGRAM_FOLDER,
+    RUN_FILE,
+    RUNS,
+    SOURCE_FILE,
+    JobEntry,
+    Ledger,
+)
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.get import Sender
 from clusterctl.transport.tree import Progress, with_title
@@ -207,9 +215,17 @@ def _find_or_add_entry(session: Session, job_id: str) -> JobEntry:
         submitted_at=float(jobs[0].submit_time or 0),
         job_id=jobs[0].whole_id,
         remote_dir=jobs[0].work_dir,
+        files=_program_folder(session, jobs[0].work_dir),
     )
     # The job was submitted from another machine. The ledger of this machine lists it from now on.
     return session.ledger.add(entry)
+
+
+def _program_folder(session: Session, folder: str) -> str | None:
+    """Return the folder in a job's folder with the program's files, as the job's script names it."""
+    script = f"{folder}/{session.scheduler.script_name}"
+    named = session.transport.run(["grep", "-qx", f"files=$PWD/{PROGRAM_FOLDER}", script], check=False)
+    return PROGRAM_FOLDER if named.rc == 0 else None
 
 
 class _Collection:
@@ -316,9 +332,8 @@ class _Collection:
             message = f"the folder of job {job_id} on the cluster is unknown"
             raise CollectError(message, code="job-folder-unknown", why=reason)
         outputs = _outputs(self.session.ledger.kept(entry.token))
-        source = Source(
-            entry.remote_dir, job_id, still_changing, self.selection, outputs, home, self.progress
-        )
+        options = (job_id, still_changing, self.selection, outputs, home, self.progress)
+        source = Source(entry.remote_dir, *options, files=entry.files or "")
         hosts = self.session.hosts_with_files(nodes)
         for host, transport in hosts:
             self.senders.setdefault(host, sender(transport))

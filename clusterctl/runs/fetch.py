@@ -16,18 +16,17 @@ from itertools import count
 from pathlib import Path
 
 from clusterctl.errors import CollectError, MachineError, TransferError, UsageError, printable
+from clusterctl.runs.places import path_of_program, place_entries
 from clusterctl.runs.remote_files import (
     EVERYTHING,
     NOT_WANTED,
     OLDER,
-    TASK,
-    TASKS_LOG,
     TOO_LARGE,
     UNFINISHED_ONE,
 )
 from clusterctl.spec.units import parse_size_mib
 from clusterctl.state.ledger import Skipped
-from clusterctl.state.submissions import ADDED_FILES, SENT_FILES, UNCHANGED, WRITTEN_FILES
+from clusterctl.state.submissions import METRICS_FILE, SENT_FILES, TASK, TASKS_LOG, UNCHANGED, WRITTEN_FILES
 from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.transport.get import Sender
 from clusterctl.transport.remote_incoming import Entry
@@ -39,9 +38,6 @@ _ROUNDS = 4
 NODES = b"nodes"
 REMOTE_PROGRAM = "clusterctl.runs.remote_files"
 
-# Names that clusterctl writes into a run's folder. A job's file or folder of such a name is renamed.
-RESERVED = frozenset(name.encode() for name in SENT_FILES | ADDED_FILES)
-FROM_JOB = b".from-job"
 # Larger files, and a larger latest checkpoint, stay on the cluster unless the user asks for them.
 MAX_FILE = 64 << 30  # bytes
 MAX_CHECKPOINT = 4 << 30  # bytes
@@ -53,7 +49,8 @@ _MOST_HOLES = 16 << 30
 _MOST_SKIPPED = 1000
 _LONGEST = 2048  # bytes
 _UNWANTED = "not among the outputs"
-_OURS = frozenset(name.encode() for name in SENT_FILES | WRITTEN_FILES)
+_OURS = frozenset(name.encode() for name in SENT_FILES | WRITTEN_FILES | {METRICS_FILE})
+_METRICS = METRICS_FILE.encode()
 # `!x/**` excludes the files below x. pathspec would exclude x itself as well.
 _BELOW = re.compile(r"/\*\*(\s*)$")
 _ROOM = "free some space, choose another folder with --out, or skip large files with --max-file"
@@ -182,13 +179,17 @@ class Outputs:
             self._spec = PathSpec(GitIgnoreSpec.from_lines(lines).patterns)
         self.sent = frozenset(sent)
 
-    def take(self, entry: Entry) -> bool:
-        """Return whether a file or folder is an output, by its path in the job's or array task's folder."""
-        top, _, rest = entry.path.partition(b"/")
-        end = "/" if entry.kind == Kind.FOLDER else ""
-        for path in [entry.path, rest] if rest and TASK.fullmatch(top) else [entry.path]:
-            first = path.partition(b"/")[0]
-            if first in _OURS or TASKS_LOG.fullmatch(first) or self._spec.match_file(os.fsdecode(path) + end):
+    def take(self, path: bytes, *, is_folder: bool, is_job: bool) -> bool:
+        """Return whether a file or folder is an output, by its path in the program's folder.
+
+        is_job: whether this is also the job's folder, so that names of clusterctl's files mean these files.
+        """
+        top, _, rest = path.partition(b"/")
+        end = "/" if is_folder else ""
+        for below in [path, rest] if rest and TASK.fullmatch(top) else [path]:
+            first = below.partition(b"/")[0]
+            is_ours = first in _OURS or TASKS_LOG.fullmatch(first) is not None
+            if (is_ours and is_job) or below == _METRICS or self._spec.match_file(os.fsdecode(below) + end):
                 return True
         return False
 
@@ -200,6 +201,7 @@ class Source:
     still_changing: the job is running, so files that keep changing are skipped.
     outputs: the files to copy, unless `collect --all` is used. None: all files but older checkpoints.
     home: files that an earlier `collect` copied to this machine. They are not copied again.
+    files: the folder below it with the program's files. "": they are in the job's folder itself.
     """
 
     folder: str
@@ -209,11 +211,12 @@ class Source:
     outputs: Outputs | None = None
     home: CollectedFiles = field(default_factory=dict)
     progress: Progress = lambda *_: None
+    files: str = ""
 
 
 def sender(transport: Transport) -> Sender:
     """Return a client of a program on the host that lists a job's folder and sends its files."""
-    return Sender(transport, remote_argv(REMOTE_PROGRAM, *sorted(SENT_FILES | WRITTEN_FILES)), many=True)
+    return Sender(transport, remote_argv(REMOTE_PROGRAM, *sorted(map(os.fsdecode, _OURS))), many=True)
 
 
 def fetch_tree(sender: Sender, source: Source, tree: Path) -> Manifest:
@@ -228,7 +231,7 @@ def fetch_tree(sender: Sender, source: Source, tree: Path) -> Manifest:
     is_new = not any(tree.iterdir())
     hashed: dict[_Key, str] = {}
     checkpoints = "all" if source.outputs and not selection.everything else selection.checkpoints
-    request = json.dumps([folder, checkpoints, selection.max_checkpoint]).encode() + b"\n"
+    request = json.dumps([folder, checkpoints, selection.max_checkpoint, source.files]).encode() + b"\n"
     max_rows = sys.maxsize if selection.everything else _MOST_ROWS
     for _ in range(_ROUNDS):
         try:
@@ -390,8 +393,10 @@ def choose_entries(
     for entry in listing:
         if entry.kind == Kind.FOLDER and entry.path in parents:
             continue
-        if outputs and not outputs.take(entry):
-            if entry.kind == Kind.FILE and entry.path not in outputs.sent:
+        path = path_of_program(entry.path, source.files)
+        is_folder = entry.kind == Kind.FOLDER
+        if outputs and path and not outputs.take(path, is_folder=is_folder, is_job=not source.files):
+            if entry.kind == Kind.FILE and path not in outputs.sent:
                 unwanted.append(entry)
         elif reason := _skip_reason(entry, max_holes, selection.max_file, source.job_id):
             skipped.append((entry.path, reason, entry.size, 0 if entry.kind == Kind.LINK else 1))
@@ -404,13 +409,14 @@ def choose_entries(
     unwanted_reason = selection.explain(_UNWANTED, 0, source.job_id)
     for path, (size, files) in _by_folder(unwanted, coming).items():
         skipped.append((path, unwanted_reason, size, files))
-    tops = {entry.path.partition(b"/")[0] for entry in listing}
     chosen = [entry for entry in listing if entry.path in coming]
+    place_entries(chosen, listing, source.files)
     mode = tree.stat().st_mode  # the user's umask
     for entry in chosen:
-        entry.local = _local(entry.path, tops)
         entry.mode = mode & (0o777 if entry.kind == Kind.FOLDER else 0o666)
-    return chosen, skipped
+    # The folders of an array's tasks are in the job's folder, and in the program's.
+    by_local = {entry.local: entry for entry in reversed(chosen) if entry.local}
+    return [entry for entry in chosen if by_local.get(entry.local) is entry], skipped
 
 
 def _by_folder(unwanted: Iterable[Entry], coming: Collection[bytes]) -> dict[bytes, tuple[int, int]]:
@@ -448,13 +454,3 @@ def _skip_reason(entry: Entry, max_holes: int, max_file: int, job_id: str) -> st
 def shown_path(path: bytes) -> str:
     """Return a path as printable text for terminals and JSON."""
     return printable(path.decode(errors="surrogateescape"))
-
-
-def _local(path: bytes, tops: set[bytes]) -> bytes:
-    """Return the path. If its first part is reserved for clusterctl, rename this part, not as in ``tops``."""
-    top, slash, rest = path.partition(b"/")
-    if top in RESERVED:
-        top += FROM_JOB
-        while top in tops:
-            top += FROM_JOB
-    return top + slash + rest

@@ -12,10 +12,10 @@ from itertools import count
 from pathlib import Path
 
 from clusterctl.errors import CollectError
-from clusterctl.runs.fetch import FROM_JOB, CollectedFiles
+from clusterctl.runs.fetch import CollectedFiles
 from clusterctl.scheduler.base import JobState, Outcome
 from clusterctl.state.ledger import RunRecord
-from clusterctl.state.submissions import CLIENT_FACTS
+from clusterctl.state.submissions import CLIENT_FACTS, FROM_JOB
 from clusterctl.state.workspace import open_private
 from clusterctl.util.assets import file_sha256
 
@@ -140,9 +140,10 @@ def escaped(name: bytes) -> bytes:
 def write_kept(tree: Path, kept: Mapping[str, bytes]) -> None:
     """Write clusterctl's files (name -> content) to ``tree``. Versions changed by the job are *.from-job."""
     for name, content in kept.items():
-        theirs = tree / f"{name}{os.fsdecode(FROM_JOB)}"
-        if theirs.is_file() and theirs.stat().st_size == len(content) and theirs.read_bytes() == content:
-            theirs.unlink()
+        # The program may have a file of that name, too.
+        for theirs in tree.glob(f"{name}{os.fsdecode(FROM_JOB)}*"):
+            if theirs.is_file() and theirs.stat().st_size == len(content) and theirs.read_bytes() == content:
+                theirs.unlink()
         # environment.json holds the content of CLIENT_FACTS.
         if name != CLIENT_FACTS:
             (tree / name).write_bytes(content)

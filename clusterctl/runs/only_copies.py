@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import CollectError, Failure, MachineError, OnlyCopyError, TransportError, printable
-from clusterctl.runs.fetch import FROM_JOB, shown_path
+from clusterctl.runs.fetch import shown_path
 from clusterctl.runs.folder import GOING_ON
 from clusterctl.state.inventory import Inventory, inventory_of
 from clusterctl.state.ledger import RunRecord
-from clusterctl.state.submissions import SENT_FILES, JobEntry, Ledger
+from clusterctl.state.submissions import FROM_JOB, SENT_FILES, JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, remote_argv, split_lines
 from clusterctl.transport.copies import Copies, encode_digests, read_copies, record_copies
@@ -325,7 +325,8 @@ def _copies(workspace: Workspace) -> Iterator[Copies]:
     """Yield the local folders with copies of the cluster's files: sent or fetched files, collected runs."""
     for entry in Ledger(workspace.jobs).entries():
         if entry.run_dir and entry.remote_dir:
-            yield Copies("", entry.remote_dir, entry.run_dir, renamed=os.fsdecode(FROM_JOB))
+            renamed, files = os.fsdecode(FROM_JOB), entry.files or ""
+            yield Copies("", entry.remote_dir, entry.run_dir, renamed=renamed, files=files)
     yield from read_copies(workspace)
 
 

@@ -2,10 +2,11 @@
 
     main(NAME...)
 
-NAMEs are files that clusterctl itself writes to a job's folder. Each line of stdin is a JSON array [FOLDER,
-CHECKPOINTS, MOST]. The program lists FOLDER, and then sends the requested files in the format of
-transport/remote_content.py. It never follows links. Files that stay on the cluster are listed with a reason,
-their size and their number:
+NAMEs are the job's metrics, and files that clusterctl itself writes to a job's folder. Each line of stdin is
+a JSON array [FOLDER, CHECKPOINTS, MOST, FILES]. FILES is the folder in FOLDER with the files of the job's
+program, "" if they are in FOLDER itself. This program lists FOLDER, and then sends the requested files in the
+format of transport/remote_content.py. It never follows links. Files that stay on the cluster are listed with
+a reason, their size and their number:
 
 - large submitted files that source.json shows as unchanged. A job may write anything to source.json, but
   this affects only the job's own folder;
@@ -226,19 +227,25 @@ class Checkpoints:
                 yield path, (TOO_LARGE, size)
 
 
-def read_submitted(folder: bytes) -> SubmittedFiles:
-    """Return path -> (size, sha256) as listed in source.json; {} if the job has overwritten it."""
+def read_submitted(folder: bytes, below: bytes) -> SubmittedFiles:
+    """Return path -> (size, sha256) as listed in source.json; {} if the job has overwritten it.
+
+    below: the start of all paths, such as b"files/".
+    """
     try:
         source = read_json(folder, b"source.json", MOST_JSON)
         files = {os.fsencode(row["path"]): (int(row["size"]), str(row["sha256"])) for row in source["files"]}
         files.update({os.fsencode(row["path"]): (0, str(row["target"])) for row in source["links"]})
     except (OSError, ValueError, TypeError, KeyError, OverflowError):
         return {}
-    return files
+    return {below + path: facts for path, facts in files.items()}
 
 
 class Listing:
-    """Prints a job's folder: files to send, and files to leave. ours: clusterctl's files, always printed."""
+    """Prints a job's folder: files to send, and files to leave.
+
+    ours: clusterctl's files and the job's metrics, always printed. files: the folder of the job's program.
+    """
 
     def __init__(
         self,
@@ -248,9 +255,10 @@ class Listing:
         checkpoints: str = "latest",
         most: int = sys.maxsize,
         entries: int = MOST_ENTRIES,
+        files: bytes = b"",
     ) -> None:
-        self.top, self.ours = top, ours
-        self.submitted = read_submitted(top)
+        self.top, self.ours, self.program = top, ours, files + b"/" if files else b""
+        self.submitted = read_submitted(top, self.program)
         self.user = os.geteuid()
         everything = checkpoints == EVERYTHING
         self.most = entries
@@ -295,8 +303,9 @@ class Listing:
     def names(self, below: bytes) -> tuple[os.stat_result, list[bytes], list[bytes]]:
         """Return (a folder's stat, the paths of its files, the paths of its subfolders). Raises OSError.
 
-        If a folder has too many files: OSError; in the job's folder itself, only clusterctl's files.
+        If a folder has too many files: OSError; in the job's and the program's folder, only ``ours``.
         """
+        is_top = below in (b"", self.program[:-1])
         children: list[tuple[bool, bytes, bool]] = []
         size, full = 0, False
         fd = self.opener.enter(below)
@@ -306,18 +315,18 @@ class Listing:
                 self.beat()
                 name = os.fsencode(entry.name)
                 size += len(below) + len(name)
-                is_from_job = bool(below) or not self.is_ours(name)
+                is_from_job = not is_top or not self.is_ours(name)
                 full = full or len(children) >= self.entries or size > self.bytes
-                if full and below:
+                if full and not is_top:
                     break
                 if not full or (not is_from_job and len(children) < self.entries + MOST_OURS):
                     children.append((is_from_job, name, entry.is_dir(follow_symlinks=False)))
         if full:
             self.entries -= self.most // 10
             reason = f"more than {self.most:,} files, or {MOST_BYTES >> 20} MiB of names"
-            if below:
+            if not is_top:
                 raise OSError(errno.EFBIG, reason)
-            self.list_skipped(b"", reason)
+            self.list_skipped(below, reason)
             children = [child for child in children if not child[0]]
         else:
             self.entries -= len(children)
@@ -333,7 +342,7 @@ class Listing:
     def file(self, path: bytes) -> None:
         self.beat()
         full = os.path.join(self.top, path)
-        if is_link_of_a_task(path, full):
+        if path.startswith(self.program) and is_link_of_a_task(path[len(self.program) :], full):
             return
         try:
             status = os.lstat(full)
@@ -367,7 +376,7 @@ class Listing:
 
 
 def is_link_of_a_task(path: bytes, full: bytes) -> bool:
-    """Return whether a path in an array task's folder is a link to a submitted file."""
+    """Return whether a path in the program's folder is a link of an array task to a submitted file."""
     folder, name = os.path.split(path)
     try:
         return bool(TASK.fullmatch(folder)) and os.readlink(full) == b"../" + name
@@ -378,12 +387,12 @@ def is_link_of_a_task(path: bytes, full: bytes) -> bool:
 def main(*names: str) -> None:
     ours = frozenset(map(os.fsencode, names))
     while line := sys.stdin.buffer.readline():
-        folder, checkpoints, most = json.loads(line)
-        serve(os.fsencode(folder), ours, checkpoints, most)
+        folder, checkpoints, most, files = json.loads(line)
+        serve(os.fsencode(folder), ours, checkpoints, most, os.fsencode(files))
 
 
-def serve(top: bytes, ours: Collection[bytes], checkpoints: str, most: int) -> None:
-    listing = Listing(top, ours, checkpoints=checkpoints, most=most)
+def serve(top: bytes, ours: Collection[bytes], checkpoints: str, most: int, files: bytes) -> None:
+    listing = Listing(top, ours, checkpoints=checkpoints, most=most, files=files)
     # The job itself replaced its folder by a link, which leads to other files.
     if os.path.islink(top):
         listing.list_skipped(b"", "a symbolic link in place of the job's folder", Size())

@@ -26,7 +26,7 @@ from clusterctl.runs.tensorboard import EventFiles
 from clusterctl.scheduler.attempts import EVENTS_FILE, Hang, Restart, events_of, hangs_of, restarts_of
 from clusterctl.scheduler.remote_logs import END, end_of
 from clusterctl.state.ledger import Metric, Value
-from clusterctl.state.submissions import SOURCE_FILE
+from clusterctl.state.submissions import METRICS_FILE, SOURCE_FILE
 from clusterctl.transport.remote_open import open_file, read_json
 
 _MAX_DEPTH: Final = 4
@@ -35,7 +35,6 @@ _OPTION: Final = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 _PAIR: Final = re.compile(r"\+{0,2}([A-Za-z][\w./@-]*)=(.*)", re.DOTALL)
 # They have no value, but a pair may follow.
 _HYDRA_FLAGS: Final = frozenset({"-m", "--multirun"})
-METRICS_FILE: Final = "metrics.jsonl"
 _MAX_NAMES: Final = 200
 _MAX_TEXT: Final = 100
 _CSV_FILE: Final = "metrics.csv"
@@ -165,6 +164,9 @@ def _lines(folder: Path, name: str) -> Iterator[bytes]:
 
 
 def _json_records(folder: Path) -> Iterator[Record]:
+    is_there = (folder / METRICS_FILE).is_file()
+    if is_there and _is_as_submitted(folder, METRICS_FILE, _submitted_files(folder)):
+        return
     for raw in _lines(folder, METRICS_FILE):
         try:
             line = json.loads(raw)

@@ -73,6 +73,7 @@ class Evidence:
     log: end of the job's own log. ranks: rank -> end of the rank's log.
     ends: failed rank -> record of when and how the rank ended (see ``first_failed``).
     attempt: the job's last attempt. lost: node -> reason of the nodes that stopped answering.
+    folder: the folder of the program on the cluster. "": the job's folder.
     left_here: called with a file, or the path of a module, that the job did not find. Returns placeholder ->
         text for the causes that depend on the files of this machine.
     excluded: patterns of files that were not sent (--exclude).
@@ -87,6 +88,7 @@ class Evidence:
     lost: Mapping[str, str] = field(default_factory=dict)
     steps: tuple[StepInfo, ...] = ()
     cancelled_by: str = ""
+    folder: str = ""
     left_here: Callable[..., Mapping[str, str]] = lambda _, is_module: {}  # noqa: ARG005
     excluded: tuple[str, ...] = ()
 
@@ -220,7 +222,7 @@ class _Case:
             failed = Failed(host=next(iter(lost)))
         words = _words(replace(evidence, lost=lost), failed)
         words["traceback"] = "1" if error.tracebacks else ""
-        folder = f"{evidence.job.work_dir}/"
+        folder = f"{evidence.folder or evidence.job.work_dir}/"
         if (frame := error.own_frame) is not None:
             words["place"] = f" at {frame.file.removeprefix(folder)}, line {frame.line}"
         words["shadow"] = error.shadow.removeprefix(folder)

@@ -83,7 +83,8 @@ def evidence_of(session: Session, job: JobInfo, logs: _Json) -> Evidence:
         lost=lost,
         steps=steps,
         cancelled_by=canceller,
-        left_here=LocalFiles.of(facts, source, entry.remote_dir or "" if entry else "").find,
+        folder=entry.program_dir if entry is not None else "",
+        left_here=LocalFiles.of(facts, source, entry.program_dir if entry is not None else "").find,
         excluded=tuple(request.get("exclude") or ()),
     )
 

@@ -21,7 +21,7 @@ class LocalFiles:
     """The folder of this machine that was sent with a job.
 
     script: path of the job's script; None for a bundled job. start: folder in which the program started.
-    sent: paths of the sent files below ``folder``. remote: the job's folder on the cluster.
+    sent: paths of the sent files below ``folder``. remote: the folder of the job's program on the cluster.
     requirements: the job's requirements file. Empty: the job has no such file.
     is_alone: whether only the script was sent, because of --no-folder.
     """

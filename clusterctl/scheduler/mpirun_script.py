@@ -54,6 +54,7 @@ def render_mpirun_script(
         )
     words = Words(
         folder='"$PWD"',
+        start='env -C "$start"',
         nodes=str(len(nodes)),
         slots=str(job.tasks_per_node),
         job_id="${CLUSTERCTL_JOB_ID:-m0}",

@@ -19,7 +19,7 @@ from clusterctl.spec.job import JOB_FIELDS, ONE_RANK_JOBS, JobSpec, is_python
 from clusterctl.spec.names import ROOT, Launcher
 from clusterctl.spec.sbatch import quoted, requests_of
 from clusterctl.spec.units import format_duration, parse_slurm_time_s
-from clusterctl.state.submissions import ADDED_FILES, SENT_FILES, SWEEP_FILE, WRITTEN_FILES
+from clusterctl.state.submissions import PROGRAM_FOLDER, SWEEP_FILE
 from clusterctl.transport.base import BOOT, module_texts
 from clusterctl.transport.put import ARCHIVES
 from clusterctl.util.assets import data_folder, render
@@ -39,12 +39,13 @@ _EXPORTED: Final = (
 # PyTorch's variables for a single rank that no launcher starts.
 _ALONE: Final = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "0"}
 MAX_BYTES: Final = 4 << 20  # Slurm's max_script_size
-TAKEN_NAMES: Final = SENT_FILES | WRITTEN_FILES | ADDED_FILES  # in job folders
 # Bundled jobs without GPUs: the probe tests the network between ranks, and export copies files.
 _ON_THE_CPU: Final = ("probe", "export")
 
 # A job without progress for less than this is not examined for a hang.
 _SHORTEST_SILENCE_S: Final = 60
+# The variable of the job's script with the folder of the program's files.
+_FILES: Final = '"$files"'
 # Slurm checks time limits once a minute: a signal less than 60 s before the end could come too late. A short
 # job gets the signal later, because it would otherwise get the signal at its start.
 _SIGNAL, _SIGNAL_S, _SIGNAL_PART = "USR1", 60, 3
@@ -133,8 +134,6 @@ def _reject_unusable(path: Path, content: bytes) -> None:
     if len(content) > MAX_BYTES:
         reason = f"it is larger than {MAX_BYTES >> 20} MiB, Slurm's limit"
         fix = "move data out of the script, and send it with --include"
-    elif path.name in TAKEN_NAMES:
-        reason = f"{path.name} is the name of a file that clusterctl writes into the job's folder"
     elif not path.name.isprintable():
         reason = "its name has characters that can't be printed"
     elif b"\0" in content:
@@ -164,11 +163,13 @@ def _encoding_fault(path: Path, content: bytes) -> tuple[str, str]:
 class Words:
     """Texts for a job's script, quoted for bash. They depend on the scheduler.
 
+    folder: the job's folder. start: command that starts the program in its own folder.
     nodes: number of nodes. slots: ranks per node. launcher: command that starts the ranks.
     started_by: options that tell task.py, the wrapper of each rank, which launcher started it.
     """
 
     folder: str
+    start: str
     nodes: str
     slots: str
     job_id: str
@@ -195,7 +196,7 @@ def program(job: JobSpec, script: UserScript | None, environment: Environment, w
     own_path = [env["PYTHONPATH"]] if job.env.get("PYTHONPATH") else []
     # So that Python finds the package `payload` first.
     first = ['"$payload"'] if job.bundled else []
-    roots = [_below(words.folder, root) for root in job.place.roots]
+    roots = [_below(_FILES, root) for root in job.place.roots]
     if first or roots:
         env["PYTHONPATH"] = ":".join((*first, *own_path, *roots))
     python = "python3" if job.container else environment.python
@@ -205,8 +206,7 @@ def program(job: JobSpec, script: UserScript | None, environment: Environment, w
         parts += words.launcher
     if is_rank and not torchrun:
         parts.append(f'"$python" -IS "$node"/task.py{words.started_by}')
-    start = [] if job.place.start == "." else [f"env -C {shlex.quote(job.place.start)}"]
-    parts += [] if torchrun else start
+    parts += [] if torchrun else [words.start]
     if job.container is not None:
         folders = f'{words.folder},"$payload"' if job.bundled or runner or torchrun else words.folder
         parts.append(
@@ -216,8 +216,8 @@ def program(job: JobSpec, script: UserScript | None, environment: Environment, w
     if torchrun:
         options = f"--nnodes={words.nodes} --nproc-per-node={words.slots} --rdzv-id={words.job_id}"
         parts += [f'{python} -IS "$node"/job.py torchrun {python}', options]
-        parts += [f'{python} -IS "$node"/task.py --of=torchrun', *start]
-    return [*parts, _command(job, script, f"{python}{runner}", words.folder)]
+        parts += [f'{python} -IS "$node"/task.py --of=torchrun', words.start]
+    return [*parts, _command(job, script, f"{python}{runner}")]
 
 
 def _reject_ranks(job: JobSpec, script: UserScript | None, *, by_mpirun: bool) -> None:
@@ -235,7 +235,7 @@ def _reject_ranks(job: JobSpec, script: UserScript | None, *, by_mpirun: bool) -
 
 
 def _below(folder: str, path: str) -> str:
-    """Return a path below a folder, quoted for bash. folder: already quoted."""
+    """Return a path below a folder, quoted for bash. folder: already quoted. path: "." is the folder."""
     return folder if path == "." else f"{folder}/{shlex.quote(path)}"
 
 
@@ -245,13 +245,13 @@ def _image(path: str) -> str:
     return shlex.quote(path) if below_home == path else f'"$HOME"/{shlex.quote(below_home)}'
 
 
-def _command(job: JobSpec, script: UserScript | None, python: str, folder: str) -> str:
+def _command(job: JobSpec, script: UserScript | None, python: str) -> str:
     if script is None:
         if job.bundled is None:
             raise UsageError("a job needs a bundled program or a script", code="nothing-to-run")
         return f"{python} -m payload {shlex.join([job.bundled, *job.args])}"
     interpreter = python if script.is_python else shlex.join(script.interpreter)
-    file = f"-m {job.module}" if job.module is not None else _below(folder, job.place.script)
+    file = f"-m {job.module}" if job.module is not None else _below(_FILES, job.place.script)
     return " ".join([interpreter, file, *map(shlex.quote, job.args)])
 
 
@@ -360,16 +360,18 @@ def render_script(
 ) -> str:
     """Return the sbatch script of a job. interval_s: seconds between two samples of telemetry."""
     script = UserScript.read(job.script) if job.script is not None else None
-    is_array = _is_array(job, script)
+    has_tasks = is_array(job, script)
     job_options = [
         *watch_options(job, interval_s),
         *(["--requeue"] if job.requeue else []),
         *([f"--chain={job.chain}"] if job.chain is not None else []),
-        *(["--array"] if is_array else []),
+        *(["--array"] if has_tasks else []),
         *(["--sweep"] if job.sweep is not None else []),
     ]
     words = Words(
         folder='"$SLURM_SUBMIT_DIR"',
+        # Scripts often begin with `cd $SLURM_SUBMIT_DIR`.
+        start=f'env -C "$start" SLURM_SUBMIT_DIR={_FILES}',
         nodes='"$nodes"',
         slots='"$slots"',
         job_id='"$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}"',
@@ -382,7 +384,7 @@ def render_script(
         shell_script=script is not None and not script.is_python,
         own_directives=script.directives.without_replaced(job) if script else (),
         options=_options(job, script),
-        array=is_array,
+        array=has_tasks,
         launcher=job.launcher,
         job_options=" ".join(job_options),
         program=program(job, script, environment, words),
@@ -394,7 +396,7 @@ def watch_options(job: JobSpec, interval_s: float) -> list[str]:
     mode, _, shortest_s = (job.hang or ("end" if job.bundled == "train" else "warn")).partition("@")
     hang = [] if mode == "off" else [f"--hang={mode}@{shortest_s or _SHORTEST_SILENCE_S}"]
     start = [] if job.place.start == "." else [f"--start={shlex.quote(job.place.start)}"]
-    return [f"--telemetry={interval_s:g}", *hang, *start]
+    return [f"--telemetry={interval_s:g}", *hang, '--files="$program"', *start]
 
 
 def common_words(
@@ -404,10 +406,15 @@ def common_words(
 
     ``needs`` lists the files that must be in the current folder to start the script by hand.
     """
-    files = [*([job.place.script] if script else []), *([SWEEP_FILE] if job.sweep is not None else [])]
+    files = [
+        *([f"{PROGRAM_FOLDER}/{job.place.script}"] if script else []),
+        *([SWEEP_FILE] if job.sweep is not None else []),
+    ]
     return {
         "title": job.name,
         "needs": " and ".join(["this file", *files]),
+        "files": PROGRAM_FOLDER,
+        "start": "" if job.place.start == "." else f"/{shlex.quote(job.place.start)}",
         "profile": environment.profile,
         "path": environment.path,
         "python": f"{environment.base}/bin/python",
@@ -415,7 +422,8 @@ def common_words(
     }
 
 
-def _is_array(job: JobSpec, script: UserScript | None) -> bool:
+def is_array(job: JobSpec, script: UserScript | None) -> bool:
+    """Return whether a job is an array, because of an option or of the script's #SBATCH lines."""
     return job.array is not None or (script is not None and script.directives.last("array") is not None)
 
 
@@ -424,7 +432,7 @@ def _options(job: JobSpec, script: UserScript | None) -> list[str]:
 
     If the script has #SBATCH lines, only flags given on the command line are returned, not the defaults.
     """
-    task = "-%a" if _is_array(job, script) else ""
+    task = "-%a" if is_array(job, script) else ""
     fields = job.model_fields_set if script is not None and script.directives.lines else set(JOB_FIELDS)
     log_options = [f"--job-name={job.name}", f"--output=stdout{task}.log", f"--error=stderr{task}.log"]
     array = [f"--array={job.array}"] if job.array is not None else []

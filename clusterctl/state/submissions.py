@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -28,16 +28,23 @@ OUTPUTS_FILE = "outputs.json"
 SPEC_FILE = "spec.yaml"
 CLIENT_FACTS = "environment.client.json"
 ENVIRONMENT_FILE = "environment.json"
+METRICS_FILE = "metrics.jsonl"
+# The folder in a job's folder with the files of its program, in which the program starts. Nothing in it is
+# clusterctl's. A run's folder has these files beside clusterctl's.
+PROGRAM_FOLDER = "files"
 # SENT_FILES are written to a job's folder by `submit`, WRITTEN_FILES by the job's script, and ADDED_FILES are
 # added to a run's folder by `collect`. The logs of array tasks also have numbers.
 SENT_FILES = frozenset(
     f"job.sbatch job.mpirun {SPEC_FILE} {SOURCE_FILE} {SWEEP_FILE} {OUTPUTS_FILE} {CLIENT_FACTS}".split()
 )
 WRITTEN_FILES = frozenset(
-    "stdout.log stderr.log rank-logs metrics.jsonl telemetry telemetry.log job.hosts job.events hang.json "
-    "heartbeat".split()
+    "stdout.log stderr.log rank-logs telemetry telemetry.log job.hosts job.events hang.json heartbeat".split()
 )
 ADDED_FILES = frozenset(f"{RUN_FILE} sacct.json {ENVIRONMENT_FILE} SHA256SUMS".split())
+_OWN = frozenset(name.encode() for name in SENT_FILES | WRITTEN_FILES | ADDED_FILES)
+TASK, TASKS_LOG = re.compile(rb"task-[0-9]+"), re.compile(rb"(stdout|stderr)-[0-9]+\.log")
+# The suffix in a run's folder of a program's files and folders that have a name of clusterctl's.
+FROM_JOB = b".from-job"
 # The default folder of collected runs.
 RUNS = Path("runs")
 # The reason recorded for large input files that are not collected, because the user has them.
@@ -51,6 +58,8 @@ class JobEntry:
     job_id: set when sbatch has answered. refused: whether Slurm rejected the job, so it never gets an id.
     state: the job's final state; None until it is known.
     run_dir: local folder with the job's collected results. run_state: the job's state when they were copied.
+    files: the folder below ``remote_dir`` with the program's files. None: a job of an earlier version, with
+        all its files in ``remote_dir`` itself.
     """
 
     token: str
@@ -63,6 +72,12 @@ class JobEntry:
     state: str | None = None
     run_dir: str | None = None
     run_state: str | None = None
+    files: str | None = None
+
+    @property
+    def program_dir(self) -> str:
+        """The folder on the cluster with the program's files; "" if it is unknown."""
+        return "/".join(filter(None, (self.remote_dir, self.files))) if self.remote_dir else ""
 
     @property
     def shown(self) -> str:
@@ -141,3 +156,49 @@ class Ledger:
     def _folder(self, token: str) -> Path:
         # A token read from a job's comment is not trusted.
         return self._path.with_suffix("") / (token if _TOKEN.fullmatch(token) else "-")
+
+
+def is_own(name: bytes) -> bool:
+    """Return whether a file or folder of this name, in a run's or task's folder, is clusterctl's."""
+    return name in _OWN or TASKS_LOG.fullmatch(name) is not None
+
+
+def split_path(path: bytes) -> tuple[bytes, bytes, bytes]:
+    """Split a path in a run's folder: the folder of an array task with a slash, or b""; a name; the rest."""
+    task, slash, below = path.partition(b"/")
+    above, path = (task + slash, below) if below and TASK.fullmatch(task) else (b"", path)
+    name, slash, rest = path.partition(b"/")
+    return above, name, slash + rest
+
+
+def run_path(path: bytes, siblings: Collection[bytes] = ()) -> bytes:
+    """Return the path that a file in the program's folder gets in the run's folder.
+
+    siblings: all paths in the program's folder. The suffix ``FROM_JOB`` makes a name that none of them has.
+    """
+    above, name, rest = split_path(path)
+    new = name
+    while is_own(new) or (new != name and above + new in siblings):
+        new += FROM_JOB
+    return above + new + rest
+
+
+def program_path(path: bytes) -> bytes | None:
+    """Return the path in the program's folder of a file in a run's folder; None if it is clusterctl's."""
+    above, name, rest = split_path(path)
+    original = name
+    while original.endswith(FROM_JOB):
+        original = original[: -len(FROM_JOB)]
+    if original != name and is_own(original):
+        return above + original + rest
+    return None if is_own(name) else path
+
+
+def job_paths(path: bytes, files: bytes) -> Iterator[bytes]:
+    """Yield the paths that a file of the run's folder may have in the job's folder. files: see JobEntry."""
+    inner = program_path(path)
+    if inner is not None:
+        yield b"%s/%s" % (files, inner)
+    if inner not in (None, path):
+        yield b"%s/%s" % (files, path)
+    yield path

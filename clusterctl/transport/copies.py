@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
+from clusterctl.state.submissions import job_paths
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.remote_content import HEADER
 from clusterctl.transport.remote_copies import digest
@@ -27,6 +28,7 @@ class Copies:
     host: "" for the shared file system. names: names of the copied files in the folder; None: all files.
     sent: whether clusterctl sent the files to the host. They may then be on the shared file system instead.
     renamed: suffix that files and folders directly in ``directory`` have, but not their originals in ``top``.
+    files: for a collected run, the folder in ``top`` with the program's files (see ``JobEntry``).
     """
 
     host: str
@@ -35,6 +37,7 @@ class Copies:
     names: tuple[str, ...] | None = None
     sent: bool = False
     renamed: str = ""
+    files: str = ""
 
     def numbers(self) -> Iterator[int]:
         """Yield the ``digest`` of each file on the host, if its size and time are those of the local file."""
@@ -57,6 +60,10 @@ class Copies:
         for parent, _, names in os.walk(root):
             for name in names:
                 local = b"%s/%s" % (parent, name)
+                if self.files:
+                    paths = job_paths(local[len(root) + 1 :], os.fsencode(self.files))
+                    yield from ((local, b"%s/%s" % (top, path)) for path in paths)
+                    continue
                 head, slash, tail = local[len(root) + 1 :].partition(b"/")
                 while ending and head.endswith(ending):
                     head = head[: -len(ending)]
@@ -86,10 +93,12 @@ def read_copies(workspace: Workspace) -> Iterator[Copies]:
     for row in read_rows(workspace.copies):
         with suppress(KeyError, TypeError):  # damaged row
             host, top, directory, names = row.get("host", ""), row["top"], row["directory"], row.get("names")
-            strings = (host, top, directory, renamed := row.get("renamed", ""), *(names or ()))
+            renamed, files = row.get("renamed", ""), row.get("files", "")
+            strings = (host, top, directory, renamed, files, *(names or ()))
             if all(isinstance(text, str) and "\0" not in text for text in strings):
                 sent = row.get("sent") is True
-                yield Copies(host, top, directory, None if names is None else tuple(names), sent, renamed)
+                listed = None if names is None else tuple(names)
+                yield Copies(host, top, directory, listed, sent, renamed, files)
 
 
 def encode_digests(digests: Iterable[int]) -> bytes:

@@ -1,13 +1,13 @@
 """Watches the progress of a job, and names a hang. Uses only the standard library of Python 3.8 or newer.
 
-    python -IS hang.py watch FOLDER MODE@SECONDS [HOST,... SSH]
+    python -IS hang.py watch FOLDER MODE@SECONDS FILES [HOST,... SSH]
     python -IS hang.py show FOLDER HOST,... SSH
 
 `watch` runs beside telemetry on the job's first node. Progress is a change of the job's output, of
-metrics.jsonl or of the file $CLUSTERCTL_HEARTBEAT. After a long time without progress (see ``Patience``),
-this program runs stacks.py on all nodes. If all ranks wait, it records a hang in the job's log and in the
-file job.events, and later the next progress in job.events. If MODE is `end`, it also writes hang.json, and
-job.py then ends the program.
+metrics.jsonl in the program's folder FILES, or of the file $CLUSTERCTL_HEARTBEAT. After a long time without
+progress (see ``Patience``), this program runs stacks.py on all nodes. If all ranks wait, it records a hang in
+the job's log and in the file job.events, and later the next progress in job.events. If MODE is `end`, it also
+writes hang.json, and job.py then ends the program.
 
 `show` prints a JSON object: where the ranks are, grouped in words, and the answers of stacks.py with the
 stacks that it wrote. HOST: the job's nodes. SSH: the command that connects to them; empty with Slurm.
@@ -216,9 +216,15 @@ def stack_of(rank: int) -> list[str]:
 
 
 class Watch:
-    """The watch over a job. mode: warn or end. where: arguments of ``ask_nodes``."""
+    """The watch over a job. mode: warn or end. where: arguments of ``ask_nodes``. metrics: path of a file."""
 
-    def __init__(self, mode: str, shortest_s: float, where: tuple[str, Sequence[str], str]) -> None:
+    def __init__(
+        self,
+        mode: str,
+        shortest_s: float,
+        where: tuple[str, Sequence[str], str],
+        metrics: str = "metrics.jsonl",
+    ) -> None:
         self._mode, self._shortest_s, self._where = mode, shortest_s, where
         self._patience, self._before = Patience(shortest_s), time.monotonic()
         self._number = os.environ.get("SLURM_ARRAY_TASK_ID", "")
@@ -226,6 +232,7 @@ class Watch:
             f"../{name}-{self._number}.log" if self._number else f"{name}.log"
             for name in ("stderr", "stdout")
         ]
+        self._metrics = metrics
         self._seen = self.state()
         # When the nodes were asked before in this silence, and their answers.
         self._earlier: list[tuple[float, Sequence[Answer]]] = []
@@ -253,7 +260,7 @@ class Watch:
     def state(self) -> list[tuple[int, int]]:
         """Return size and time of the files that change when the job makes progress."""
         states = []
-        for path in (*self._logs, "metrics.jsonl", os.environ.get("CLUSTERCTL_HEARTBEAT", "heartbeat")):
+        for path in (*self._logs, self._metrics, os.environ.get("CLUSTERCTL_HEARTBEAT", "heartbeat")):
             try:
                 status = os.stat(path)
                 states.append((status.st_size, status.st_mtime_ns))
@@ -318,12 +325,12 @@ def main(verb: str, folder: str, *more: str) -> None:
     """Run the program, with the arguments that the module describes."""
     os.chdir(folder)
     if verb == "watch":
-        mode, _, shortest_s = more[0].partition("@")
-        more = more[1:]
+        (mode, _, shortest_s), files = more[0].partition("@"), more[1]
+        more = more[2:]
     nodes, ssh = more or ("", "")
     where = (folder, [node for node in nodes.split(",") if node], ssh)
     if verb == "watch":
-        Watch(mode, float(shortest_s), where).run()
+        Watch(mode, float(shortest_s), where, f"{files}/metrics.jsonl").run()
     else:
         ranks = [{**each, "stack": stack_of(each["rank"])} for each in ask_nodes(*where) if "rank" in each]
         ranks.sort(key=lambda rank: rank["rank"])

@@ -5,14 +5,15 @@
         --hang=MODE@SECONDS   watch the job's progress (see hang.py)
         --requeue             have Slurm requeue the job unless it succeeds, is cancelled or cannot succeed
         --chain=SECONDS       requeue the job only until its attempts have run this long together
-        --start=FOLDER        the folder below the job's in which the program starts
-        --array               create links in the array task's folder to the files beside the script
+        --files=FOLDER        the folder of the program, for an array that of the task's program
+        --start=FOLDER        the folder below it in which the program starts
+        --array               create links in the folder of the task's program to the job's sent files
         --sweep               pass the array task's values in sweep-tasks.json to the program
         --nodes=HOST,...      the job's nodes, without Slurm
         --ssh=COMMAND         the command that connects to a node
     job.py torchrun PYTHON [OPTIONS OF TORCHRUN] PROGRAM...
     job.py container --image=FILE --bind=FOLDER,... --env=NAME,... PROGRAM...
-    job.py watch FOLDER SECONDS [MODE@SECONDS [HOST,... SSH]]
+    job.py watch FOLDER SECONDS [MODE@SECONDS FILES [HOST,... SSH]]
 
 The job's script on the first node ends with `run`, which forwards signals to PROGRAM and returns the exit
 status of PROGRAM. `run` records the start, each signal and the end in the file job.events, and then a requeue
@@ -30,7 +31,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 # The folder that holds the payload.
@@ -51,12 +52,6 @@ from payload.node.requeue import (
     wait_until_ended,
 )
 
-# Files in a job's folder that clusterctl writes.
-OURS = frozenset(
-    "job.sbatch job.mpirun spec.yaml source.json sweep-tasks.json outputs.json environment.client.json "
-    "stdout.log stderr.log rank-logs metrics.jsonl telemetry telemetry.log job.hosts job.events "
-    "hang.json heartbeat run.json sacct.json environment.json SHA256SUMS".split()
-)
 RANK_VARIABLES = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK".split()
 # These ports are above the ranges of the kernel and srun.
 FIRST_PORT, PORTS = 65000, 536
@@ -74,12 +69,12 @@ TELEMETRY_START_S = 2.0
 class Telemetry:
     """Processes that sample the load of each node (telemetry). If they fail, the job is not affected."""
 
-    def __init__(self, seconds: str, hang: str, nodes: Sequence[str], ssh: str) -> None:
+    def __init__(self, options: Mapping[str, str], nodes: Sequence[str]) -> None:
         self._pids: list[int] = []
         self._open: list[int] = []
         self._log = task.open_for_writing("telemetry.log", os.O_TRUNC)
         environment = step_environment()
-        for command in self._commands(seconds, hang, nodes, ssh):
+        for command in self._commands(options, nodes):
             # Each process has its own pipe, because ssh makes its input non-blocking for all readers.
             reads, writes = os.pipe()
             self._open.append(writes)
@@ -88,13 +83,15 @@ class Telemetry:
             os.close(reads)
 
     @staticmethod
-    def _commands(seconds: str, hang: str, nodes: Sequence[str], ssh: str) -> list[list[str]]:
+    def _commands(options: Mapping[str, str], nodes: Sequence[str]) -> list[list[str]]:
         """Return the commands that start telemetry: a single srun; without Slurm, a command for each node."""
-        watch = [sys.executable, "-IS", os.path.abspath(__file__), "watch", os.getcwd(), seconds]
+        ssh, here = options.get("ssh", ""), os.path.abspath(__file__)
+        watch = [sys.executable, "-IS", here, "watch", os.getcwd(), options["telemetry"]]
+        first = [*watch, options.get("hang", ""), options["files"]]
         if not nodes:
             count = os.environ.get("SLURM_JOB_NUM_NODES", "1")
-            return [[*STEP, f"--nodes={count}", f"--ntasks={count}", *watch, hang]]
-        quoted, first = " ".join(map(shlex.quote, watch)), [*watch, hang, ",".join(nodes), ssh]
+            return [[*STEP, f"--nodes={count}", f"--ntasks={count}", *first]]
+        quoted, first = " ".join(map(shlex.quote, watch)), [*first, ",".join(nodes), ssh]
         return [first if node == task.host_name() else [*ssh.split(), node, quoted] for node in nodes]
 
     def end(self, patience_s: float) -> None:
@@ -156,9 +153,9 @@ def run(words: Sequence[str]) -> int:
     """Run a job's program, given the arguments of `job.py run`, and return the program's exit status."""
     options, program = task.split(words)
     nodes = [node for node in options.get("nodes", "").split(",") if node]
-    prepare_folder(options.get("start", ""), is_task="array" in options)
+    prepare_folder(options["files"], options.get("start", ""), is_task="array" in options)
     if "sweep" in options:
-        program += take_sweep_values()
+        program += take_sweep_values(options["files"])
     task.mark_restart([1, 2])
     if "SLURM_JOB_ID" not in os.environ:
         task.take_host_variables()
@@ -176,7 +173,7 @@ def run(words: Sequence[str]) -> int:
     restart = Restart(events, options, program)
     if (status := restart.begin(nodes)) is not None:
         return status
-    telemetry = Telemetry(options["telemetry"], options.get("hang", ""), nodes, options.get("ssh", ""))
+    telemetry = Telemetry(options, nodes)
     running = Program(program, events)
     status = running.wait()
     if status == 0 and has_lost_node(program, nodes, is_told=running.is_told):
@@ -203,44 +200,49 @@ def kill_ranks() -> None:
             wait_for(["scancel", "--signal=KILL", *ranks])
 
 
-def prepare_folder(start: str, *, is_task: bool) -> None:
-    """Create the links that the program needs in the current folder. start: folder in which it starts."""
+def prepare_folder(files: str, start: str, *, is_task: bool) -> None:
+    """Create the links that the program needs in its folder ``files``. start: folder in which it starts."""
     if is_task:
-        link_given_files(start)
+        link_given_files(files, start)
     if start:
-        # A program that writes its metrics in this folder writes them to the job's folder.
+        # A program that writes its metrics in this folder writes them to its topmost folder.
         with suppress(OSError):
-            os.symlink(os.path.relpath("metrics.jsonl", start), f"{start}/metrics.jsonl")
+            metrics = f"{files}/{start}/metrics.jsonl"
+            if os.path.isfile(metrics) and not os.path.lexists(f"{files}/metrics.jsonl"):
+                os.rename(metrics, f"{files}/metrics.jsonl")
+            os.symlink(os.path.relpath("metrics.jsonl", start), metrics)
 
 
-def link_given_files(start: str) -> None:
-    """Create links in the current folder (of an array task) to the job's input files in the parent folder.
+def link_given_files(files: str, start: str) -> None:
+    """Create links in ``files``, the folder of a task's program, to the sent files in its parent folder.
 
-    The folder ``start`` is created, so that each task has its own, with links to the files in the job's.
+    The folder ``start`` is created, so that each task has its own, with links to the files in the job's. Each
+    task has its own metrics.
     """
+    sent = os.path.dirname(files)
     parts = start.split("/") if start else []
     for depth, next_part in enumerate((*parts, "")):
-        folder = "/".join((".", *parts[:depth]))
-        os.makedirs(folder, exist_ok=True)
-        for name in os.listdir(f"../{folder}"):
-            is_ours = depth == 0 and (name in OURS or is_numbered(name))
-            # prepare_folder creates a link to the task's own.
-            is_ours |= next_part == "" and name == "metrics.jsonl"
-            if name != next_part and not is_ours:
+        below = "/".join(parts[:depth])
+        target, source = os.path.join(files, below), os.path.join(sent, below)
+        os.makedirs(target, exist_ok=True)
+        for name in os.listdir(source):
+            is_tasks = depth == 0 and is_task_folder(name)
+            if name not in (next_part, "metrics.jsonl") and not is_tasks:
                 with suppress(FileExistsError):
-                    os.symlink(os.path.relpath(f"../{folder}/{name}", folder), f"{folder}/{name}")
+                    os.symlink(os.path.relpath(f"{source}/{name}", target), f"{target}/{name}")
 
 
-def is_numbered(name: str) -> bool:
-    """Return whether this is the name of an array task's log or folder, such as task-3 or stdout-3.log."""
+def is_task_folder(name: str) -> bool:
+    """Return whether this is the name of an array task's folder, such as task-3."""
     kind, _, number = name.rpartition("-")
-    if kind in ("stdout", "stderr") and number.endswith(".log"):
-        return number[: -len(".log")].isdigit()
     return kind == "task" and number.isdigit()
 
 
-def take_sweep_values() -> list[str]:
-    """Return this task's options in sweep-tasks.json as arguments. Set variables SWEEP_NAME to the values."""
+def take_sweep_values(files: str) -> list[str]:
+    """Return this task's options in sweep-tasks.json as arguments. Set variables SWEEP_NAME to the values.
+
+    files: the folder of the task's program, which gets them in sweep-values.json.
+    """
     number = os.environ["SLURM_ARRAY_TASK_ID"]
     try:
         with open("../sweep-tasks.json") as file:
@@ -249,7 +251,7 @@ def take_sweep_values() -> list[str]:
     except (OSError, ValueError, LookupError, TypeError) as exc:
         task.complain(f"sweep-tasks.json does not contain valid values of task {number}: {exc!r}")
         sys.exit(2)
-    with open("sweep-values.json", "w") as file:
+    with open(f"{files}/sweep-values.json", "w") as file:
         file.write(json.dumps(values) + "\n")
     words: list[str] = []
     for key, value in values.items():
@@ -356,10 +358,10 @@ class Slurmstepds:
         return sorted(path.rpartition("_")[2] for path in killed)
 
 
-def watch(folder: str, seconds: str, hang: str = "", *nodes_and_ssh: str) -> int:
+def watch(folder: str, seconds: str, hang: str = "", *more: str) -> int:
     """Run telemetry on this node, with a sample every ``seconds``, until stdin closes.
 
-    hang: if given, also watch the job's progress, on the first of its nodes.
+    hang: if given, also watch the job's progress, on the first of its nodes. more: arguments of hang.py.
     """
     os.chdir(folder)
     # Slurm sends the signal of `#SBATCH --signal` to all steps. It is meant for the program.
@@ -373,7 +375,7 @@ def watch(folder: str, seconds: str, hang: str = "", *nodes_and_ssh: str) -> int
     if hang and os.environ.get("SLURM_NODEID", "0") == "0":
         script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hang.py")
         with suppress(OSError):
-            watcher = task.start([sys.executable, "-IS", script, "watch", folder, hang, *nodes_and_ssh])
+            watcher = task.start([sys.executable, "-IS", script, "watch", folder, hang, *more])
     stepds = Slurmstepds(os.environ.get("SLURM_JOB_ID", "none"), os.environ.get("SLURM_STEP_ID", ""))
     while not task.is_readable(0, task.POLL_S) or os.read(0, task.CHUNK):
         for step in stepds.killed():

@@ -25,8 +25,10 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from payload.node import restarts
-from payload.node.job import OURS
 
+# The folder of the program below the job's, as clusterctl/state/submissions.py names it.
+FILES = "files"
+METRICS = f"{FILES}/metrics.jsonl"
 LOOK_S, STEP_S = 0.25, 0.02
 CHUNK = 1 << 20
 # Differs between two files with the same tensors, because it depends on the name of the file.
@@ -53,7 +55,7 @@ class Watch:
         """
         steps, end = [], time.monotonic() + LOOK_S
         while time.monotonic() < end:
-            step = restarts.last_step("heartbeat", ["."])
+            step = restarts.last_step("heartbeat", [FILES])
             if step != self._step:
                 self._step = step
                 steps.append((time.time(), step))
@@ -63,11 +65,11 @@ class Watch:
         return {"time": time.time(), "events": events, "steps": steps, "checkpoints": checkpoints}
 
     def _whole_checkpoints(self) -> Iterator[tuple[str, Checkpoint]]:
-        for path, number, changed in restarts.checkpoints(".", time.monotonic() + restarts.SEARCH_S):
+        for path, number, changed in restarts.checkpoints(FILES, time.monotonic() + restarts.SEARCH_S):
             key = path, changed
             if key not in self._checkpoints:
                 self._checkpoints[key] = number, changed, size_of(path), seconds_to_write(path)
-            yield path[len("./") :], self._checkpoints[key]
+            yield path, self._checkpoints[key]
 
 
 def size_of(path: str) -> int:
@@ -98,14 +100,15 @@ def results() -> dict[str, object]:
     starts = [event["time"] for event in restarts.events_of_job(restarts.end_of_file("job.events"))]
     since = min(starts, default=0.0)
     deadline = time.monotonic() + restarts.SEARCH_S
-    times = [(changed, path) for path, _, changed in restarts.checkpoints(".", deadline) if changed >= since]
-    checkpoints = {path[len("./") :]: _tensors(dict(_hashes(path, since))) for _, path in sorted(times)}
+    times = [(changed, path) for path, _, changed in restarts.checkpoints(FILES, deadline)]
+    written = [path for changed, path in sorted(times) if changed >= since]
+    checkpoints = {path: _tensors(dict(_hashes(path, since))) for path in written}
     outputs = {
         name: digest
-        for entry in os.listdir(".")
-        if entry not in OURS and not entry.endswith(".log")
-        for name, digest in _hashes(entry, since)
-        if not any(name == path or name.startswith(f"{path}/") for path in checkpoints)
+        for entry in sorted(os.listdir(FILES))
+        if not entry.endswith(".log")
+        for name, digest in _hashes(f"{FILES}/{entry}", since)
+        if name != METRICS and not any(name == path or name.startswith(f"{path}/") for path in checkpoints)
     }
     log = restarts.this_attempt(restarts.end_of_file("stdout.log"))
     lines = Counter(re.sub(r"\d+", "N", line) for line in log.splitlines() if line.strip())

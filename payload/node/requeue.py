@@ -75,7 +75,8 @@ class Restart:
 
     def __init__(self, events: Events, options: Mapping[str, str], program: Sequence[str]) -> None:
         self._events, self._options = events, options
-        self._program, self._folders = program, [".", *restarts.folders_of(program)]
+        self._program, files = program, options["files"]
+        self._folders = [files, *(os.path.join(files, path) for path in restarts.folders_of(program))]
         self._job = os.environ.get("SLURM_JOB_ID", "")
         if "array" in options and "requeue" in options:
             self._job = "{SLURM_ARRAY_JOB_ID}_{SLURM_ARRAY_TASK_ID}".format_map(os.environ)
@@ -145,7 +146,7 @@ class Restart:
         failure = restarts.failure_now(status, log)
         if restarts.is_usage(failure):
             # If all nodes have the same files, each restart would end like this attempt.
-            bad = nodes_without_files(attempt[0]["nodes"], self._program)
+            bad = nodes_without_files(attempt[0]["nodes"], self._program, self._folders[0])
             failure = restarts.failure_of(bad, "missing files on") or failure
         elif not failure.place and failure.kind not in ("saved", "hang"):
             failure = restarts.failure_of(lost_nodes(attempt[0]["nodes"]), "loss of") or failure
@@ -247,15 +248,17 @@ def lost_nodes(nodes: Sequence[str], lost: frozenset[str] = LOST) -> list[str]:
     return [node for node, of_node in states.items() if lost.intersection(of_node)]
 
 
-def nodes_without_files(nodes: Sequence[str], program: Sequence[str]) -> list[str]:
+def nodes_without_files(nodes: Sequence[str], program: Sequence[str], folder: str) -> list[str]:
     """Return the nodes that lack a file of the program, because a file system is missing, for example.
+
+    folder: the folder of the program, where relative paths begin.
 
     A file is a word of the program's command line that is a file or a command on another node. Folders do
     not count, because programs create some of them. Return [] if a node does not answer.
     """
     if len(nodes) == 1 or "SLURM_JOB_ID" not in os.environ:
         return []
-    step = [*STEP, f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}"]
+    step = [*STEP, f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", f"--chdir={folder}"]
     command = ["timeout", FILES_S, *step, "sh", "-c", LIST_FILES, "sh", *program]
     answer = task.output_of(command, step_environment())
     files = {row[0]: set(row[1:]) for row in map(str.split, answer.splitlines()) if row}

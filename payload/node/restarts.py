@@ -238,7 +238,8 @@ def has_lost_daemon(log: str) -> bool:
 
 def runs_srun(program: Sequence[str]) -> bool:
     """Return whether a program is srun, perhaps after env, and not a script that may run srun repeatedly."""
-    return "srun" in program and program[0] in ("srun", "env")
+    before = program[: program.index("srun")] if "srun" in program else ["-C"]
+    return before[:1] in ([], ["env"]) and "-C" not in before
 
 
 def status_of_start(log: str) -> int:
@@ -264,7 +265,7 @@ def forget_ends() -> None:
 
 
 def folders_of(program: Sequence[str]) -> list[str]:
-    """Return the folders other than the job's in which the bundled training writes, from its arguments."""
+    """Return the folders other than its own in which the bundled training writes, from its arguments."""
     words = " ".join(program).replace("=", " ").split()
     return [words[n + 1] for n, word in enumerate(words[:-1]) if word in ("--out", "--checkpoints")]
 

@@ -28,7 +28,7 @@ def kill_daemon(cluster: Cluster, unit: str) -> None:
 def ran(cluster: Cluster, folder: str) -> list[str]:
     """Return a line for each job that has run."""
     return cluster.ssh(
-        f"{cluster.name}-ctl", f"cat {folder}/ran 2>/dev/null", user=cluster.user, rc=None
+        f"{cluster.name}-ctl", f"cat {folder}/files/ran 2>/dev/null", user=cluster.user, rc=None
     ).split()
 
 

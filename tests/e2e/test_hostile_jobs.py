@@ -29,29 +29,32 @@ partitions:
   - {{name: train, nodes: 2}}
 """
 
-# What a job does to its own folder, in bash; its name here is the one that it is submitted under.
+# What a job does to its program's folder, and to its own folder above, in bash. Its name here is the one that
+# it is submitted under.
 FOLDERS = {
-    "fifo-source": "rm -f source.json && mkfifo source.json",
-    "zero-outputs": "rm -f outputs.json && ln -s /dev/zero outputs.json",
-    "huge-source": "rm -f source.json && truncate -s 3G source.json",
-    "deep-json": "rm -f source.json && head -c 4M /dev/zero | tr '\\0' '[' >source.json",
-    "fifo-logs": "rm -f stdout.log && mkfifo stdout.log stdin.log",
-    "link-logs": "rm -f stderr.log && ln -s /dev/zero stderr.log",
-    "link-facts": "rm -f environment.client.json && ln -s /dev/zero environment.client.json",
-    "link-telemetry": "rm -rf telemetry && ln -s / telemetry",
+    "fifo-source": "cd .. && rm -f source.json && mkfifo source.json",
+    "zero-outputs": "cd .. && rm -f outputs.json && ln -s /dev/zero outputs.json",
+    "huge-source": "cd .. && rm -f source.json && truncate -s 3G source.json",
+    "deep-json": "cd .. && rm -f source.json && head -c 4M /dev/zero | tr '\\0' '[' >source.json",
+    "fifo-logs": "cd .. && rm -f stdout.log && mkfifo stdout.log stdin.log",
+    "link-logs": "cd .. && rm -f stderr.log && ln -s /dev/zero stderr.log",
+    "link-facts": "cd .. && rm -f environment.client.json && ln -s /dev/zero environment.client.json",
+    "link-telemetry": "cd .. && rm -rf telemetry && ln -s / telemetry",
     "sparse": "truncate -s 1T sparse.bin && echo here >beside.txt && mkdir empty",
     "holes": "truncate -s 2G holes.bin && echo end >>holes.bin",
     "deep": "for i in {1..1500}; do mkdir -p deeper && cd deeper; done",
     "many": "mkdir many && cd many && seq 1 20000 | xargs touch",
     "names": "touch $'a\\nb' $'\\e]52;c;aGk=\\a' $'\\xff\\xfe' -- -rf '$(id)' \"$(printf 'x%.0s' {1..255})\"",
-    "forged": "for f in run.json spec.yaml job.sbatch SHA256SUMS sacct.json environment.json; do"
+    "forged": "cd ..; for f in run.json spec.yaml job.sbatch SHA256SUMS sacct.json environment.json; do"
     ' rm -rf "$f"; echo \'{"token": "forged", "state": "COMPLETED"}\' >"$f"; done',
-    "folders": "for f in run.json source.json outputs.json metrics.jsonl; do rm -rf $f; mkdir -p $f/$f; done",
+    "folders": "cd ..; for f in run.json source.json outputs.json files/metrics.jsonl; do"
+    " rm -rf $f; mkdir -p $f/$f; done",
     "locked": "mkdir shut && touch shut/in secret && chmod 000 shut secret",
     "special": "mkfifo pipe; ln -s . loop; ln -s /etc/shadow shadow; ln -s missing dangling;"
     " python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"sock\")'",
-    "gone": 'cd .. && rm -rf -- "$OLDPWD"',
-    "swapped": 'here=$PWD; cd .. && mv -- "$here" "$here.away" && ln -s / "$here"',
+    "gone": 'cd .. && cd .. && rm -rf -- "$OLDPWD"',
+    "swapped-files": 'here=$PWD; cd .. && mv -- "$here" away && ln -s / "$here"',
+    "swapped": 'cd ..; here=$PWD; cd .. && mv -- "$here" "$here.away" && ln -s / "$here"',
     "terminal": "printf 'red \\e[31mred\\n\\e]52;c;aGFja2Vk\\a\\e]0;title\\a\\e[2J\\e[H'"
     "'\\x9b2J\\xe2\\x80\\xaeabc\\n\\ePq\\e\\\\' | tee /dev/stderr",
     "long-line": "head -c 16M /dev/zero | tr '\\0' x",
@@ -224,7 +227,8 @@ def test_all_that_can_come_home_does_and_the_rest_is_named(attack: Attack) -> No
 
     assert "source.json" in skipped("fifo-source")
     assert "outputs.json" in skipped("zero-outputs")
-    assert "sparse.bin" in skipped("sparse")
+    assert "files/sparse.bin" in skipped("sparse")
+    assert skipped("swapped-files").keys() == {"files"}
     sparse = home[attack.hostile["sparse"]]
     assert (sparse / "beside.txt").read_text() == "here\n"
     holes = home[attack.hostile["holes"]] / "holes.bin"
@@ -232,7 +236,8 @@ def test_all_that_can_come_home_does_and_the_rest_is_named(attack: Attack) -> No
     forged = home[attack.hostile["forged"]]
     assert json.loads((forged / "run.json").read_text())["name"] == "forged"
     assert "forged" not in (forged / "spec.yaml").read_text()
-    assert {"pipe", "loop", "shadow", "dangling", "sock"} <= skipped("special").keys()
+    special = ("pipe", "loop", "shadow", "dangling", "sock")
+    assert {f"files/{name}" for name in special} <= skipped("special").keys()
     for run in home.values():
         assert not any(path.is_symlink() for path in run.rglob("*"))
 

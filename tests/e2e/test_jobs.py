@@ -87,6 +87,8 @@ def test_daemons_end_with_their_job_and_logins_stay(cluster: Cluster) -> None:
         cluster.ssh(node, "pkill -x sleep", user="hpc")
 
 
+# Names that clusterctl uses, too.
+CARRIED = ("telemetry/__init__.py", "hostfile", "job.sbatch")
 PROJECT = {
     "proj/job.yaml": "job: scripts/run.sh\n",
     "proj/pyproject.toml": "",
@@ -96,24 +98,35 @@ PROJECT = {
     "proj/scripts/run.sh": """\
 #!/bin/bash -l
 #SBATCH --nodes=1
+srun bash -c 'cd "$SLURM_SUBMIT_DIR" && cat telemetry/__init__.py hostfile job.sbatch'
 srun python -m pkg.train
 sbatch --wait --output=worker.log --wrap 'echo "inherited <$OMP_NUM_THREADS$MASTER_ADDR>"'
 cat worker.log
+rm -rf -- *
+echo mine >stdout.log
 """,
+    **{f"proj/{name}": f"{name}\n" for name in CARRIED},
 }
 
 
 def test_project_runs_from_its_own_folder(cluster: Cluster) -> None:
-    """Its login shell finds the job's Python, and the job that it submits does not inherit its variables."""
+    """Its login shell finds the job's Python, and the job that it submits does not inherit its variables.
+
+    It removes and overwrites what it likes, and clusterctl loses nothing.
+    """
     for name, text in PROJECT.items():
         path = cluster.runner.cwd / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     done = cluster.json("submit", "proj/job.yaml", "--wait")
     assert done["source"]["folder"] == str(cluster.runner.cwd / "proj")
-    out = (cluster.run_of(done["job_id"]) / "stdout.log").read_text()
-    assert "lr 0.1" in out.splitlines()
-    assert "inherited <>" in out.splitlines()
+    run = cluster.run_of(done["job_id"])
+    lines = (run / "stdout.log").read_text().splitlines()
+    assert lines == [*CARRIED, "lr 0.1", "", "inherited <>"]
+    assert (run / "stdout.log.from-job").read_text() == "mine\n"
+    assert {path.suffix for path in (run / "telemetry").iterdir()} == {".jsonl"}
+    again = cluster.json("replay", done["job_id"], "--wait")["job_id"]
+    assert (cluster.run_of(again) / "stdout.log").read_text().splitlines() == lines
 
 
 def test_nothing_is_queued_after_a_wrong_argument(cluster: Cluster) -> None:
@@ -277,7 +290,7 @@ def test_collect_says_what_stays_on_the_cluster(cluster: Cluster) -> None:
     ran = cluster("-o", "json", "collect", job)
     assert [run["skipped"] for run in ran.json["runs"]] == [1]
     command = f"clusterctl collect {job} --checkpoints all"
-    assert f"out/checkpoint-2 (an older checkpoint: `{command}`)" in ran.stderr
+    assert f"files/out/checkpoint-2 (an older checkpoint: `{command}`)" in ran.stderr
     kept = Path(ran.json["runs"][0]["dir"]) / "out"
     assert [path.name for path in kept.iterdir()] == ["checkpoint-3"]
     assert cluster.json(*command.split()[1:])["runs"][0]["skipped"] == 0

@@ -75,7 +75,7 @@ def test_requeued_training_ends_with_the_same_weights(cluster: Cluster) -> None:
     samples = records(run / "telemetry" / f"{cluster.name}-train-1.jsonl")
     assert sum(record["kind"] == "host" for record in samples) == 2
 
-    judged = cluster.json("submit", "eval", "--wait", "--", "--out", submitted["dir"])["job_id"]
+    judged = cluster.json("submit", "eval", "--wait", "--", "--out", f"{submitted['dir']}/files")["job_id"]
     said = json.loads((cluster.run_of(judged) / "stdout.log").read_text().splitlines()[-1])
     assert said["accuracy"] == records(run / "metrics.jsonl")[-1]["accuracy"]
 

@@ -14,6 +14,7 @@ from clusterctl.jobs.bundled import ChosenModel, reject_unless_fitting, run_on_t
 from clusterctl.jobs.source import Source
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec, Weights, job_spec
+from clusterctl.state.submissions import PROGRAM_FOLDER
 from clusterctl.transport.copies import read_copies
 from clusterctl.transport.remote_copies import digest
 from tests.support.messages import refused as rejected
@@ -46,9 +47,9 @@ def model(run: Path, *, best: str = "best") -> Path:
 def trained(session: Session, run: Path | None = None) -> tuple[str, Path]:
     """A job that has left a model in its folder, and maybe was brought home: its id and that folder."""
     done = submit(session, JobSpec(name="train", bundled="train"))
-    folder = model(Path(done.remote_dir))
+    folder = model(Path(done.remote_dir) / PROGRAM_FOLDER)
     if run is not None:
-        bring_home(session, done.job_id, folder, run)
+        bring_home(session, done.job_id, Path(done.remote_dir), run)
     return done.job_id, folder
 
 
@@ -99,7 +100,7 @@ def test_a_model_of_here_is_sent_without_the_other_weights(session: Session, wei
         assert sent is not None
         assert {item.path for item in sent.items} == sent_with(weights)
     done = submit(session, PREDICT, source=sent)
-    arrived = Path(done.remote_dir) / "model" / f"{weights.value}.safetensors"
+    arrived = Path(done.remote_dir) / PROGRAM_FOLDER / "model" / f"{weights.value}.safetensors"
     assert arrived.read_text() == weights.value
 
 
@@ -110,7 +111,7 @@ def test_what_was_sent_of_a_model_is_known_to_be_here(session: Session, here: Pa
     done = submit(session, PREDICT, source=sent)
     known = {number for copies in read_copies(session.ledger.workspace) for number in copies.numbers()}
     for path in ("model/model.json", "model/best.safetensors", "config.toml"):
-        there = Path(done.remote_dir) / path
+        there = Path(done.remote_dir) / PROGRAM_FOLDER / path
         status = there.stat()
         assert digest(b"", os.fsencode(there), status.st_size, status.st_mtime_ns) in known
 

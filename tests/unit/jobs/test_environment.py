@@ -378,5 +378,5 @@ def test_the_script_and_the_record_of_a_job(session, first: Environment, tmp_pat
     text = script_of(session.facts, job, first)
     folder = f'"$HOME"/clusterctl/environments/{first.lock.key}/bin'
     assert f"export CLUSTERCTL_PATH={folder}:/opt/clusterctl/env/bin " in text
-    assert f' {folder}/python "$SLURM_SUBMIT_DIR"/' in text
+    assert f' {folder}/python "$files"/' in text
     assert client_facts(job, first, folder=tmp_path)["requirements"] == first.lock.text

@@ -65,7 +65,7 @@ def job(tmp_path: Path) -> JobSpec:
 
 def given(node: ApartNode, done: Submitted) -> set[str]:
     folder = node.home / "clusterctl/jobs" / Path(done.remote_dir).name
-    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    return {path.name for path in folder.rglob("*")}
 
 
 def test_each_node_of_the_partition_has_the_jobs_folder(

@@ -260,13 +260,11 @@ def test_start_folder_is_sent_even_if_ignored(top, monkeypatch):
     assert [item.path for item in source.items] == [".gitignore", "train.py", "build"]
 
 
-def test_metrics_of_a_local_run_are_sent_only_to_an_array(top, monkeypatch):
-    write(top, {"train.py": "", "exps/metrics.jsonl": "", "exps/a/metrics.jsonl": ""})
-    with refused("reserved-file-names", UsageError, "--exclude /exps/metrics.jsonl"):
-        sent(job_from(top / "exps", "../train.py", monkeypatch))
-    names = {"train.py", "exps/a/metrics.jsonl"}
-    assert sent(job_from(top / "exps", "../train.py", monkeypatch, exclude=("/exps/metrics.jsonl",))) == names
-    assert sent(job_from(top / "exps", "../train.py", monkeypatch, array="0-1")) > names
+def test_metrics_of_a_local_run_are_sent(top, monkeypatch):
+    names = {"train.py", "exps/metrics.jsonl", "exps/a/metrics.jsonl"}
+    write(top, dict.fromkeys(names, ""))
+    for array in (None, "0-1"):
+        assert sent(job_from(top / "exps", "../train.py", monkeypatch, array=array)) == names
 
 
 def test_job_file_is_the_current_folder(top, monkeypatch):

@@ -359,7 +359,7 @@ def asked(**fields: object) -> Callable[[Any], object]:
     [
         *(
             ("source.json", file(path=path), "is damaged")
-            for path in ("../x", "/etc/passwd", "a\0b", "\ud800", ["x"], "x" * 10**6, "job.sbatch")
+            for path in ("../x", "/etc/passwd", "a\0b", "\ud800", ["x"], "x" * 10**6)
         ),
         ("source.json", file(path="latest/x"), "the same name"),
         ("source.json", lambda d: d["files"].append(d["files"][0]), "the same name"),

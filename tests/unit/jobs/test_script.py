@@ -19,8 +19,7 @@ from clusterctl.errors import UsageError
 from clusterctl.scheduler.script import UserScript
 from clusterctl.spec.job import JobSpec, Project, sweep_arguments
 from clusterctl.spec.sweep import Form, Sweep
-from clusterctl.state.submissions import ADDED_FILES, SENT_FILES, WRITTEN_FILES
-from payload.node.job import OURS, Slurmstepds
+from payload.node.job import Slurmstepds
 from tests.support.messages import refused
 from tests.support.played.batch import HOSTILE, Batch, play, rendered, shell_job, user_script
 
@@ -108,8 +107,6 @@ def test_an_array_that_the_script_asks_for_has_logs_of_its_own(tmp_path, line, i
 @pytest.mark.parametrize(
     ("name", "content", "code", "shown"),
     [
-        ("stdout.log", b"#!/bin/sh\n", "script-unfit", "file that clusterctl"),
-        ("job.sbatch", b"#!/bin/sh\n", "script-unfit", "file that clusterctl"),
         ("a\nb.sh", b"true\n", "script-unfit", "can't be printed"),
         ("big.sh", b"#" * ((4 << 20) + 1), "script-unfit", "4 MiB"),
         ("binary.sh", b"\x7fELF\0", "script-unfit", "not a text file"),
@@ -164,7 +161,6 @@ def test_a_task_of_an_array_has_a_folder_of_its_own(batch):
     batch.environment["SLURM_ARRAY_TASK_ID"] = "7"
     for name in ("task-3", "task-configs", "stdout-of-mine.log"):
         (batch.folder / name).mkdir()
-    (batch.folder / "stderr-3.log").touch()
     rc, out, _ = run(batch, "pwd; cat ../'my job.sh' >/dev/null; ls -d *task* std*", array="0-9")
     assert (rc, out.splitlines()) == (0, [f"{batch.folder}/task-7", "stdout-of-mine.log", "task-configs"])
 
@@ -225,10 +221,6 @@ def test_a_hang_ends_only_train_by_default(bundled, hang, options):
 def test_a_wrong_mode_of_hangs_is_refused(hang):
     with refused("bad-format", UsageError):
         JobSpec(name="j", bundled="train", hang=hang)
-
-
-def test_files_of_ours_are_known_on_the_nodes():
-    assert SENT_FILES | WRITTEN_FILES | ADDED_FILES == OURS
 
 
 SWEPT = """\

@@ -184,13 +184,17 @@ def test_hostfile_of_the_user_is_sent(project):
     assert "hostfile" in files(project)
 
 
-def test_names_of_ours_are_refused_all_at_once_unless_ignored(project):
-    write(project, "run.json", "stdout-3.log", "telemetry/x", "task-1/x", "sub/run.json", "source.json")
-    taken = "run.json, source.json, stdout-3.log, task-1, telemetry"
-    with rejected("reserved-file-names", UsageError, taken, "--exclude /run.json"):
+def test_only_an_array_refuses_names_of_its_folders(project):
+    names = ("run.json", "stdout-3.log", "telemetry/x", "task-1/x", "task-2", "sub/task-1/x", "job.sbatch")
+    write(project, *names)
+    assert files(project) == {"train.py", *names}
+    with rejected("reserved-file-names", UsageError, "task-1, task-2", "--exclude /task-1"):
+        found(project, array="0-1")
+    (project / "train.py").write_text("#SBATCH --array=0-1\n")
+    with rejected("reserved-file-names", UsageError):
         found(project)
-    (project / ".gitignore").write_text("/run.json\n/source.json\nstdout*\ntelemetry\n/task-*\n")
-    assert files(project) == {"train.py", ".gitignore", "sub/run.json"}
+    (project / ".gitignore").write_text("/task-*\n")
+    assert files(project) == {"train.py", ".gitignore", *names} - {"task-1/x", "task-2"}
 
 
 def test_what_can_not_be_read_is_named(project):

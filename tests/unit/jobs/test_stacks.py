@@ -24,7 +24,7 @@ def test_a_job_without_ranks_is_a_single_rank(
     # Ranks are found by the job's id, which another test that runs now must not have.
     with cluster.state() as state:
         state["next"] = os.getpid()
-    job_id = submitted(session, tmp_path, "touch ready; sleep 1000")
+    job_id = submitted(session, tmp_path, "touch ../ready; sleep 1000")
     folder = Path(folder_of(session, job_id))
     eventually((folder / "ready").exists, 30)
     (folder / "job.sbatch").write_text(f"python={sys.executable}\npayload={data_folder('payload').parent}\n")
@@ -45,7 +45,7 @@ def test_a_job_that_has_ended_has_no_stacks(session: Session, cluster: PlayedClu
 
 
 def test_a_job_without_the_program_is_an_error(session: Session, tmp_path: Path) -> None:
-    job_id = submitted(session, tmp_path, "touch ready; sleep 1000")
+    job_id = submitted(session, tmp_path, "touch ../ready; sleep 1000")
     folder = Path(folder_of(session, job_id))
     eventually((folder / "ready").exists, 30)
     (folder / "job.sbatch").write_text("")

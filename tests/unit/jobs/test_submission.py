@@ -53,7 +53,8 @@ def test_what_is_staged(session, cluster, job):
     folder = Path(done.remote_dir)
     assert folder == cluster.home / "clusterctl" / "jobs" / f"mine-{done.token}"
     names = {path.name for path in folder.iterdir()}
-    assert names >= {"job.sbatch", "my 'job.sh", "spec.yaml", "environment.client.json"}
+    assert names >= {"job.sbatch", "spec.yaml", "environment.client.json"}
+    assert [path.name for path in (folder / "files").iterdir()] == ["my 'job.sh"]
     # What the dry run shows.
     assert (folder / "job.sbatch").read_text() == done.script == script_of(session.facts, job)
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -63,6 +64,7 @@ def test_what_is_staged(session, cluster, job):
     (entry,) = cluster.ledger.entries()
     assert (entry.job_id, entry.token, entry.name) == (done.job_id, done.token, "mine")
     assert (entry.remote_dir, entry.refused) == (done.remote_dir, False)
+    assert entry.program_dir == f"{done.remote_dir}/files"
 
 
 def test_the_folder_of_the_script_is_what_the_job_runs_in(session, cluster, job):
@@ -132,9 +134,9 @@ def test_job_waits_only_for_jobs_that_have_not_ended(session, cluster, job):
 
 
 def test_a_folder_that_can_not_be_sent_leaves_nothing(session, cluster, job):
-    (job.script.parent / "run.json").touch()
+    (job.script.parent / "task-1").touch()
     with rejected("reserved-file-names", UsageError):
-        submit(session, job)
+        submit(session, job.model_copy(update={"array": "0-1"}))
     assert cluster.ledger.entries() == ()
     assert list(cluster.home.iterdir()) == []
 

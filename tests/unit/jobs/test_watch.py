@@ -461,7 +461,7 @@ def test_the_tail_of_a_log_is_short_however_long_its_lines_are(session, tmp_path
 
 
 def test_a_job_that_removed_its_folder(session, cluster, tmp_path):
-    job_id = submitted(session, tmp_path, 'rm -rf "$PWD"; exit 1')
+    job_id = submitted(session, tmp_path, 'rm -rf "${PWD%/*}"; exit 1')
     assert "no longer exists" in failed(session, job_id).why
     with refused("job-folder-gone", SchedulerError, job_id):
         log_of(session, job_id)

@@ -23,7 +23,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def saved(path: Path, name: str, data: bytes, method: int = zipfile.ZIP_STORED) -> Path:
     """Write a file as torch.save does, which names its first folder by the file."""
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(exist_ok=True, parents=True)
     with zipfile.ZipFile(path, "w", method) as archive:
         archive.writestr(f"{name}/data/0", data)
         archive.writestr(f"{name}/.data/serialization_id", name)
@@ -54,18 +54,19 @@ def test_a_look_has_steps_events_and_whole_checkpoints(folder: Path, monkeypatch
     watch = observe.Watch()
     (folder / "heartbeat").write_text("7\n")
     (folder / "job.events").write_text('{"event": "start"}\n')
-    saved(folder / "checkpoints" / "step-00000007.pt", "x", b"x")
-    (folder / "checkpoints" / "step-00000009.tmp").touch()
-    (folder / "iteration-00000005").mkdir()
-    (folder / "iteration-00000005" / "rank-0.safetensors").write_bytes(b"1234")
+    program = folder / observe.FILES
+    saved(program / "checkpoints" / "step-00000007.pt", "x", b"x")
+    (program / "checkpoints" / "step-00000009.tmp").touch()
+    (program / "iteration-00000005").mkdir()
+    (program / "iteration-00000005" / "rank-0.safetensors").write_bytes(b"1234")
     look = watch.look()
     assert [step for _, step in look["steps"]] == [7]
     assert look["events"] == '{"event": "start"}\n'
     numbers = {path: (number, size) for path, (number, _, size, _) in look["checkpoints"].items()}
-    assert numbers["iteration-00000005"] == (5, 4)
+    assert numbers["files/iteration-00000005"] == (5, 4)
     assert {path: number for path, (number, _) in numbers.items()} == {
-        "checkpoints/step-00000007.pt": 7,
-        "iteration-00000005": 5,
+        "files/checkpoints/step-00000007.pt": 7,
+        "files/iteration-00000005": 5,
     }
     assert watch.look()["steps"] == []
 
@@ -83,21 +84,26 @@ def test_a_slow_write_takes_until_the_rename(
 def test_results_leave_out_files_of_clusterctl_and_older_files(folder: Path) -> None:
     start = {"time": 1000.0, "event": "start", "restarts": 0}
     (folder / "job.events").write_text(json.dumps(start) + "\n")
+    program = folder / observe.FILES
+    program.mkdir()
     for name in ("input.txt", "metrics.jsonl", "own.log", "result.txt"):
-        (folder / name).write_text(name)
-    os.utime(folder / "input.txt", (999, 999))
-    saved(folder / "checkpoints" / "step-2.pt", "x", b"x")
-    saved(folder / "model.pt", "x", b"x")
-    os.utime(folder / "checkpoints" / "step-2.pt", (2000, 2000))
-    (folder / "iteration-00000003").mkdir()
+        (program / name).write_text(name)
+    os.utime(program / "input.txt", (999, 999))
+    saved(program / "checkpoints" / "step-2.pt", "x", b"x")
+    saved(program / "model.pt", "x", b"x")
+    os.utime(program / "checkpoints" / "step-2.pt", (2000, 2000))
+    (program / "iteration-00000003").mkdir()
     for name in ("manifest.json", "rank-0.safetensors"):
-        (folder / "iteration-00000003" / name).write_text(name)
-    os.utime(folder / "iteration-00000003", (1500, 1500))
+        (program / "iteration-00000003" / name).write_text(name)
+    os.utime(program / "iteration-00000003", (1500, 1500))
     (folder / "stdout.log").write_text("epoch 0\n\nclusterctl: restart 1 of this job\nepoch 1\nepoch 12\n")
     results = observe.results()
-    assert list(results["outputs"]) == ["result.txt"]
+    assert list(results["outputs"]) == ["files/result.txt"]
     checkpoints = results["checkpoints"]
-    assert list(checkpoints) == ["iteration-00000003", "checkpoints/step-2.pt", "model.pt"]
+    assert list(checkpoints) == [
+        f"files/{name}" for name in ("iteration-00000003", "checkpoints/step-2.pt", "model.pt")
+    ]
     # The manifest may contain times.
-    assert list(checkpoints["iteration-00000003"]) == ["iteration-00000003/rank-0.safetensors"]
+    (folder_of_ranks,) = (path for path in checkpoints if "iteration" in path)
+    assert list(checkpoints[folder_of_ranks]) == [f"{folder_of_ranks}/rank-0.safetensors"]
     assert results["lines"] == {"epoch N": 2}

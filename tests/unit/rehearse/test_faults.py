@@ -32,7 +32,7 @@ END = {"time": LATER + 10, "event": "end", "status": 0}
 
 def look(*events: Any, saved: Sequence[int] = (1,)) -> bytes:
     """Return an answer of payload/node/observe.py."""
-    checkpoints = {f"step-{number}.pt": (number, NOW - 9 + number, SIZE, 0.5) for number in saved}
+    checkpoints = {f"files/step-{number}.pt": (number, NOW - 9 + number, SIZE, 0.5) for number in saved}
     text = "".join(f"{json.dumps(event)}\n" for event in events)
     return f"{json.dumps({'events': text, 'steps': [], 'checkpoints': checkpoints})}\n".encode()
 

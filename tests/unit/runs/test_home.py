@@ -62,7 +62,7 @@ RESTARTED = """echo '{"time": 4e9, "event": "start", "restarts": 1}' >>job.event
 def test_what_a_run_holds(session, cluster, tmp_path, out):
     script = tmp_path / "job.sh"
     metrics = "echo '{\"loss\": 0.5}' >metrics.jsonl"
-    script.write_text(f"#!/bin/bash\necho hello\n{metrics}\n{TELEMETRY}{RESTARTED}")
+    script.write_text(f"#!/bin/bash\necho hello\n{metrics}\ncd ..\n{TELEMETRY}{RESTARTED}")
     job_id = submit(session, JobSpec(name="mine", script=script, args=("--lr", "0.1"))).job_id
     cluster.wait_until_ended(job_id)
     (run,) = collect(session, [job_id], out=out)
@@ -108,7 +108,8 @@ def test_all_nodes_of_all_tasks_are_paid_for() -> None:
     assert node_hours(tasks) == 2.5
 
 
-HOSTILE = """rm environment.client.json source.json
+HOSTILE = """cd ..
+rm environment.client.json source.json
 mkfifo source.json outputs.json
 mkdir -p run.json sacct.json environment.client.json telemetry/n3.jsonl
 touch run.json/x sacct.json/x environment.client.json/x telemetry/n3.jsonl/x
@@ -174,7 +175,7 @@ def test_what_was_left_comes_later_and_touches_nothing(session, cluster, tmp_pat
     job_id = finished(session, cluster, tmp_path, CHECKPOINTS)
     (run,) = collect(session, out=out)
     (left,) = run.skipped
-    assert (left.path, left.files, left.bytes) == ("checkpoints/step_1", 1, 2)
+    assert (left.path, left.files, left.bytes) == ("files/checkpoints/step_1", 1, 2)
     assert f"collect {job_id} --checkpoints all`" in left.reason
     assert collect(session, [job_id], out=out)[0].skipped == run.skipped
     assert collect(session, out=out) == ()
@@ -238,7 +239,7 @@ def test_a_snapshot_is_replaced_when_the_job_is_over(session, cluster, tmp_path,
     (snapshot.directory / "telemetry").mkdir(exist_ok=True)
     (snapshot.directory / "telemetry" / "my\nplot.png").write_text("mine too")
     (snapshot.directory / "data").symlink_to(tmp_path)
-    (Path(snapshot.remote_dir) / "go").touch()
+    (Path(snapshot.remote_dir) / "files" / "go").touch()
     cluster.wait_until_ended(job_id)
     (run,) = collect(session, out=out)
     assert (run.state, run.final, run.directory) == ("COMPLETED", True, snapshot.directory)
@@ -431,8 +432,9 @@ def test_what_was_sent_and_is_unchanged_stays_if_it_is_large(session, cluster, t
     (run,) = collect(session, [job_id], out=out)
     skipped = {one.path: one.reason for one in run.skipped}
     link = "a symbolic link"
-    assert skipped == {"large": UNCHANGED, "link": UNCHANGED, "turned": link, "task-1/x": link}
+    reasons = {"large": UNCHANGED, "link": UNCHANGED, "turned": link, "task-1/x": link}
+    assert skipped == {f"files/{name}": reason for name, reason in reasons.items()}
     for name in ("changed", "grown", "small", "made"):
         assert (run.directory / name).is_file()
     assert run.source == json.loads((run.directory / "source.json").read_text())["hash"]
-    assert not_brought_home(run).endswith(": not collected: turned and 1 more (a symbolic link)")
+    assert not_brought_home(run).endswith(": not collected: files/turned and 1 more (a symbolic link)")

@@ -21,7 +21,7 @@ from clusterctl.runs.fetch import Selection, Source
 from clusterctl.runs.remote_files import DEEPEST, Listing
 from clusterctl.scheduler import remote_logs
 from clusterctl.scheduler.slurm import SlurmClient
-from clusterctl.state.submissions import SENT_FILES, WRITTEN_FILES
+from clusterctl.state.submissions import METRICS_FILE, SENT_FILES, WRITTEN_FILES
 from clusterctl.transport.base import no_answer_error
 from clusterctl.transport.get import parse_listing
 from clusterctl.transport.tree import Kind
@@ -80,9 +80,8 @@ def test_a_link_in_place_of_the_folder_is_not_followed(remote, tree):
 
 def listed(capsys, top: Path, **bounds) -> tuple[set[str], dict[str, str]]:
     """What a listing within these bounds fetches, and why it leaves the rest."""
-    Listing(os.fsencode(top), {os.fsencode(name) for name in (*SENT_FILES, *WRITTEN_FILES)}, **bounds).folder(
-        b""
-    )
+    ours = {os.fsencode(name) for name in (*SENT_FILES, *WRITTEN_FILES, METRICS_FILE)}
+    Listing(os.fsencode(top), ours, **bounds).folder(b"")
     entries, left = parse_listing(capsys.readouterr().out.encode().splitlines())
     files = {os.fsdecode(entry.path) for entry in entries if entry.kind == Kind.FILE}
     return files, {os.fsdecode(entry.path): entry.payload for entry in left}
@@ -100,16 +99,22 @@ def test_a_folder_with_too_much_in_it_is_named_and_others_come(remote, capsys):
     assert skipped["many"].startswith("more than")
 
 
-def test_of_a_folder_with_too_much_on_top_only_our_files_come(remote, capsys):
+@pytest.mark.parametrize("files", ["", "files"])
+def test_of_a_folder_with_too_much_on_top_only_our_files_come(remote, capsys, files):
+    program = remote / files
+    program.mkdir(exist_ok=True)
     for number in range(60):
-        (remote / f"a{number}").touch()
-    for name in ("stdout.log", "stdout-7.log", "job.sbatch", "metrics.jsonl", "zzz"):
+        (program / f"a{number}").touch()
+    for name in ("stdout.log", "stdout-7.log", "job.sbatch", "zzz"):
         (remote / name).touch()
+    (program / "metrics.jsonl").touch()
     (remote / "telemetry").mkdir()
     (remote / "telemetry" / "n1.jsonl").touch()
-    files, skipped = listed(capsys, remote, entries=50)
-    assert files == {"stdout.log", "stdout-7.log", "job.sbatch", "metrics.jsonl", "telemetry/n1.jsonl"}
-    assert list(skipped) == ["."]
+    found, skipped = listed(capsys, remote, entries=50, files=os.fsencode(files))
+    names = {"stdout.log", "stdout-7.log", "job.sbatch", "telemetry/n1.jsonl"}
+    metrics = str(Path(files) / "metrics.jsonl")
+    assert found - {"zzz"} == names | {metrics}
+    assert list(skipped) == [files or "."]
 
 
 def test_folders_nested_without_end(remote, tree):
