@@ -90,7 +90,10 @@ class Telemetry:
         first = [*watch, options.get("hang", ""), options["files"]]
         if not nodes:
             count = os.environ.get("SLURM_JOB_NUM_NODES", "1")
-            return [[*STEP, f"--nodes={count}", f"--ntasks={count}", *first]]
+            # From Slurm 24.11 on, which sets this variable, `srun --cpus-per-task=2 PROGRAM` without
+            # --ntasks waits for the end of all other steps, except steps for other launchers.
+            beside = ["--external-launcher"] if "SLURM_OOM_KILL_STEP" in os.environ else []
+            return [[*STEP, *beside, f"--nodes={count}", f"--ntasks={count}", *first]]
         quoted, first = " ".join(map(shlex.quote, watch)), [*first, ",".join(nodes), ssh]
         return [first if node == task.host_name() else [*ssh.split(), node, quoted] for node in nodes]
 

@@ -707,6 +707,16 @@ def test_telemetry_lasts_as_long_as_the_program(batch):
     call = batch.calls.read_text()
     assert "--overlap" in call
     assert "--mem=0 --gres=none" in call
+    assert "--external-launcher" not in call.split()
+
+
+def test_steps_of_the_program_do_not_wait_for_telemetry(batch):
+    """Slurm 24.11 lets `srun -c2 PROGRAM` wait for each step that is not for another launcher."""
+    batch.has_telemetry(TELEMETRY)
+    batch.environment["SLURM_OOM_KILL_STEP"] = "0"
+    rc, _, _ = run(batch, "until [[ -s telemetry/node-1.jsonl ]]; do sleep 0.05; done")
+    assert rc == 0
+    assert "--external-launcher" in batch.calls.read_text().split()
 
 
 @pytest.mark.parametrize("name", ["USR1", "USR2", "INT", "HUP"])
