@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ pytestmark = pytest.mark.sweep
 UNITS = ("slurmctld", "slurmdbd", "mariadb", "munge")
 JOBS, KILLS = 50, 10
 PATIENCE_S = 300.0
+# slurmctld saves its jobs so often, and a second more.
+SAVED_S = 6.0
 
 
 def kill_daemon(cluster: Cluster, unit: str) -> None:
@@ -37,24 +40,30 @@ def await_daemons(cluster: Cluster) -> None:
     eventually(lambda: cluster.ssh(f"{cluster.name}-ctl", look, rc=None).split() == ["active"] * len(UNITS))
 
 
-def test_killed_daemons_each_queued_job_runs_once(cluster: Cluster, tmp_path: Path) -> None:
-    """Each daemon but slurmctld is killed ten times, in turn, each time after another job has run.
+@pytest.mark.parametrize("units", [UNITS[:1], UNITS[1:]], ids="+".join)
+def test_killed_daemons_each_queued_job_runs_once(
+    cluster: Cluster, tmp_path: Path, units: tuple[str, ...]
+) -> None:
+    """Each daemon is killed ten times, in turn, each time after another job has run.
 
-    slurmctld saves its state every few seconds: if it is killed, Slurm runs jobs again that have just ended.
+    slurmctld forgets its last seconds, so that Slurm starts some jobs again. job.py does not run those again
+    that have completed.
     """
-    units = [unit for unit in UNITS if unit != "slurmctld"]
     script = tmp_path / "once.sh"
     script.write_text('sleep 2; srun --mpi=none bash -c "echo $SLURM_ARRAY_TASK_ID >> ../ran"\n')
-    job = cluster.json("submit", script, "--array", f"0-{JOBS - 1}")
+    job = cluster.json("submit", script, "--requeue", "--array", f"0-{JOBS - 1}")
+    # slurmctld may forget a job that was submitted in its last seconds.
+    time.sleep(SAVED_S)
     for number in range(KILLS * len(units)):
         eventually(lambda least=number: len(ran(cluster, job["dir"])) >= least, PATIENCE_S, pause_s=0.5)  # type: ignore[misc]
+        await_daemons(cluster)
         kill_daemon(cluster, units[number % len(units)])
-    cluster("logs", job["job_id"], "--follow", timeout_s=600)
     await_daemons(cluster)
-    assert collections.Counter(ran(cluster, job["dir"])) == {str(number): 1 for number in range(JOBS)}
+    cluster("logs", job["job_id"], "--follow", timeout_s=600)
     look = f"sacct -nPX -j {job['job_id']} -o State,ExitCode"
     expected = ["COMPLETED|0:0"] * JOBS
     eventually(lambda: cluster.ssh(f"{cluster.name}-ctl", look, rc=None).split() == expected, PATIENCE_S)
+    assert collections.Counter(ran(cluster, job["dir"])) == {str(number): 1 for number in range(JOBS)}
 
 
 @pytest.mark.parametrize("unit", UNITS)
