@@ -1,7 +1,7 @@
 """Wheels of packages that an index offers only as source archives, built on the user's machine.
 
-A build runs code of the package, as `pip install` does. It gets an empty home folder, few variables, no
-compiler and limited time, and only a wheel of pure Python is used. Set PIP_ONLY_BINARY to prevent builds.
+A build runs code of the package, so PIP_NO_BINARY, pip's own variable, must name the package. The build gets
+an empty home folder, few variables, no compiler and limited time, and only a wheel of pure Python is used.
 Nothing is built if requirements have hashes, because pip must check the files before their code runs.
 """
 
@@ -49,6 +49,7 @@ class SourceArchives:
     """Builds wheels into ``folder``. options: lines of a requirements file with the user's indexes.
 
     cwd: the folder that relative paths in ``options`` start at. is_hashed: whether pip checks hashes.
+    refused: names of packages without wheels that PIP_NO_BINARY does not name.
     built: the wheels. failures: name -> why the package has no wheel. tried: names of packages that were
         tried to build.
     """
@@ -57,6 +58,7 @@ class SourceArchives:
     cwd: Path
     options: Sequence[str]
     is_hashed: bool
+    refused: tuple[str, ...] = ()
     built: list[Path] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
     tried: set[str] = field(default_factory=set)
@@ -81,10 +83,25 @@ class SourceArchives:
 
     def build_missing(self, output: str) -> list[Notice]:
         """Build wheels that pip, according to its ``output``, did not find. Return a message about each."""
-        allowed = not (self.is_hashed or {"PIP_ONLY_BINARY", "PIP_REQUIRE_HASHES"} & os.environ.keys())
-        wheels = [self._build(name, versions) for name, versions in _missing(output) if allowed]
+        forbidden = self.is_hashed or {"PIP_ONLY_BINARY", "PIP_REQUIRE_HASHES"} & os.environ.keys()
+        missing = {} if forbidden else {canonicalize_name(name): wish for name, wish in _missing(output)}
+        names = _allowed()
+        self.refused = tuple(name for name in missing if not {name, ":all:"} & names)
+        wheels = [self._build(name, wish) for name, wish in missing.items() if name not in self.refused]
         reason = "on this machine, because the index has only its source archive"
         return [Notice("built-from-source", f"built {wheel.name} {reason}") for wheel in wheels if wheel]
+
+    @property
+    def advice(self) -> str:
+        """Advice on how to build the ``refused`` packages. Empty if no package was refused."""
+        if not self.refused:
+            return ""
+        names = ",".join(sorted(_allowed().union(self.refused)))
+        packages = ", ".join(self.refused)
+        return (
+            f"; if there are only source archives of {packages}, and you trust their code, which builds run "
+            f"on this machine: set PIP_NO_BINARY={names}"
+        )
 
     def error(self, files: Sequence[Path], node: object) -> UsageError:
         """Return the error for the first of ``failures``. node: the platform of the nodes."""
@@ -108,6 +125,8 @@ class SourceArchives:
         argv += ["--progress-bar=off", "--no-deps", "--no-cache-dir", "--no-binary", name]
         argv += ["--wheel-dir", str(home / "wheels"), "--requirement", str(home / "wanted.txt")]
         env = {key: value for key, value in os.environ.items() if _PASSED_ON.fullmatch(key)}
+        # The packages that the build itself needs may be wheels.
+        env.pop("PIP_NO_BINARY", None)
         env |= {"HOME": str(home), "TMPDIR": str(home), "CC": "false", "CXX": "false", "NO_COLOR": "1"}
         # With another HOME, pip would not find the settings of the user.
         settings = Path("~/.config/pip/pip.conf").expanduser()
@@ -127,6 +146,12 @@ class SourceArchives:
         elif not _NO_WHEEL.search(result.stdout + result.stderr):
             self.failures[name] = (result.stderr or result.stdout).strip()[-_LONGEST_REASON:]
         return None
+
+
+def _allowed() -> frozenset[str]:
+    """Return the names of the packages that the user allows to be built; ``:all:`` stands for all."""
+    names = os.environ.get("PIP_NO_BINARY", "").replace(",", " ").split()
+    return frozenset(name if name == ":all:" else canonicalize_name(name) for name in names)
 
 
 def _with_absolute_path(option: str, value: str, folder: str) -> str:

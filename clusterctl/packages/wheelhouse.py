@@ -232,7 +232,8 @@ class Requirements:
     @property
     def answer(self) -> Path:
         """The path of the resulting lock in the cache. Its name is a hash of all inputs of pip."""
-        settings = [f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith("PIP_")]
+        pips = (key for key in sorted(os.environ) if key.startswith("PIP_") and key != "PIP_NO_BINARY")
+        settings = [f"{key}={os.environ[key]}" for key in pips]
         if self.gpus is not None:
             settings += [f"gpus={self.gpus}", cpu_index()]
         contents = [part for file in self.files for pair in contents_of(file) for part in pair]
@@ -408,5 +409,5 @@ def _unresolvable(requirements: Requirements, result: Result, archives: SourceAr
         code="requirements-unmet",
         where=", ".join(map(str, requirements.files)),
         why=f"pip says: {reason[-_LONGEST_REASON:] if _EXCEPTION in reason else reason[:_LONGEST_REASON]}",
-        fix=f"require versions that fit together and have wheels for {requirements.node}",
+        fix=f"require versions that fit together and have wheels for {requirements.node}{archives.advice}",
     )

@@ -259,6 +259,28 @@ def a_source(index: Path, name: str, version: str, tag: str = "py3-none-any") ->
             archive.addfile(member, io.BytesIO(text.encode()))
 
 
+@pytest.fixture
+def allowed(solve: Resolve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Allow the build of `small`. It comes after `solve`, which removes variables of pip."""
+    monkeypatch.setenv("PIP_NO_BINARY", "other,Small")
+
+
+def test_source_archive_is_built_only_if_allowed(
+    solve: Resolve, index: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The build runs code of the package on the user's machine. Once there is a wheel, nothing is built."""
+    a_source(index, "small", "1.2")
+    monkeypatch.setenv("PIP_NO_BINARY", "other")
+    with refused("requirements-unmet", UsageError, "PIP_NO_BINARY=other,small"):
+        solve("small")
+    assert not any(shows(line, "built-from-source") for line in said)
+    monkeypatch.setenv("PIP_NO_BINARY", ":all:")
+    lock = solve("small")
+    monkeypatch.delenv("PIP_NO_BINARY")
+    assert solve("small") == lock
+
+
+@pytest.mark.usefixtures("allowed")
 def test_source_archive_of_pure_python_becomes_a_wheel(
     solve: Resolve, index: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,6 +306,7 @@ def test_passed_over_compares_versions_of_wheels() -> None:
     assert passed_over(output, chosen, chosen) == {"a": "3.0"}
 
 
+@pytest.mark.usefixtures("allowed")
 def test_source_archive_is_not_built_for_a_newer_version(
     solve: Resolve, index: Path, said: list[str]
 ) -> None:
@@ -296,6 +319,7 @@ def test_source_archive_is_not_built_for_a_newer_version(
     assert not any(shows(line, "built-from-source") for line in said)
 
 
+@pytest.mark.usefixtures("allowed")
 @pytest.mark.parametrize(
     ("tag", "only_wheels"),
     [("cp313-cp313-linux_x86_64", False), ("damaged", False), ("py3-none-any", True)],
@@ -310,6 +334,7 @@ def test_source_archive_that_is_not_pure_is_refused(
         solve("small")
 
 
+@pytest.mark.usefixtures("allowed")
 @pytest.mark.parametrize("place", ["requirements", "constraints", "environment"])
 def test_source_archive_with_a_hash_is_not_built(
     solve: Resolve, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
@@ -324,6 +349,7 @@ def test_source_archive_with_a_hash_is_not_built(
         solve("-c limits.txt", hashed if place == "requirements" else "small==1.2")
 
 
+@pytest.mark.usefixtures("allowed")
 @pytest.mark.parametrize(
     "line", ["-c sub/limits.txt  # why", "--constraint='sub/limits.txt'", "-csub/limits.txt"]
 )
@@ -337,6 +363,7 @@ def test_source_archive_is_of_a_version_in_constraints(
     assert versions(solve(line, "small")) == ["small==1.0"]
 
 
+@pytest.mark.usefixtures("allowed")
 def test_source_archive_beside_the_file_that_names_its_folder(
     solve: Resolve, index: Path, tmp_path: Path
 ) -> None:
