@@ -96,7 +96,8 @@ def not_brought_home(run: RunRecord) -> str:
     """Return a line about a job's files that were not collected. "" if all files were collected."""
     by_reason: dict[str, list[str]] = {}
     for skipped in run.not_here:
-        by_reason.setdefault(skipped.reason, []).append(skipped.path)
+        leads_to = f" -> {skipped.target}" if skipped.target else ""
+        by_reason.setdefault(skipped.reason, []).append(f"{skipped.path}{leads_to}")
     if not by_reason:
         return ""
     reasons = [

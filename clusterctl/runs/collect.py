@@ -280,7 +280,7 @@ class _Collection:
             manifest = self.fetch(entry, hosts, work, still_changing=not all(job.ended for job in jobs))
             writer = recorder()
             record = writer.write(work / "tree", manifest)
-            install_tree(work, final)
+            install_tree(work, final, manifest.links)
         # Without the accounting, the next collect completes the record, also that of an array.
         run_state = JobState.UNKNOWN.value if writer.accounting_away else record.state
         self.session.ledger.update(entry, run_dir=str(final), run_state=run_state, state=record.state)
@@ -313,7 +313,7 @@ class _Collection:
             (tree / RUN_FILE).unlink(missing_ok=True)
             (tree / RUN_FILE).write_text(record.as_json())
             write_sums(tree, {name: sha256 for name, sha256 in sums.items() if name != RUN_FILE.encode()})
-            install_tree(work, final)
+            install_tree(work, final, manifest.links)
         return record
 
     def fetch(

@@ -14,8 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 from clusterctl.errors import CollectError, MachineError, TransferError, UsageError, printable
+from clusterctl.runs.links import Links, add_with_parents, choose_links, target_of
 from clusterctl.runs.places import path_of_program, place_entries
 from clusterctl.runs.remote_files import (
     EVERYTHING,
@@ -26,7 +28,16 @@ from clusterctl.runs.remote_files import (
 )
 from clusterctl.spec.units import parse_size_mib
 from clusterctl.state.ledger import Skipped
-from clusterctl.state.submissions import METRICS_FILE, SENT_FILES, TASK, TASKS_LOG, UNCHANGED, WRITTEN_FILES
+from clusterctl.state.submissions import (
+    METRICS_FILE,
+    SENT_FILES,
+    TASK,
+    TASKS_LOG,
+    UNCHANGED,
+    WRITTEN_FILES,
+    is_own,
+    split_path,
+)
 from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.transport.get import Sender
 from clusterctl.transport.remote_incoming import Entry
@@ -48,7 +59,7 @@ _MOST_ROWS = 1_250_000
 _MOST_HOLES = 16 << 30
 _MOST_SKIPPED = 1000
 _LONGEST = 2048  # bytes
-_UNWANTED = "not among the outputs"
+_UNWANTED, _LINK = "not among the outputs", "a symbolic link"
 _OURS = frozenset(name.encode() for name in SENT_FILES | WRITTEN_FILES | {METRICS_FILE})
 _METRICS = METRICS_FILE.encode()
 # `!x/**` excludes the files below x. pathspec would exclude x itself as well.
@@ -56,9 +67,24 @@ _BELOW = re.compile(r"/\*\*(\s*)$")
 _ROOM = "free some space, choose another folder with --out, or skip large files with --max-file"
 # Temporary names that make_places of remote_incoming.py creates.
 _PARTIAL = re.compile(rb"\.clusterctl-[0-9a-f]{32}\.part(\.[0-9]+)?")
-# _Key: path on the cluster, path in the run's folder, size. _Left: path, reason, bytes, number of files.
+# Path on the cluster, path in the run's folder, size.
 _Key = tuple[bytes, bytes, int]
-_Left = tuple[bytes, str, int, int]
+
+
+class _Left(NamedTuple):
+    """A file or folder that stays on the cluster. target: of a link."""
+
+    path: bytes
+    reason: str
+    size: int
+    files: int
+    target: bytes = b""
+
+    def record(self) -> Skipped:
+        path, target = shown_path(self.path), shown_path(self.target)
+        return Skipped(path=path, reason=self.reason, bytes=self.size, files=self.files, target=target)
+
+
 # Files that an earlier collect copied: sizes and sha256 by path.
 CollectedFiles = Mapping[bytes, tuple[int, str]]
 
@@ -153,12 +179,14 @@ class Manifest:
     """The files of a run's folder, and its empty folders. All paths are relative to the run's folder.
 
     files: path -> size in bytes. sha256: path -> hex digest. skipped: files that stay on the cluster.
+    links: path -> path of its target, for links to make when all files are there.
     """
 
     files: Mapping[bytes, int]
     sha256: Mapping[bytes, str]
     skipped: tuple[Skipped, ...]
     folders: tuple[bytes, ...]
+    links: Links = field(default_factory=dict)
 
 
 class Outputs:
@@ -236,7 +264,7 @@ def fetch_tree(sender: Sender, source: Source, tree: Path) -> Manifest:
     for _ in range(_ROUNDS):
         try:
             with sender.listed(request, most=max_rows) as download:
-                entries, skipped = choose_entries(download.entries, download.left, source, tree)
+                entries, links, skipped = choose_entries(download.entries, download.left, source, tree)
                 missing = [
                     entry for entry in entries if entry.local not in home and _key(entry) not in hashed
                 ]
@@ -258,13 +286,14 @@ def fetch_tree(sender: Sender, source: Source, tree: Path) -> Manifest:
     folders = tuple(e.local for e in entries if e.kind == Kind.FOLDER and e.local not in parents)
     if not is_new:
         _remove_leftovers(os.fsencode(tree), {*hashes, *folders})
-    skipped += [(entry.path, "it changed while it was read", entry.size, 1) for entry in changing]
+    skipped += [_Left(entry.path, "it changed while it was read", entry.size, 1) for entry in changing]
     sizes = {entry.local: entry.size for entry in files if entry.local in hashes}
     return Manifest(
         sizes | {name: size for name, (size, _) in home.items()},
         hashes | {name: sha256 for name, (_, sha256) in home.items()},
         _skipped_records(skipped),
         folders,
+        links,
     )
 
 
@@ -285,13 +314,10 @@ def _key(entry: Entry) -> _Key:
 def _skipped_records(skipped: Sequence[_Left]) -> tuple[Skipped, ...]:
     """Return a record for each of the largest skipped files, and a single record for all smaller files."""
     if len(skipped) > _MOST_SKIPPED:
-        skipped = sorted(skipped, key=lambda row: (-row[2], -row[3]))
-    named = [
-        Skipped(path=shown_path(path), reason=reason, bytes=size, files=files)
-        for path, reason, size, files in skipped[:_MOST_SKIPPED]
-    ]
-    if unnamed := [row for row in skipped[_MOST_SKIPPED:] if row[1] != UNCHANGED]:
-        size, files = sum(row[2] for row in unnamed), sum(row[3] for row in unnamed)
+        skipped = sorted(skipped, key=lambda row: (-row.size, -row.files))
+    named = [row.record() for row in skipped[:_MOST_SKIPPED]]
+    if unnamed := [row for row in skipped[_MOST_SKIPPED:] if row.reason != UNCHANGED]:
+        size, files = sum(row.size for row in unnamed), sum(row.files for row in unnamed)
         reason = f"{len(unnamed):,} more, which are not listed"
         named.append(Skipped(path=".", reason=reason, bytes=size, files=files))
     return tuple(named)
@@ -353,7 +379,8 @@ def _merge(manifests: Mapping[str, Manifest], nodes: Path, tree: Path) -> Manife
         with suppress(FileExistsError, NotADirectoryError):
             (tree / os.fsdecode(folder)).mkdir(parents=True, exist_ok=True)
             empty.append(folder)
-    return Manifest(sizes, hashes, tuple(skipped.values()), tuple(empty))
+    links = {path: target for manifest in manifests.values() for path, target in manifest.links.items()}
+    return Manifest(sizes, hashes, tuple(skipped.values()), tuple(empty), links)
 
 
 def _free_place(tree: Path, local: bytes, host: str) -> bytes:
@@ -371,23 +398,23 @@ def _free_place(tree: Path, local: bytes, host: str) -> bytes:
 
 def choose_entries(
     listing: Sequence[Entry], left_entries: Sequence[Entry], source: Source, tree: Path
-) -> tuple[list[Entry], list[_Left]]:
-    """Return (the files and folders to copy, (path, reason, bytes, number) of files left on the cluster).
+) -> tuple[list[Entry], Links, list[_Left]]:
+    """Return (the files and folders to copy, the links to make, the files left on the cluster).
 
     Sets the path and mode that each copied file or folder gets in the run's folder. A folder is copied if it
-    is empty or contains a copied file.
+    is empty or contains a copied file or link.
 
     listing: files and folders that the remote program can send.
     left_entries: files and folders that it does not send. The ``payload`` of each is the reason.
     """
     selection = source.selection
     skipped = [
-        (e.path, selection.explain(printable(e.payload), e.size, source.job_id), e.size, e.space)
+        _Left(e.path, selection.explain(printable(e.payload), e.size, source.job_id), e.size, e.space)
         for e in left_entries
     ]
     parents = {entry.path.rpartition(b"/")[0] for entry in (*listing, *left_entries)}
     outputs = None if selection.everything else source.outputs
-    unwanted: list[Entry] = []
+    unwanted, links = list[Entry](), list[Entry]()
     max_holes = sys.maxsize if selection.everything else _MOST_HOLES
     coming: set[bytes] = set()
     for entry in listing:
@@ -395,28 +422,44 @@ def choose_entries(
             continue
         path = path_of_program(entry.path, source.files)
         is_folder = entry.kind == Kind.FOLDER
-        if outputs and path and not outputs.take(path, is_folder=is_folder, is_job=not source.files):
+        if entry.kind == Kind.LINK:
+            links.append(entry)
+        elif outputs and path and not outputs.take(path, is_folder=is_folder, is_job=not source.files):
             if entry.kind == Kind.FILE and path not in outputs.sent:
                 unwanted.append(entry)
         elif reason := _skip_reason(entry, max_holes, selection.max_file, source.job_id):
-            skipped.append((entry.path, reason, entry.size, 0 if entry.kind == Kind.LINK else 1))
+            skipped.append(_Left(entry.path, reason, entry.size, 1))
         else:
             max_holes -= entry.size - entry.space
-            path = entry.path
-            while path and path not in coming:
-                coming.add(path)
-                path = path.rpartition(b"/")[0]
+            add_with_parents(coming, entry.path)
     unwanted_reason = selection.explain(_UNWANTED, 0, source.job_id)
     for path, (size, files) in _by_folder(unwanted, coming).items():
-        skipped.append((path, unwanted_reason, size, files))
+        skipped.append(_Left(path, unwanted_reason, size, files))
+    possible = [entry for entry in links if _can_be_link(entry.path, source.files)]
+    made = choose_links(possible, coming, source.folder)
+    other_links = (entry for entry in links if entry.path not in made)
+    skipped += [_Left(entry.path, _LINK, 0, 0, target_of(entry)[:_LONGEST]) for entry in other_links]
+    for link in made:
+        add_with_parents(coming, link.rpartition(b"/")[0])
     chosen = [entry for entry in listing if entry.path in coming]
-    place_entries(chosen, listing, source.files)
+    placed = [*chosen, *(entry for entry in links if entry.path in made)]
+    place_entries(placed, listing, source.files)
     mode = tree.stat().st_mode  # the user's umask
     for entry in chosen:
         entry.mode = mode & (0o777 if entry.kind == Kind.FOLDER else 0o666)
     # The folders of an array's tasks are in the job's folder, and in the program's.
     by_local = {entry.local: entry for entry in reversed(chosen) if entry.local}
-    return [entry for entry in chosen if by_local.get(entry.local) is entry], skipped
+    copied = [entry for entry in chosen if by_local.get(entry.local) is entry]
+    places = {entry.path: entry.local for entry in placed}
+    return copied, {places[path]: places[target] for path, target in made.items()}, skipped
+
+
+def _can_be_link(path: bytes, files: str) -> bool:
+    """Return whether a link of the job may have this path. clusterctl's own files are never links."""
+    _, name, rest = split_path(path)
+    is_ours = is_own(name) and (not files or path_of_program(path, files) is None)
+    last = (name + rest).rpartition(b"/")[2]
+    return not (is_ours or _PARTIAL.fullmatch(last) or len(path) > _LONGEST)
 
 
 def _by_folder(unwanted: Iterable[Entry], coming: Collection[bytes]) -> dict[bytes, tuple[int, int]]:
@@ -433,8 +476,6 @@ def _by_folder(unwanted: Iterable[Entry], coming: Collection[bytes]) -> dict[byt
 
 def _skip_reason(entry: Entry, max_holes: int, max_file: int, job_id: str) -> str:
     """Return why a file is not copied; "" if it is copied. max_holes: limit for a sparse file's holes."""
-    if entry.kind == Kind.LINK:
-        return "a symbolic link"
     if _PARTIAL.fullmatch(entry.path.rpartition(b"/")[2]):
         return "the name is reserved for files in transfer"
     if len(entry.path) > _LONGEST:

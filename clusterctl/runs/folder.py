@@ -13,6 +13,7 @@ from pathlib import Path
 
 from clusterctl.errors import CollectError
 from clusterctl.runs.fetch import CollectedFiles
+from clusterctl.runs.links import Links, make_links
 from clusterctl.scheduler.base import JobState, Outcome
 from clusterctl.state.ledger import RunRecord
 from clusterctl.state.submissions import CLIENT_FACTS, FROM_JOB
@@ -64,8 +65,11 @@ def working_folder(final: Path) -> Iterator[Path]:
         yield work
 
 
-def install_tree(work: Path, final: Path) -> None:
-    """Replace a run's folder ``final`` by ``work``/tree, which also gets files that the user had added."""
+def install_tree(work: Path, final: Path, links: Links) -> None:
+    """Replace a run's folder ``final`` by ``work``/tree, which also gets files that the user had added.
+
+    links: links to make in the tree, after all files.
+    """
     tree, old = work / "tree", work / "old"
     if final.exists():
         run_files = {*_sums(final), SUMS_FILE.encode()}
@@ -75,9 +79,12 @@ def install_tree(work: Path, final: Path) -> None:
             if path.is_symlink() or not path.is_dir()
         ]
         new = [os.fsencode(path.relative_to(tree)) for path in tree.rglob("*")]
-        link(final, {*existing_paths} - run_files - {*new}, tree)
+        link(final, {*existing_paths} - run_files - {*new, *links}, tree)
+        make_links(tree, links)
         shutil.rmtree(old, ignore_errors=True)
         final.rename(old)
+    else:
+        make_links(tree, links)
     tree.rename(final)
     shutil.rmtree(work)
 

@@ -348,8 +348,12 @@ class Listing:
             status = os.lstat(full)
             for is_kind, kind in KINDS:
                 if is_kind(status.st_mode):
-                    link = stat.S_ISLNK(status.st_mode) and (0, os.fsdecode(os.readlink(full)))
-                    self.list_skipped(path, UNCHANGED if link and self.submitted.get(path) == link else kind)
+                    if not stat.S_ISLNK(status.st_mode):
+                        self.list_skipped(path, kind)
+                    elif self.submitted.get(path) == (0, os.fsdecode(target := os.readlink(full))):
+                        self.list_skipped(path, UNCHANGED)
+                    else:
+                        self.write_line(path, line_of_status(path, status, target))
                     return
             if path not in self.submitted and self.can_be_read(status):
                 self.write_line(path, line_of_status(path, status))

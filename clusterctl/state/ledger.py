@@ -119,12 +119,14 @@ class Skipped(_Stored):
     """A file or folder of a job that `collect` did not copy, and why.
 
     path: path in the job's folder, made printable. bytes: total size. files: 0 if there is no data to copy.
+    target: the target of a link, made printable; "" for other files.
     """
 
     path: str
     reason: str
     bytes: int = 0
     files: int = 1
+    target: str = ""
 
     @property
     def only_there(self) -> bool:

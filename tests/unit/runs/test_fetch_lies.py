@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 from clusterctl.errors import CollectError, TransferError
 from clusterctl.runs.fetch import Selection, Source, choose_entries, shown_path
+from clusterctl.runs.links import choose_links
 from clusterctl.transport.get import parse_listing
 from clusterctl.transport.remote_incoming import SMALL
+from clusterctl.transport.tree import Kind
 from tests.support.here import LocalTransport
 from tests.support.messages import refused
 from tests.unit.runs.fetched import Talk, content, fetch, fetch_source, get
@@ -24,6 +26,10 @@ from tests.unit.runs.fetched import Talk, content, fetch, fetch_source, get
 
 def row(path: bytes, size: object = 1, kind: str = "file", space: object = 1, mtime: object = 1) -> str:
     return f"{kind} {base64.b64encode(path).decode()} {0o644} {mtime} {size} {space} \n"
+
+
+def link(path: bytes, target: bytes) -> str:
+    return row(path, kind="link").rstrip("\n") + base64.b64encode(target).decode() + "\n"
 
 
 class Lying(LocalTransport):
@@ -100,10 +106,62 @@ def test_a_file_called_like_one_on_its_way_stays(remote, tree):
     assert content(tree) == {}
 
 
-def test_a_link_that_the_cluster_lists_is_not_made(remote, tree):
-    manifest = fetch(remote, tree, Lying(row(b"a", kind="link"), b""))
-    assert [(one.path, one.reason) for one in manifest.skipped] == [("a", "a symbolic link")]
-    assert content(tree) == {}
+@pytest.mark.parametrize(
+    "target",
+    [
+        *(
+            b"",
+            b"/",
+            b".",
+            b"..",
+            b"../../x",
+            b"/etc/passwd",
+            b"e/../../x",
+            b"../x/../x",
+            b"a",
+            b"../b",
+            b"../c",
+        ),
+        *(
+            b"./..",
+            b"/f/../x",
+            b"/f/./../x",
+            b"/f",
+            b"/fx",
+            b"/x",
+            b"../x\0",
+            b"./" * 2049 + b"../x",
+            b"missing",
+        ),
+    ],
+)
+def test_links_that_the_cluster_lists_never_lead_out(target):
+    rows = row(b"x", kind="folder") + row(b"d", kind="folder") + link(b"d/a", target)
+    listing = rows + link(b"c", b"/etc") + link(b"b", b"c")
+    entries, left = parse_listing(listing.encode().splitlines())
+    chosen, links, skipped = choose_entries(entries, left, Source("/f"), Path())
+    assert links == {}
+    assert {(one.path, one.reason) for one in skipped} == {
+        (path, "a symbolic link") for path in (b"d/a", b"b", b"c")
+    }
+    assert [entry.path for entry in chosen if entry.kind == Kind.LINK] == []
+
+
+def test_nothing_is_below_a_link_that_the_cluster_lists(remote, tree):
+    listing = row(b"x", kind="folder") + link(b"a", b"x") + row(b"a/b")
+    with refused("answer-garbled", CollectError):
+        fetch(remote, tree, Lying(listing, b""))
+
+
+def test_a_chain_of_links_is_followed_once():
+    """A million of them, each to the next, took hours if each was followed to its end."""
+    count = 20_000
+    names = [b"%d" % number for number in range(count)]
+    for last, made in ((b"x", count), (b"nowhere", 0), (b"0", 0)):
+        rows = [link(name, to) for name, to in zip(names, [*names[1:], last], strict=True)]
+        entries, _ = parse_listing("".join([*rows, row(b"x", kind="folder")]).encode().splitlines())
+        chain = [entry for entry in entries if entry.kind == Kind.LINK]
+        assert len(choose_links(chain, {b"x"}, "/f")) == made
 
 
 def header(size: int) -> bytes:

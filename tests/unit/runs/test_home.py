@@ -427,14 +427,20 @@ def test_what_was_sent_and_is_unchanged_stays_if_it_is_large(session, cluster, t
     (folder / "link").symlink_to("large")
     (folder / "turned").symlink_to("large")
     body = "printf x | dd of=changed conv=notrunc; echo >>grown; ln -sf small turned; cp large made; "
-    body += "mkdir task-1; ln -s ../small task-1/small; ln -s ../made task-1/x"
+    body += "mkdir task-1; ln -s ../small task-1/small; ln -s ../made task-1/x; "
+    body += "ln -s nowhere gone; ln -s /etc etc"
     job_id = finished(session, cluster, folder, body)
     (run,) = collect(session, [job_id], out=out)
     skipped = {one.path: one.reason for one in run.skipped}
     link = "a symbolic link"
-    reasons = {"large": UNCHANGED, "link": UNCHANGED, "turned": link, "task-1/x": link}
+    reasons = {"large": UNCHANGED, "link": UNCHANGED, "gone": link, "etc": link}
     assert skipped == {f"files/{name}": reason for name, reason in reasons.items()}
+    targets = {one.path: one.target for one in run.skipped if one.target}
+    assert targets == {"files/gone": "nowhere", "files/etc": "/etc"}
+    turned = run.directory / "turned"
+    assert (str(turned.readlink()), turned.read_text()) == ("small", "small")
+    assert str((run.directory / "task-1/x").readlink()) == "../made"
     for name in ("changed", "grown", "small", "made"):
         assert (run.directory / name).is_file()
     assert run.source == json.loads((run.directory / "source.json").read_text())["hash"]
-    assert not_brought_home(run).endswith(": not collected: files/turned and 1 more (a symbolic link)")
+    assert not_brought_home(run).endswith(": not collected: files/etc -> /etc and 1 more (a symbolic link)")

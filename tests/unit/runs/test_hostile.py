@@ -18,6 +18,7 @@ from clusterctl.jobs.watch import LogReader
 from clusterctl.runs import fetch as fetching
 from clusterctl.runs.collect import collect
 from clusterctl.runs.fetch import Selection, Source
+from clusterctl.runs.links import make_links
 from clusterctl.runs.remote_files import DEEPEST, Listing
 from clusterctl.scheduler import remote_logs
 from clusterctl.scheduler.slurm import SlurmClient
@@ -76,6 +77,90 @@ def test_a_link_in_place_of_the_folder_is_not_followed(remote, tree):
     assert list(LogReader(LocalTransport(), str(swapped)).read("once")) == []
     assert remote_logs.ends(str(swapped), "")["stdout"] == ""
     assert len(list(LogReader(LocalTransport(), str(remote)).read("once"))) == 1
+
+
+# Link -> target as the job wrote it, and as it comes home; "" if the link does not.
+LINKS = {
+    "latest": ("steps/2", "steps/2"),
+    "steps/up": ("../b.txt", "../b.txt"),
+    "steps/dots": (".././steps//2/", "2"),
+    "absolute": ("{remote}/b.txt", "b.txt"),
+    "chain": ("latest", "latest"),
+    "only/link": ("../steps/2/a", "../steps/2/a"),
+    "to-ours": ("spec.yaml", "spec.yaml.from-job"),
+    "out": ("../../etc", ""),
+    "gone": ("nowhere", ""),
+    "itself": ("itself", ""),
+    "here": (".", ""),
+    "steps/above": ("..", ""),
+    "loop": ("pool", ""),
+    "pool": ("loop", ""),
+    "over": ("latest/../b.txt", ""),
+    "below": ("latest/a", ""),
+    "to-out": ("out-again", ""),
+    "out-again": ("/etc", ""),
+    "left": ("checkpoints/step-1", ""),
+    "stdout.log": ("b.txt", ""),
+    "run.json": ("b.txt", ""),
+    f".clusterctl-{'0' * 32}.part": ("b.txt", ""),
+}
+
+
+def with_links(remote: Path) -> None:
+    for name in ("steps/2/a", "b.txt", "spec.yaml", "checkpoints/step-1/w", "checkpoints/step-2/w"):
+        (remote / name).parent.mkdir(parents=True, exist_ok=True)
+        (remote / name).write_text(name)
+    (remote / "only").mkdir()
+    for name, (target, _) in LINKS.items():
+        (remote / name).symlink_to(target.format(remote=remote))
+
+
+def test_links_inside_a_job_come_home_and_others_are_recorded(remote, tree):
+    with_links(remote)
+    manifest = fetch(remote, tree)
+    assert b"link" not in content(tree).values()
+    make_links(tree, manifest.links)
+    made = {
+        str(path.relative_to(tree)): str(path.readlink()) for path in tree.rglob("*") if path.is_symlink()
+    }
+    assert made == {name: home for name, (_, home) in LINKS.items() if home}
+    assert (tree / "chain/a").read_text() == "steps/2/a"
+    told = {one.path: one.target for one in manifest.skipped if one.reason == "a symbolic link"}
+    wanted = {name: target for name, (target, home) in LINKS.items() if not home}
+    assert told == wanted
+
+
+def test_links_are_made_over_nothing_and_through_nothing(tree, tmp_path):
+    """The user, or another host's copy, may have put other things into the run's folder."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "key").write_text("secret")
+    (tree / "sub").mkdir(parents=True)
+    (tree / "file").write_text("mine")
+    (tree / "mine").symlink_to(outside)
+    links = {b"file": b"sub", b"mine/x": b"sub", b"file/x": b"sub", b"none/x": b"sub"}
+    make_links(tree, {**links, b"a": b"mine/key", b"b": b"mine", b"c": b"gone", b"sub/d": b"file"})
+    assert [path.name for path in outside.iterdir()] == ["key"]
+    assert content(tree) == {b"file": b"mine", b"mine": b"link", b"sub/d": b"link"}
+    assert (tree / "sub/d").read_text() == "mine"
+
+
+def test_links_survive_a_second_collection_and_are_not_hashed(session, cluster, tmp_path):
+    body = "mkdir out checkpoints; echo 1 >out/a; ln -s out/a best; ln -s out here; "
+    body += (
+        "echo w >checkpoints/step-1.ckpt; echo w >checkpoints/step-2.ckpt; ln -s step-2.ckpt checkpoints/last"
+    )
+    job_id = finished(session, cluster, tmp_path, body)
+    for selection in (Selection(), fetching.ALL):
+        (run,) = collect(session, [job_id], out=tmp_path / "runs", selection=selection)
+        places = {
+            name: str((run.directory / name).readlink()) for name in ("best", "here", "checkpoints/last")
+        }
+        assert places == {"best": "out/a", "here": "out", "checkpoints/last": "step-2.ckpt"}
+        sums = (run.directory / "SHA256SUMS").read_text()
+        assert re.findall(r"  (best|here.*|.*/last)$", sums, re.MULTILINE) == []
+    assert (run.directory / "checkpoints/step-1.ckpt").is_file()
+    assert run.not_here == []
 
 
 def listed(capsys, top: Path, **bounds) -> tuple[set[str], dict[str, str]]:
