@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
+import re
 import signal
 import subprocess
 import time
@@ -13,7 +13,7 @@ from typing import Any
 from payload.cli.config import TelemetryConfig
 from payload.cli.jsonl import JsonLines
 from payload.node import host
-from payload.node.sensors import Cpu, Gpus, Memory, Network, Sensor, SensorError
+from payload.node.sensors import Cpu, Gpus, Memory, Network, Sensor, SensorError, own_group
 
 
 def run(config: TelemetryConfig) -> int:
@@ -22,14 +22,15 @@ def run(config: TelemetryConfig) -> int:
     stop = {n for n in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(n) != signal.SIG_IGN}
     # Blocked signals wait until sigtimedwait asks for them, so no handler interrupts a half-written line.
     signal.pthread_sigmask(signal.SIG_BLOCK, stop)
-    memory, gpus = Memory(), Gpus()
-    sensors: Sequence[Sensor] = (Cpu(host.node_cores()), memory, Network(), gpus)
+    group = own_group()
+    memory, gpus = Memory(group=group), Gpus()
+    sensors: Sequence[Sensor] = (Cpu(host.node_cores(), group=group), memory, Network(), gpus)
     # A requeued job appends to its file.
     is_requeued = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
     with JsonLines(
         config.out / f"{host.hostname()}.jsonl", keep=(lambda _: True) if is_requeued else None
     ) as file:
-        file.write("host", **_host(memory, gpus))
+        file.write("host", **_host(memory, gpus, is_container=group is not None))
         # Read the counters, from which the next sample computes rates.
         sample(sensors)
         due = time.monotonic()
@@ -53,9 +54,9 @@ def sample(sensors: Sequence[Sensor]) -> dict[str, Any]:
     return {**fields, "errors": errors} if errors else fields
 
 
-def _host(memory: Memory, gpus: Gpus) -> dict[str, Any]:
+def _host(memory: Memory, gpus: Gpus, *, is_container: bool) -> dict[str, Any]:
     try:
-        total_mib = memory.total_mib()
+        total_mib = (_memory_in_slurm() if is_container else None) or memory.total_mib()
     except SensorError:
         total_mib = None
     return {
@@ -70,15 +71,21 @@ def _host(memory: Memory, gpus: Gpus) -> dict[str, Any]:
     }
 
 
+def _memory_in_slurm() -> int | None:
+    """Return the memory of this node in MiB that Slurm gives to jobs, or None without Slurm."""
+    match = re.search(r"\bRealMemory=(\d+)", _output("scontrol", "show", "node", host.hostname()))
+    return int(match[1]) if match else None
+
+
 def _mpi_version() -> dict[str, str]:
     """Return the version of Open MPI, if installed, without starting MPI."""
-    ompi_info = shutil.which("ompi_info")
-    if ompi_info is None:
-        return {}
+    version = _output("ompi_info", "--version").partition("\n")[0].strip()
+    return {"mpi": version} if version else {}
+
+
+def _output(*command: str) -> str:
+    """Return the output of a command, or "" if it fails or is not installed."""
     try:
-        answer = subprocess.run(
-            [ompi_info, "--version"], capture_output=True, text=True, timeout=5, check=True
-        )
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return {}
-    return {"mpi": answer.stdout.partition("\n")[0].strip()}
+        return ""

@@ -28,23 +28,46 @@ class Sensor(Protocol):
         """
 
 
-class Cpu:
-    """Usage of the node's cores since the last reading, in percent of all cores, and the load."""
+def own_group(cgroups: Path = Path("/sys/fs/cgroup")) -> Path | None:
+    """Return the control group (version 2) of this node if the node is a container, such as a local node.
 
-    def __init__(self, cores: Collection[int], proc: Path = Path("/proc")) -> None:
+    Nodes that share a machine must not each report the load of the machine. Return None on a machine: it is
+    the root group, which has no cgroup.events.
+    """
+    for group in (cgroups, cgroups / "unified"):
+        if os.access(group / "cgroup.events", os.R_OK) and os.access(group / "cpu.stat", os.R_OK):
+            return group
+    return None
+
+
+class Cpu:
+    """Usage of the node's cores since the last reading, in percent of all cores, and a machine's load.
+
+    group: the node's control group if the node is a container (see ``own_group``).
+    """
+
+    def __init__(self, cores: Collection[int], proc: Path = Path("/proc"), group: Path | None = None) -> None:
         self._names = {f"cpu{core}" for core in cores}
-        self._stat, self._loadavg = proc / "stat", proc / "loadavg"
+        self._is_group, self._loadavg = group is not None, proc / "loadavg"
+        self._stat = group / "cpu.stat" if group else proc / "stat"
         self._last: tuple[int, int] | None = None
 
     def read(self) -> dict[str, Any]:
-        with _source(self._loadavg):
-            fields = {"load1": float(self._loadavg.read_text().split()[0])}
+        fields = {}
+        if not self._is_group:
+            with _source(self._loadavg):
+                fields["load1"] = float(self._loadavg.read_text().split()[0])
         with _source(self._stat):
-            previous, self._last = self._last, self._ticks()
+            previous, self._last = self._last, self._times() if self._is_group else self._ticks()
         if previous:
             busy, elapsed = self._last[0] - previous[0], self._last[1] - previous[1]
-            fields["cpu_percent"] = round(100 * max(0, busy) / max(1, elapsed), 1)
+            fields["cpu_percent"] = round(min(100.0, 100 * max(0, busy) / max(1, elapsed)), 1)
         return fields
+
+    def _times(self) -> tuple[int, int]:
+        """Return the microseconds of the node's processes, and of all its cores: (busy, total)."""
+        busy = dict(line.split() for line in self._stat.read_text().splitlines())["usage_usec"]
+        return int(busy), time.monotonic_ns() // 1000 * len(self._names)
 
     def _ticks(self) -> tuple[int, int]:
         """Return the clock ticks of the node's cores since boot, (busy, total)."""
@@ -59,15 +82,22 @@ class Cpu:
 
 
 class Memory:
-    """Memory in use on the whole node, and memory in use by this Slurm job (its control group)."""
+    """Memory in use on the whole node, and memory in use by this Slurm job (its control group).
 
-    def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
-        self._meminfo = proc / "meminfo"
+    group: the node's control group if the node is a container (see ``own_group``).
+    """
+
+    def __init__(
+        self,
+        proc: Path = Path("/proc"),
+        cgroups: Path = Path("/sys/fs/cgroup"),
+        group: Path | None = None,
+    ) -> None:
+        self._proc, self._meminfo, self._group = proc, proc / "meminfo", group
         self._job = _job_memory(proc / "self/cgroup", cgroups)
 
     def read(self) -> dict[str, Any]:
-        sizes = self._sizes()
-        fields = {"memory_used_mib": (sizes["MemTotal"] - sizes["MemAvailable"]) // MIB}
+        fields = {"memory_used_mib": self._used() // MIB}
         if self._job:
             with _source(self._job):
                 fields["job_memory_mib"] = int(self._job.read_text()) // MIB
@@ -76,6 +106,18 @@ class Memory:
     def total_mib(self) -> int:
         """Return the machine's total memory in MiB, even in a container. Raises SensorError if that fails."""
         return self._sizes()["MemTotal"] // MIB
+
+    def _used(self) -> int:
+        """Return the bytes in use, without files that the kernel can drop from memory."""
+        if not self._group:
+            sizes = self._sizes()
+            return sizes["MemTotal"] - sizes["MemAvailable"]
+        current = self._group / "memory.current"
+        if not os.access(current, os.R_OK):
+            return sum(map(_own_memory, self._proc.glob("[0-9]*/status")))
+        with _source(current):
+            lines = (self._group / "memory.stat").read_text().splitlines()
+            return int(current.read_text()) - int(dict(line.split() for line in lines)["inactive_file"])
 
     def _sizes(self) -> dict[str, int]:
         with _source(self._meminfo):
@@ -188,6 +230,19 @@ def _open_nvml() -> tuple[ModuleType | None, list[tuple[int, Any]]]:
             with suppress(nvml.NVMLError):
                 handles.append((index, nvml.nvmlDeviceGetHandleByIndex(index)))
     return nvml, handles
+
+
+def _own_memory(status: Path) -> int:
+    """Return the bytes that a process shares with no other; 0 for a thread of the kernel.
+
+    The memory controller may be missing in a container, and the kernel lets only root read more exact sums.
+    """
+    # The process may have ended.
+    with suppress(OSError):
+        for line in status.read_text(errors="replace").splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) * 1024
+    return 0
 
 
 def _job_memory(membership: Path, cgroups: Path) -> Path | None:

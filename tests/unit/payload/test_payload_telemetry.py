@@ -6,13 +6,14 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from payload.commands.telemetry import sample
-from payload.node.sensors import Cpu, Memory, Network, SensorError
+from payload.commands.telemetry import _host, sample
+from payload.node.sensors import Cpu, Gpus, Memory, Network, SensorError, own_group
 from tests.support.processes import eventually
 from tests.unit.payload.conftest import Runner, assert_one_error
 
@@ -102,6 +103,73 @@ def test_cpu_counts_only_the_cores_of_this_node(tmp_path: Path) -> None:
     assert cpu.read() == {"load1": 0.25}
     (tmp_path / "stat").write_text(_cpu_lines((500, 0), (40, 80), (10, 10)))
     assert cpu.read()["cpu_percent"] == 30.0
+
+
+def _container(cgroups: Path, **files: str) -> Path:
+    """The control group of a container, mounted there."""
+    cgroups.mkdir(parents=True)
+    for name in ("cgroup.events", "cpu.stat"):
+        (cgroups / name).write_text("")
+    for name, text in files.items():
+        (cgroups / name.replace("_", ".")).write_text(text)
+    return cgroups
+
+
+@pytest.mark.parametrize("below", [".", "unified"])
+def test_only_a_container_has_a_control_group_of_its_own(tmp_path: Path, below: str) -> None:
+    (tmp_path / "machine").mkdir()
+    # As the root group of a machine has it.
+    (tmp_path / "machine/cpu.stat").write_text("usage_usec 5\n")
+    assert own_group(tmp_path / "machine") is None
+    group = _container(tmp_path / "node" / below)
+    assert own_group(tmp_path / "node") == group
+
+
+def test_cpu_of_a_container_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """/proc/stat and the load are those of the machine, with other nodes."""
+    (tmp_path / "loadavg").write_text("9 9 9 1/99 1234\n")
+    (tmp_path / "stat").write_text(_cpu_lines((0, 0), (0, 0)))
+    group = _container(tmp_path / "group", cpu_stat="usage_usec 1000000\nuser_usec 9\n")
+    now = [0]
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now[0])
+    cpu = Cpu([0, 1], tmp_path, group)
+    assert cpu.read() == {}
+    for used, percent in ((1_500_000, 25.0), (9_500_000, 100.0), (9_500_000, 0.0)):
+        now[0] += 10**9
+        (group / "cpu.stat").write_text(f"usage_usec {used}\nuser_usec 9\n")
+        assert cpu.read() == {"cpu_percent": percent}
+
+
+def test_memory_of_a_container_is_its_own(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 4096 kB\nMemAvailable: 1024 kB\n")
+    for pid, text in ((1, "Name:\ta\nRssAnon:\t  2048 kB\nRssFile:\t 9999 kB\n"), (2, "Name:\tkthread\n")):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / f"{pid}/status").write_text(text)
+    (tmp_path / "3").mkdir()
+    group = _container(tmp_path / "group")
+    memory = Memory(tmp_path, tmp_path, group)
+    assert memory.read() == {"memory_used_mib": 2}
+    (group / "memory.current").write_text(f"{9 * _MIB}\n")
+    (group / "memory.stat").write_text(f"anon 1\ninactive_file {4 * _MIB}\n")
+    assert memory.read() == {"memory_used_mib": 5}
+    (group / "memory.stat").write_text("anon 1\n")
+    with pytest.raises(SensorError):
+        memory.read()
+
+
+def test_a_container_has_the_memory_that_slurm_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(
+        '#!/bin/sh\n[ "$*" = "show node t-1" ] && echo "NodeName=t-1" && echo " RealMemory=700 A=1"\n'
+    )
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    machine = Memory().total_mib()
+    told = []
+    for name in ("t-1", "t-2"):
+        monkeypatch.setenv("SLURMD_NODENAME", name)
+        told += [_host(Memory(), Gpus(), is_container=is_container) for is_container in (True, False)]
+    assert [one["memory_total_mib"] for one in told] == [700, machine, machine, machine]
 
 
 @pytest.mark.parametrize(
