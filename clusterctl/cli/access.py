@@ -13,9 +13,19 @@ from clusterctl.cli.output import Screen
 from clusterctl.cli.submit import preparer, some_flags
 from clusterctl.errors import Failure, UsageError, excluded
 from clusterctl.jobs.environment import Environments
-from clusterctl.jobs.shell import forwarded, parse_forwards, requested_nodes
+from clusterctl.jobs.shell import (
+    SessionFolder,
+    forwarded,
+    kept_notice,
+    parse_forwards,
+    requested_nodes,
+    session_folder,
+    shell_job,
+)
+from clusterctl.jobs.submit import Submitter
 from clusterctl.scheduler.script import Environment
 from clusterctl.scheduler.session import Session, open_session
+from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import JobOptions, job_options
 from clusterctl.spec.names import ADMIN_USER, reject_unknown
 from clusterctl.state.chosen import naming_lock_holder
@@ -24,7 +34,8 @@ from clusterctl.transport.openssh import NO_CONNECTION, OpenSSH, run_attached, r
 
 Command = Annotated[Words, argument("A command, after --.", metavar="COMMAND")]
 _ALLOCATION: Final = some_flags(
-    "nodes tasks_per_node cpus gpus mem time partition account qos constraint requirements"
+    "nodes tasks_per_node cpus gpus mem time partition account qos constraint slurm launcher folder include "
+    "exclude env requirements"
 )
 
 
@@ -48,7 +59,9 @@ def ssh(
     _refuse_shell_as_json(screen, words)
     login = user or (None if admin else inventory.job_user)
     argv = OpenSSH(workspace.ssh_config, login).argv(host, words[0] if len(words) == 1 else words)
-    code = _run(screen, argv, {"host": host})
+    code, answer = _run(screen, argv, {"host": host})
+    if screen.json:
+        screen.result(answer)
     if code == NO_CONNECTION and not (admin or user):
         screen.note(
             f"note: if {login} may not log in to {host}, log in as the administrator: "
@@ -68,7 +81,8 @@ def shell(
 ) -> int:
     """Open a shell, or run a command, on allocated nodes.
 
-    Runs on the first node of a new allocation, in the job environment. The allocation is released afterwards.
+    Runs on the first node of a new allocation, with a job's variables. In it, `launch PROGRAM` starts the
+    program's ranks as submit does. The allocation is released afterwards.
     """
     options = job_options(given)
     terminal = sys.stdin.isatty() and sys.stdout.isatty() and not screen.json
@@ -82,7 +96,9 @@ def shell(
     forwards = parse_forwards(forward or [])
     with open_session(screen.chosen()) as session, ExitStack() as stack:
         ssh = OpenSSH(session.workspace.ssh_config, session.facts.job_user)
+        job = shell_job(options, has_pmix=session.facts.pmix)
         environment = _environment(screen, session, options)
+        folder = _folder(screen, stack, session, job, environment)
         lease = stack.enter_context(requested_nodes(session, ssh, options))
         with screen.working("waiting for nodes"):
             while isinstance(allocation := lease.allocation(), str):
@@ -91,8 +107,13 @@ def shell(
         screen.note(f"job {allocation.job_id} holds {', '.join(allocation.nodes)} until you exit")
         for port in forwards:
             screen.note(f"localhost:{port.local} forwards to port {port.remote} of {allocation.nodes[0]}")
-        argv = allocation.argv(command or [], environment, terminal=terminal)
-        code = _run(screen, argv, {"job_id": allocation.job_id, "nodes": allocation.nodes})
+        argv = allocation.argv(command or [], folder.path, terminal=terminal)
+        code, answer = _run(screen, argv, {"job_id": allocation.job_id, "nodes": allocation.nodes})
+        if files := folder.changed_files(session, allocation.nodes):
+            screen.note(kept_notice(session, folder.path, files))
+            answer |= {"dir": folder.program_dir, "files": [path for _, path in files]}
+        if screen.json:
+            screen.result(answer)
         if lease.was_revoked():
             screen.note(f"note: Slurm ended the allocation; see `clusterctl jobs {allocation.job_id}`")
     return code
@@ -104,6 +125,20 @@ def _environment(screen: Screen, session: Session, options: JobOptions) -> Envir
     with screen.transfers() as progress:
         Environments(screen.note, progress=progress).build_for(session, environment, None)
     return environment
+
+
+def _folder(
+    screen: Screen, stack: ExitStack, session: Session, job: JobSpec, environment: Environment
+) -> SessionFolder:
+    """Create the session's folder on the cluster. Closing ``stack`` removes it if no files were written."""
+    with screen.transfers() as progress:
+        submitter = Submitter(session, screen.note, progress)
+        folder = stack.enter_context(session_folder(submitter, job, environment))
+    for note in folder.source.notes if folder.source is not None else ():
+        screen.note(f"note: {note}")
+    if folder.sent is not None:
+        screen.note(folder.sent.summary)
+    return folder
 
 
 def _host_and_command(inventory: Inventory, host: str | None, words: list[str]) -> tuple[str, list[str]]:
@@ -133,13 +168,13 @@ def _note_wait(screen: Screen, session: Session, job_id: str) -> None:
     screen.note(f"job {job_id} is waiting in the queue{reason}; Ctrl-C cancels the job")
 
 
-def _run(screen: Screen, argv: Sequence[str], answer: dict[str, Any]) -> int:
+def _run(screen: Screen, argv: Sequence[str], answer: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Run a command line. Return its exit code, and the JSON answer with its output if JSON was asked for."""
     if not screen.json:
-        return run_attached(argv)
+        return run_attached(argv), answer
     result = run_captured(argv)
     answer |= {"exit_code": result.rc, "stdout": result.stdout, "stderr": result.stderr}
     if result.rc != 0:
         failure = Failure("command", f"the command ended with exit status {result.rc}")
         answer |= {"ok": False, "failures": [asdict(failure)]}
-    screen.result(answer)
-    return result.rc
+    return result.rc, answer

@@ -50,10 +50,6 @@ def with_project(job: JobSpec, here: Path) -> JobSpec:
     script = os.path.relpath(job.script, folder)
     if script.startswith("../"):
         script = os.path.relpath(job.script.parent.resolve() / job.script.name, folder.resolve())
-    # A path through a symbolic link would lead to the link, not to the folder.
-    inner, outer = here.resolve(), folder.resolve()
-    is_sent = inner.is_relative_to(outer) and not project_obstacle(folder)
-    start = os.path.relpath(inner, outer) if is_sent else "."
     roots = [os.path.relpath(root, folder) for root in uses.roots if root.is_relative_to(folder)]
     if job.module is not None and not uses.roots[0].is_relative_to(folder):
         raise UsageError(
@@ -63,8 +59,26 @@ def with_project(job: JobSpec, here: Path) -> JobSpec:
             why=project_obstacle(uses.roots[0]) or f"only {folder} would be sent",
             fix="move the project into a separate folder without symbolic links, or select it with --folder",
         )
-    project = Project(folder, script, start, tuple(dict.fromkeys(roots)))
+    project = Project(folder, script, _start(folder, here), tuple(dict.fromkeys(roots)))
     return job.model_copy(update={"project": project})
+
+
+def folder_project(folder: Path) -> Project:
+    """Return the project of a folder that is sent without a script, for `clusterctl shell --folder`.
+
+    Raises UsageError if the folder does not exist or can't be sent.
+    """
+    folder = _chosen_folder(folder, folder / "script")
+    roots = [os.path.relpath(root, folder) for root in import_roots(folder) if root.is_dir()]
+    return Project(folder, ".", _start(folder, Path.cwd()), tuple(roots))
+
+
+def _start(folder: Path, here: Path) -> str:
+    """Return the path below ``folder`` of the folder in which the program starts: ``here`` if it is sent."""
+    # A path through a symbolic link would lead to the link, not to the folder.
+    inner, outer = here.resolve(), folder.resolve()
+    is_sent = inner.is_relative_to(outer) and not project_obstacle(folder)
+    return os.path.relpath(inner, outer) if is_sent else "."
 
 
 def project_obstacle(folder: Path) -> str:
@@ -89,7 +103,7 @@ def _chosen_folder(folder: Path, script: Path) -> Path:
             f"--folder {folder} can't be sent with the job",
             code="folder-unfit",
             why=problem,
-            fix="name the folder of a project that contains the script",
+            fix="name the folder of a project; for a job it must contain the script",
         )
     return folder
 

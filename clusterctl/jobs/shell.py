@@ -1,4 +1,4 @@
-"""Interactive allocations of nodes, shells and commands inside them, and forwarded ports.
+"""Interactive allocations of nodes, shells and commands inside them, their files, and forwarded ports.
 
 salloc runs on the controller over its own ssh connection, as long as clusterctl sends keep-alives. When
 clusterctl ends in any way (normally, by Ctrl-C or SIGKILL, or with a lost network), the keep-alives stop, and
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import socket
 import subprocess
 import threading
@@ -17,19 +18,50 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.errors import SlurmError, TransportError, UnreachableError, UsageError
-from clusterctl.scheduler.script import Environment, resource_options
+from clusterctl.errors import (
+    Notice,
+    SlurmError,
+    TransportError,
+    UnreachableError,
+    UsageError,
+    printable,
+)
+from clusterctl.jobs.project import folder_project
+from clusterctl.jobs.source import Source, source_of
+from clusterctl.jobs.submit import SentSource, Submitter, new_token, remove_folder
+from clusterctl.scheduler.script import (
+    ALONE,
+    Environment,
+    common_words,
+    in_program_folder,
+    rank_starter,
+    resource_options,
+    slurm_words,
+    with_launcher,
+)
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import fix_for_refusal
 from clusterctl.scheduler.slurm_parse import expand_nodes
+from clusterctl.spec.job import JobSpec, reject_quantities_twice
 from clusterctl.spec.job_options import JobOptions
+from clusterctl.spec.sbatch import requests_of
+from clusterctl.state.submissions import PROGRAM_FOLDER
 from clusterctl.transport.base import MARK, wrap_command
-from clusterctl.transport.openssh import ALONE, OpenSSH, start_conversation
+from clusterctl.transport.openssh import ALONE as ALONE_SSH
+from clusterctl.transport.openssh import OpenSSH, start_conversation
+from clusterctl.transport.tree import Kind
+from clusterctl.util.assets import payload_hash, render
 
 _SIGN_OF_LIFE_S = 10.0
 # Without a keep-alive for this long, the controller releases the nodes.
 _SILENCE_S = 60
 _PATIENCE_S = 15.0
+
+# The name of the session's script. `launch` in it calls it by this name.
+SCRIPT = "job.sbatch"
+_FIND = ("find", "-P")
+_FILES = ("-mindepth", "1", "(", "-type", "f", "-o", "-type", "l", ")", "-printf", "%s %T@ %P\\0")
+_MOST_SHOWN = 5
 
 _HOLD = (Path(__file__).parent / "remote_hold.sh").read_text(encoding="utf-8")
 _PENDING = re.compile(r"salloc: Pending job allocation ([0-9]+)")
@@ -54,25 +86,143 @@ class Allocation:
     _ssh: OpenSSH
     _controller: str
 
-    def argv(self, command: Sequence[str], environment: Environment, *, terminal: bool) -> list[str]:
+    def argv(self, command: Sequence[str], folder: str, *, terminal: bool) -> list[str]:
         """Return the local command line to run ``command`` (empty: a shell) on the first node.
 
         command: the words of a command, or a single line for bash.
 
         The command runs in Slurm's interactive step, so job steps started in it can use the whole allocation.
 
-        environment: the command's Python environment, already on the cluster. terminal: connect a terminal.
+        folder: the session's folder on the cluster. terminal: connect a terminal.
         """
-        settings = [f"{name}={value}" for name, value in self._environment.items()]
+        # As in a job that sbatch starts.
+        variables = {**self._environment, "SLURM_SUBMIT_DIR": folder}
+        settings = [f"{name}={value}" for name, value in variables.items()]
         step = ["srun", "--interactive", "--preserve-env", "--nodes=1", "--ntasks=1", "--quiet"]
         step += ["--pty"] if terminal else []
-        profile = environment.profile
-        start = f'[[ ! -r {profile} ]] || . {profile}; export PATH={environment.path}:"$PATH"; exec "$@"'
-        # As with ssh, a single string is for a shell, and several words are a command.
-        words = ["bash", "-c", *command] if len(command) == 1 else command or ["bash", "-i"]
-        program = ["bash", "-lc", start, "shell", *words]
-        argv = ["env", *settings, *step, *program]
+        # As with ssh, a single string is for a shell, and several words are a command, or `launch`.
+        words = ["bash", "-c", *command] if len(command) == 1 else ["bash", "-c", '"$@"', "shell", *command]
+        program = words if command else ["bash", "-i"]
+        argv = ["env", *settings, *step, "bash", "-l", f"{folder}/{SCRIPT}", *program]
         return self._ssh.argv(self._controller, argv, "-t" if terminal else "-T")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFolder:
+    """A folder on the cluster for the files of an interactive session.
+
+    source: the local files that were sent to it. sent: their size. Both are None without --folder.
+    """
+
+    path: str
+    source: Source | None
+    sent: SentSource | None
+
+    @property
+    def program_dir(self) -> str:
+        return f"{self.path}/{PROGRAM_FOLDER}"
+
+    def changed_files(self, session: Session, nodes: Sequence[str]) -> tuple[tuple[str, str], ...]:
+        """Return (host, path below ``program_dir``) of each file that the session has written.
+
+        nodes: the session's nodes. Raises TransportError if a host can't be reached.
+        """
+        facts_sent: dict[bytes, bytes] = {}
+        for item in self.source.items if self.source is not None else ():
+            is_file = item.kind is Kind.FILE
+            sent = b"%d %d" % (item.size, item.mtime_ns // 10**9) if is_file else b""
+            facts_sent[os.fsencode(item.path)] = sent
+        files = []
+        for host, transport in session.hosts_with_files(nodes):
+            listing = b"".join(transport.stream([*_FIND, self.program_dir, *_FILES]))
+            for row in listing.split(b"\0")[:-1]:
+                size, seconds, path = row.split(b" ", 2)
+                facts = b"%s %s" % (size, seconds.partition(b".")[0])
+                is_bytecode = b"__pycache__" in path.split(b"/")
+                if not is_bytecode and facts_sent.get(path) not in (b"", facts):
+                    files.append((host, printable(os.fsdecode(path))))
+        return tuple(sorted(files))
+
+
+def shell_job(options: JobOptions, *, has_pmix: bool) -> JobSpec:
+    """Return a job with the options of an interactive session. Its ``script`` is a folder, and never runs.
+
+    Raises UsageError if the folder of --folder can't be sent, or options exclude each other.
+    """
+    reject_quantities_twice(options.given)
+    for request in requests_of(options.slurm):
+        if request.option is not None and not request.option.salloc:
+            raise UsageError(
+                f"--slurm {request.own_name} does not apply to a shell",
+                code="not-a-salloc-option",
+                why="salloc, which allocates the nodes, has no such option",
+                fix="leave it out; --env sets variables, and < redirects the input of a command",
+            )
+    job = JobSpec(name="shell", script=Path.cwd(), folder=False).model_copy(update=options.given)
+    if isinstance(job.folder, Path):
+        job = job.model_copy(update={"project": folder_project(job.folder)})
+    return with_launcher(job, has_pmix=has_pmix)
+
+
+def shell_script(job: JobSpec, environment: Environment) -> str:
+    """Return the script that sets a job's variables, and starts the shell or, for `launch`, the ranks."""
+    words = slurm_words(job)
+    alone = ALONE if job.tasks == 1 else {}
+    variables = {name: shlex.quote(value) for name, value in {**alone, **job.env}.items()}
+    if roots := [in_program_folder(root) for root in job.place.roots]:
+        own_path = [variables["PYTHONPATH"]] if job.env.get("PYTHONPATH") else []
+        variables["PYTHONPATH"] = ":".join((*own_path, *roots))
+    start = '"$start"' if job.folder else '"$HOME"'
+    return render(
+        "job.sbatch.j2",
+        **common_words(job, None, environment, payload_hash()),
+        shell_script=True,
+        own_directives=(),
+        options=(),
+        array=False,
+        launcher=job.launcher,
+        starter=[*words.launcher, *rank_starter(job, environment.python, words), words.start],
+        program=["env", "-C", start, *(f"{name}={value}" for name, value in variables.items())],
+    )
+
+
+@contextmanager
+def session_folder(submitter: Submitter, job: JobSpec, environment: Environment) -> Iterator[SessionFolder]:
+    """Create the folder of an interactive session on the cluster, and send the files of --folder to it.
+
+    When the ``with`` block ends, remove the folder, unless the session has written files into it.
+
+    Raises:
+        UsageError: a file can't be sent.
+        TransferError, TransportError: the files could not be sent.
+    """
+    session, source = submitter.session, source_of(job) if job.folder else None
+    nodes = session.transports_of_partition(job.partition)
+    ours = {SCRIPT: shell_script(job, environment).encode(errors="surrogateescape")}
+    path, sent, _ = submitter.stage(f"shell-{new_token()}", source, ours, nodes)
+    folder = SessionFolder(path, source, sent)
+    try:
+        yield folder
+    finally:
+        # If a host does not answer, the folder stays.
+        with suppress(TransportError):
+            if not folder.changed_files(session, session.facts.compute):
+                remove_folder((session.transport, *nodes), path)
+
+
+def kept_notice(session: Session, folder: str, files: Sequence[tuple[str, str]]) -> Notice:
+    """Return a message about files that an interactive session has written, with the command to fetch them.
+
+    files: (host, path below the folder of the program's files) of each file.
+    """
+    names = ", ".join(dict.fromkeys(path for _, path in files[:_MOST_SHOWN]))
+    more = f" and {len(files) - _MOST_SHOWN} more" if len(files) > _MOST_SHOWN else ""
+    place = f"{folder}/{PROGRAM_FOLDER}"
+    fix = f"`clusterctl get {shlex.quote(folder)}` copies the folder here"
+    if session.unshared_nodes:
+        hosts = sorted({host for host, _ in files})
+        place, fix = f"{place} on {', '.join(hosts)}", f"look at it with `clusterctl ssh {hosts[0]}`"
+    return Notice("shell-files-kept", f"the session wrote files into {place}: {names}{more}; {fix}")
 
 
 @contextmanager
@@ -84,10 +234,11 @@ def requested_nodes(session: Session, ssh: OpenSSH, words: JobOptions) -> Iterat
     # This property raises an error if the cluster has no Slurm.
     _ = session.slurm
     controller = session.transport.host
-    options = ["--job-name=shell", *resource_options(words, JobOptions.model_fields)]
+    more = map(str, requests_of(words.slurm))
+    options = ["--job-name=shell", *resource_options(words, JobOptions.model_fields), *more]
     hold = ["bash", "-c", _HOLD, "hold", str(_SILENCE_S), *options]
     line, script = wrap_command(hold)
-    lease = Lease(session, ssh, ssh.argv(controller, line, *ALONE), script)
+    lease = Lease(session, ssh, ssh.argv(controller, line, *ALONE_SSH), script)
     try:
         yield lease
     finally:
@@ -216,7 +367,7 @@ def forwarded(ssh: OpenSSH, node: str, forwards: Sequence[Forward]) -> Iterator[
     ports = [word for f in forwards for word in ("-L", f"{_HERE}:{f.local}:localhost:{f.remote}")]
     # `cat` ends with its input, so the ports close when clusterctl ends. It answers once all ports are open.
     line, script = wrap_command(["cat"])
-    argv = ssh.argv(node, line, *ALONE, "-o", "ExitOnForwardFailure=yes", *ports)
+    argv = ssh.argv(node, line, *ALONE_SSH, "-o", "ExitOnForwardFailure=yes", *ports)
     with ExitStack() as stack:
         try:
             remote = (node, ["cat"])

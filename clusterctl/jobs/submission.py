@@ -203,8 +203,7 @@ class Preparer:
             distribution = distribution_of_hosts(workspace, spec)
             environment = Environments(self.note, self.detail).resolve(facts, distribution, job, lock)
         wheels = environment.lock.wheels if environment.lock else ()
-        by_torch = isinstance(job, JobSpec) and job.launcher is Launcher.TORCHRUN
-        if by_torch and not any(wheel.name == "torch" for wheel in wheels):
+        if job.launcher is Launcher.TORCHRUN and not any(wheel.name == "torch" for wheel in wheels):
             raise UsageError(
                 "torchrun is part of torch, which is not in the job's Python environment",
                 code="torchrun-without-torch",

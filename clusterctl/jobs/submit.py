@@ -122,12 +122,13 @@ def script_of(facts: ClusterFacts, job: JobSpec, environment: Environment | None
 
 def start_receiver(session: Session, name: str) -> str:
     """Start the remote program that will receive a job's folder. Return a new token to identify the job."""
-    token = _new_token()
+    token = new_token()
     begin_new_folder(session.transport, f"{JOBS_FOLDER}/{name}-{token}")
     return token
 
 
-def _new_token() -> str:
+def new_token() -> str:
+    """Return a random text to identify a job."""
     return os.urandom(4).hex()
 
 
@@ -204,8 +205,8 @@ class Submitter:
 
             environments = Environments(self.report, progress=self.progress)
             environments.build_for(session, prepared.environment, partition)
-        token = prepared.token or _new_token()
-        remote_dir, source, own_files = self._stage(f"{job.name}-{token}", prepared.source, own_files, nodes)
+        token = prepared.token or new_token()
+        remote_dir, source, own_files = self.stage(f"{job.name}-{token}", prepared.source, own_files, nodes)
         entry = JobEntry(
             token=token,
             name=job.name,
@@ -215,9 +216,6 @@ class Submitter:
             files=PROGRAM_FOLDER,
         )
         try:
-            if prepared.source is not None:
-                copies = _copies(session.transport.host, entry.program_dir, prepared.source)
-                record_copies(session.workspace, copies)
             session.ledger.keep(token, own_files)
             # The entry is written before the submission, so that the token identifies the job in any case.
             session.ledger.add(entry)
@@ -259,7 +257,7 @@ class Submitter:
             own_files[SWEEP_FILE] = (json.dumps(job.sweep.record, indent=1) + "\n").encode()
         return own_files
 
-    def _stage(
+    def stage(
         self, name: str, source: Source | None, files: dict[str, bytes], nodes: Sequence[Transport]
     ) -> tuple[str, SentSource | None, dict[str, bytes]]:
         """Create the job's folder on the controller and ``nodes``. If a host fails, remove it everywhere.
@@ -285,6 +283,9 @@ class Submitter:
         sent = send(self.session.transport)
         try:
             parallel_map(nodes, send)
+            if source is not None:
+                copies = _copies(self.session.transport.host, f"{sent.folder}/{PROGRAM_FOLDER}", source)
+                record_copies(self.session.workspace, copies)
         except ClusterctlError:
             remove_folder((self.session.transport, *nodes), sent.folder)
             raise

@@ -37,7 +37,7 @@ _EXPORTED: Final = (
     "TORCH_FR_DUMP_TEMP_FILE",
 )
 # PyTorch's variables for a single rank that no launcher starts.
-_ALONE: Final = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "0"}
+ALONE: Final = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "0"}
 MAX_BYTES: Final = 4 << 20  # Slurm's max_script_size
 # Bundled jobs without GPUs: the probe tests the network between ranks, and export copies files.
 _ON_THE_CPU: Final = ("probe", "export")
@@ -191,21 +191,19 @@ def program(job: JobSpec, script: UserScript | None, environment: Environment, w
     if job.ranks is not None:
         _reject_ranks(job, script, by_mpirun=is_rank and not torchrun and "--of=mpirun" in words.started_by)
     runner = ' "$node"/rank.py' if is_rank and script is not None and not torchrun else ""
-    alone = _ALONE if script is not None and script.is_python and not is_rank else {}
+    alone = ALONE if script is not None and script.is_python and not is_rank else {}
     env = {name: shlex.quote(value) for name, value in {**alone, **job.env}.items()}
     own_path = [env["PYTHONPATH"]] if job.env.get("PYTHONPATH") else []
     # So that Python finds the package `payload` first.
     first = ['"$payload"'] if job.bundled else []
-    roots = [_below(_FILES, root) for root in job.place.roots]
+    roots = [in_program_folder(root) for root in job.place.roots]
     if first or roots:
         env["PYTHONPATH"] = ":".join((*first, *own_path, *roots))
     python = "python3" if job.container else environment.python
     # `env` rather than `export`: --env wins over what job.py sets.
     parts = ["env " + " ".join(f"{name}={value}" for name, value in env.items())] if env else []
     if is_rank:
-        parts += words.launcher
-    if is_rank and not torchrun:
-        parts.append(f'"$python" -IS "$node"/task.py{words.started_by}')
+        parts += [*words.launcher, *([] if torchrun else rank_starter(job, python, words))]
     parts += [] if torchrun else [words.start]
     if job.container is not None:
         folders = f'{words.folder},"$payload"' if job.bundled or runner or torchrun else words.folder
@@ -214,10 +212,17 @@ def program(job: JobSpec, script: UserScript | None, environment: Environment, w
         )
         parts[-1] += f" --env={','.join(env)}"
     if torchrun:
-        options = f"--nnodes={words.nodes} --nproc-per-node={words.slots} --rdzv-id={words.job_id}"
-        parts += [f'{python} -IS "$node"/job.py torchrun {python}', options]
-        parts += [f'{python} -IS "$node"/task.py --of=torchrun', words.start]
+        parts += [*rank_starter(job, python, words), words.start]
     return [*parts, _command(job, script, f"{python}{runner}")]
+
+
+def rank_starter(job: JobSpec, python: str, words: Words) -> list[str]:
+    """Return the parts of a command that the launcher starts for each rank or, for torchrun, on each node."""
+    if job.launcher is not Launcher.TORCHRUN:
+        return [f'"$python" -IS "$node"/task.py{words.started_by}']
+    options = f"--nnodes={words.nodes} --nproc-per-node={words.slots} --rdzv-id={words.job_id}"
+    task = f'{python} -IS "$node"/task.py --of=torchrun'
+    return [f'{python} -IS "$node"/job.py torchrun {python}', options, task]
 
 
 def _reject_ranks(job: JobSpec, script: UserScript | None, *, by_mpirun: bool) -> None:
@@ -234,9 +239,9 @@ def _reject_ranks(job: JobSpec, script: UserScript | None, *, by_mpirun: bool) -
         raise UsageError(f"--ranks {job.ranks} is not possible", code="ranks-unfit", why=problem, fix=fix)
 
 
-def _below(folder: str, path: str) -> str:
-    """Return a path below a folder, quoted for bash. folder: already quoted. path: "." is the folder."""
-    return folder if path == "." else f"{folder}/{shlex.quote(path)}"
+def in_program_folder(path: str) -> str:
+    """Return a path below the folder of the program's files, quoted for bash. "." is the folder itself."""
+    return _FILES if path == "." else f"{_FILES}/{shlex.quote(path)}"
 
 
 def _image(path: str) -> str:
@@ -251,7 +256,7 @@ def _command(job: JobSpec, script: UserScript | None, python: str) -> str:
             raise UsageError("a job needs a bundled program or a script", code="nothing-to-run")
         return f"{python} -m payload {shlex.join([job.bundled, *job.args])}"
     interpreter = python if script.is_python else shlex.join(script.interpreter)
-    file = f"-m {job.module}" if job.module is not None else _below(_FILES, job.place.script)
+    file = f"-m {job.module}" if job.module is not None else in_program_folder(job.place.script)
     return " ".join([interpreter, file, *map(shlex.quote, job.args)])
 
 
@@ -368,16 +373,6 @@ def render_script(
         *(["--array"] if has_tasks else []),
         *(["--sweep"] if job.sweep is not None else []),
     ]
-    words = Words(
-        folder='"$SLURM_SUBMIT_DIR"',
-        # Scripts often begin with `cd $SLURM_SUBMIT_DIR`.
-        start=f'env -C "$start" SLURM_SUBMIT_DIR={_FILES}',
-        nodes='"$nodes"',
-        slots='"$slots"',
-        job_id='"$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}"',
-        launcher=_launcher(job),
-        started_by=' --of=mpirun --per-node="$slots"' if job.launcher is Launcher.MPIRUN else "",
-    )
     return render(
         "job.sbatch.j2",
         **common_words(job, script, environment, payload_hash),
@@ -386,8 +381,23 @@ def render_script(
         options=_options(job, script),
         array=has_tasks,
         launcher=job.launcher,
+        starter=(),
         job_options=" ".join(job_options),
-        program=program(job, script, environment, words),
+        program=program(job, script, environment, slurm_words(job)),
+    )
+
+
+def slurm_words(job: JobSpec) -> Words:
+    """Return the texts for a script of Slurm."""
+    return Words(
+        folder='"$SLURM_SUBMIT_DIR"',
+        # Scripts often begin with `cd $SLURM_SUBMIT_DIR`.
+        start=f'env -C "$start" SLURM_SUBMIT_DIR={_FILES}',
+        nodes='"$nodes"',
+        slots='"$slots"',
+        job_id='"$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}"',
+        launcher=_launcher(job),
+        started_by=' --of=mpirun --per-node="$slots"' if job.launcher is Launcher.MPIRUN else "",
     )
 
 

@@ -434,7 +434,7 @@ def job_of(target: str, options: Mapping[str, Any], *, folder: Path) -> JobSpec:
     Raises:
         UsageError: there is no such job or script, or options exclude each other.
     """
-    _reject_quantities_twice(options)
+    reject_quantities_twice(options)
     bundled, script = named_job(target, folder)
     module = target.removeprefix(MODULE_FLAG).strip() if target.startswith(MODULE_FLAG) else None
     name = safe_name(module.rpartition(".")[2] if module else target)
@@ -459,7 +459,7 @@ def job_of(target: str, options: Mapping[str, Any], *, folder: Path) -> JobSpec:
     return job
 
 
-def _reject_quantities_twice(options: Mapping[str, Any]) -> None:
+def reject_quantities_twice(options: Mapping[str, Any]) -> None:
     """Raise UsageError if a flag and an option of --slurm set the same quantity."""
     for request in requests_of(options.get("slurm", ())):
         for name in request.quantities & options.keys():

@@ -31,6 +31,7 @@ class SbatchOption:
     value: str = "required"
     sets: str = ""
     use: str = ""
+    salloc: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,16 @@
         --sweep               pass the array task's values in sweep-tasks.json to the program
         --nodes=HOST,...      the job's nodes, without Slurm
         --ssh=COMMAND         the command that connects to a node
+    job.py shell PROGRAM...
     job.py torchrun PYTHON [OPTIONS OF TORCHRUN] PROGRAM...
     job.py container --image=FILE --bind=FOLDER,... --env=NAME,... PROGRAM...
     job.py watch FOLDER SECONDS [MODE@SECONDS FILES [HOST,... SSH]]
 
 The job's script on the first node ends with `run`, which forwards signals to PROGRAM and returns the exit
 status of PROGRAM. `run` records the start, each signal and the end in the file job.events, and then a requeue
-or the reason against it. On a node, `torchrun` starts PyTorch's agent, `container` starts PROGRAM in an
-image, `watch` starts telemetry, and on the first node hang.py.
+or the reason against it. `shell` starts PROGRAM, the shell of `clusterctl shell`, with a job's variables. On
+a node, `torchrun` starts PyTorch's agent, `container` starts PROGRAM in an image, `watch` starts telemetry,
+and on the first node hang.py.
 """
 
 from __future__ import annotations
@@ -160,17 +162,7 @@ def run(words: Sequence[str]) -> int:
     if "sweep" in options:
         program += take_sweep_values(options["files"])
     task.mark_restart([1, 2])
-    if "SLURM_JOB_ID" not in os.environ:
-        task.take_host_variables()
-    # srun ignores SLURM_CPUS_PER_TASK.
-    if "SLURM_CPUS_PER_TASK" in os.environ:
-        set_for_this_job(SRUN_CPUS_PER_TASK=os.environ["SLURM_CPUS_PER_TASK"])
-    set_rendezvous(nodes)
-    # A program that works without output writes to this file to show its progress.
-    os.environ["CLUSTERCTL_HEARTBEAT"] = os.path.abspath("heartbeat")
-    # If an operation of NCCL exceeds its time-out, PyTorch writes each rank's last operations to such a file.
-    # ansible/roles/slurmd/files/sbatch unsets both.
-    os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", os.path.abspath("rank-logs/nccl-"))
+    set_variables(nodes)
     events = Events()
     task.hold_signals()
     restart = Restart(events, options, program)
@@ -187,6 +179,27 @@ def run(words: Sequence[str]) -> int:
     if status and "requeue" in options:
         restart.requeue_or_stop(status)
     return status
+
+
+def set_variables(nodes: Sequence[str]) -> None:
+    """Set the variables of a job. The current folder is the job's. nodes: the job's nodes, without Slurm."""
+    if "SLURM_JOB_ID" not in os.environ:
+        task.take_host_variables()
+    # srun ignores SLURM_CPUS_PER_TASK.
+    if "SLURM_CPUS_PER_TASK" in os.environ:
+        set_for_this_job(SRUN_CPUS_PER_TASK=os.environ["SLURM_CPUS_PER_TASK"])
+    set_rendezvous(nodes)
+    # A program that works without output writes to this file to show its progress.
+    os.environ["CLUSTERCTL_HEARTBEAT"] = os.path.abspath("heartbeat")
+    # If an operation of NCCL exceeds its time-out, PyTorch writes each rank's last operations to such a file.
+    # ansible/roles/slurmd/files/sbatch unsets both.
+    os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", os.path.abspath("rank-logs/nccl-"))
+
+
+def shell(program: list[str]) -> int:
+    """Replace this process by a program that has the variables of a job."""
+    set_variables([])
+    return task.become(program)
 
 
 def kill_ranks() -> None:
@@ -400,6 +413,8 @@ if __name__ == "__main__":
     verb, *words = sys.argv[1:]
     if verb == "run":
         sys.exit(run(words))
+    if verb == "shell":
+        sys.exit(shell(words))
     if verb == "container":
         sys.exit(container(words))
     sys.exit(torchrun(*words) if verb == "torchrun" else watch(*words))

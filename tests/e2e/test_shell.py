@@ -55,6 +55,20 @@ def test_shell_runs_a_command_and_returns_its_exit_code(cluster: Cluster) -> Non
     assert gone(cluster)
 
 
+def test_a_program_runs_in_a_shell_as_it_is_submitted(cluster: Cluster) -> None:
+    """In a copy of its folder, on all ranks; what it writes stays, and is said."""
+    (folder := cluster.runner.cwd / "tried").mkdir()
+    (folder / "show.py").write_text(
+        "import os\nprint(*(os.environ[name] for name in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR')))\n"
+        "open(f'rank-{os.environ[\"RANK\"]}.txt', 'w').write('new')\n"
+    )
+    answer = cluster.json("shell", "--nodes", "2", "--folder", folder, "--", "launch", "python", "show.py")
+    first = f"{cluster.name}-train-1"
+    assert sorted(answer["stdout"].splitlines()) == [f"0 2 {first}", f"1 2 {first}"]
+    assert answer["files"] == ["rank-0.txt", "rank-1.txt"]
+    cluster.ssh(f"{cluster.name}-ctl", f"ls {answer['dir']}/rank-1.txt && rm -r {answer['dir']}")
+
+
 def test_its_answer_for_programs(cluster: Cluster) -> None:
     answer = cluster.json(
         "shell", "--mem", "200M", "--time", "5m", "--", "sh", "-c", "echo out; echo err >&2"

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from clusterctl.errors import SlurmError
-from clusterctl.jobs.shell import Allocation, Lease
+from clusterctl.errors import SlurmError, UsageError
+from clusterctl.jobs.shell import Allocation, Lease, kept_notice, session_folder, shell_job, shell_script
+from clusterctl.jobs.submit import Submitter
 from clusterctl.scheduler.script import Environment
+from clusterctl.scheduler.session import Session
+from clusterctl.spec.job_options import job_options
 from clusterctl.transport.base import MARK
+from clusterctl.transport.copies import read_copies
 from clusterctl.transport.openssh import OpenSSH
+from clusterctl.transport.remote_copies import digest
+from clusterctl.util.assets import payload_hash
 from tests.support.messages import refused
+from tests.support.played.batch import HASH, Batch
 
 PENDING = "salloc: Pending job allocation 7"
 
@@ -48,8 +57,33 @@ def test_nodes_that_were_waited_for(lease: Lease) -> None:
     held = lease.allocation()
     assert isinstance(held, Allocation)
     assert (held.job_id, held.nodes) == ("7", ("n1", "n2"))
-    assert "SLURM_JOB_NAME=a=b" in " ".join(held.argv([], Environment(), terminal=False))
+    argv = held.argv([], "/jobs/shell-1", terminal=False)
+    assert "SLURM_JOB_NAME=a=b" in " ".join(argv)
+    assert "SLURM_SUBMIT_DIR=/jobs/shell-1" in " ".join(argv)
     assert not lease.was_revoked()
+
+
+class Node:
+    """The first node of an allocation: it runs the script of a session in a folder of the job user."""
+
+    def __init__(self, batch: Batch, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+        self.batch = batch
+        # A login shell begins with the PATH of the system.
+        (batch.folder.parent / ".bash_profile").write_text(f"PATH={batch.environment['PATH']}")
+        job = shell_job(job_options(options), has_pmix=True)
+        text = shell_script(job, Environment())
+        text = text.replace(f"$HOME/clusterctl/store/archives/{payload_hash()}", str(batch.payload / HASH))
+        text = text.replace("/opt/clusterctl/env/bin/python", sys.executable)
+        (batch.folder / "job.sbatch").write_text(text)
+        monkeypatch.setattr(OpenSSH, "argv", lambda _self, _host, words, _flag: [*words])
+
+    def run(self, *command: str) -> tuple[int, str]:
+        """Run a command as `clusterctl shell -- COMMAND`. Return its exit status and output."""
+        allocation = Allocation("7", ("n1",), {}, OpenSSH(Path("config")), "ctl")
+        argv = allocation.argv(command, str(self.batch.folder), terminal=False)
+        environment = {**self.batch.environment, "SLURM_JOB_ID": "7"}
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment, timeout=60)
+        return done.returncode, done.stdout + done.stderr * bool(done.returncode)
 
 
 @pytest.mark.parametrize(
@@ -61,14 +95,111 @@ def test_nodes_that_were_waited_for(lease: Lease) -> None:
     ],
 )
 def test_shell_command_is_read_as_ssh_reads_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], output: str
+    batch: Batch, monkeypatch: pytest.MonkeyPatch, command: list[str], output: str
 ) -> None:
     """A single string is a line for the shell, and several words arrive verbatim."""
-    monkeypatch.setattr(OpenSSH, "argv", lambda _self, _host, words, _flag: [*words])
-    allocation = Allocation("7", ("n1",), {}, OpenSSH(tmp_path / "config"), "ctl")
-    argv = allocation.argv(command, Environment(), terminal=False)
-    program = argv[argv.index("bash") :]
-    done = subprocess.run(
-        program, capture_output=True, text=True, check=False, env={"PATH": os.environ["PATH"]}
+    assert Node(batch, monkeypatch).run(*command)[1].partition("bash: ")[0].endswith(output)
+
+
+def test_shell_has_the_variables_of_a_job(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (project := tmp_path / "project" / "sub").mkdir(parents=True)
+    (tmp_path / "project" / "src").mkdir()
+    (batch.folder / "sub").mkdir()
+    monkeypatch.chdir(project)
+    node = Node(batch, monkeypatch, folder=Path(".."), env=["A=b c"], cpus=3)
+    show = "import json, os; print(json.dumps({'cwd': os.getcwd(), **os.environ}))"
+    batch.environment["SLURM_CPUS_PER_TASK"] = "3"
+    code, output = node.run("python3", "-c", show)
+    assert code == 0, output
+    seen = json.loads(output)
+    expected = {
+        "A": "b c",
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "OMP_NUM_THREADS": "3",
+        "SRUN_CPUS_PER_TASK": "3",
+        "MASTER_ADDR": "node-1",
+        "CLUSTERCTL_HEARTBEAT": f"{batch.folder}/heartbeat",
+        "PYTHONPATH": f"{batch.folder}:{batch.folder}/src",
+        "cwd": f"{batch.folder}/sub",
+    }
+    assert {name: seen[name] for name in expected} == expected
+    assert int(seen["MASTER_PORT"]) > 0
+
+
+def test_launch_starts_ranks_as_submit_does(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the folder in which it is called; the logs of ranks lie in the session's folder."""
+    (batch.folder / "sub").mkdir()
+    (batch.folder / "sub" / "show.py").write_text(
+        "import json, os, sys\nprint(json.dumps([os.environ['RANK'], os.getcwd(), *sys.argv]))\nsys.exit(5)\n"
     )
-    assert done.stdout == output
+    batch.environment |= {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2"}
+    node = Node(batch, monkeypatch, nodes=2)
+    code, output = node.run('cd "$SLURM_SUBMIT_DIR/sub" && launch python3 show.py "a b"')
+    assert code == 5
+    rank = json.loads(output.splitlines()[0])
+    assert rank == ["1", f"{batch.folder}/sub", "show.py", "a b"]
+    assert "--mpi=pmix" in batch.calls.read_text()
+    assert "node/rank.py show.py" in batch.calls.read_text()
+    assert (batch.folder / "rank-logs" / "1.log").exists()
+    batch.calls.write_text("")
+    assert node.run("launch")[0] == 2
+    assert node.run("launch", "python3", "-c", "print(1)") == (0, "1\n")
+    assert "rank.py" not in batch.calls.read_text()
+
+
+def test_new_and_changed_files_of_a_session_are_listed_and_kept(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("same.txt", "changed.txt", "gone.txt"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / "link").symlink_to("same.txt")
+    job = shell_job(job_options({"folder": "."}), has_pmix=True)
+    with session_folder(Submitter(session), job, Environment()) as folder:
+        there = Path(folder.path)
+        assert {path.name for path in there.iterdir()} == {
+            *("same.txt", "changed.txt", "gone.txt", "link", "job.sbatch", "source.json")
+        }
+        (there / "rank-logs").mkdir()
+        (there / "rank-logs" / "0.log").write_text("shown\n")
+        assert folder.changed_files(session, ["n1"]) == ()
+        (there / "gone.txt").unlink()
+        (there / "changed.txt").write_text("else")
+        (there / "out").mkdir()
+        (there / "out" / "new\n.txt").write_text("")
+        files = folder.changed_files(session, ["n1"])
+        assert [path for _, path in files] == ["changed.txt", "out/new\\n.txt"]
+        assert kept_notice(session, folder.path, files).code == "shell-files-kept"
+    assert (there / "changed.txt").exists()
+    known = {number for copies in read_copies(session.workspace) for number in copies.numbers()}
+    for name, is_copy in (("same.txt", True), ("changed.txt", False)):
+        status = (there / name).stat()
+        number = digest(b"", os.fsencode(there / name), status.st_size, status.st_mtime_ns)
+        assert (number in known) is is_copy
+
+
+@pytest.mark.parametrize("options", [{}, {"folder": "."}])
+def test_folder_of_a_session_without_new_files_is_removed(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("a")
+    job = shell_job(job_options(options), has_pmix=True)
+    with session_folder(Submitter(session), job, Environment()) as folder:
+        assert (Path(folder.path) / "a.txt").exists() is bool(options)
+    assert not Path(folder.path).exists()
+
+
+def test_options_that_a_shell_can_not_have_are_refused(tmp_path: Path) -> None:
+    for options, code in (
+        ({"slurm": ["--export=ALL"]}, "not-a-salloc-option"),
+        ({"slurm": ["--mem-per-cpu=1G"], "mem": "1G"}, "options-exclusive"),
+        ({"folder": str(tmp_path / "missing")}, "folder-unfit"),
+    ):
+        with refused(code, UsageError):
+            shell_job(job_options(options), has_pmix=True)
+    job = shell_job(job_options({"slurm": ["--exclude=n1"]}), has_pmix=False)
+    assert job.launcher == "mpirun"

@@ -28,6 +28,16 @@ def test_each_option_of_sbatchs_help_is_in_the_table(version: str) -> None:
     assert [(letter, name) for letter, name in listed if letters.get(name) != letter] == []
 
 
+def test_options_that_salloc_lists_are_passed_to_it() -> None:
+    text = (CAPTURES / "salloc-help-24.11.txt").read_text()
+    listed = re.findall(r"^  (?:-\w,? |   ) ?--([a-z-]+)", text, re.MULTILINE)
+    assert len(listed) > 80
+    refused_names = {name for name, option in sbatch_options().items() if not option.salloc}
+    # salloc lists this option, but does not accept it.
+    assert refused_names & {*listed} == {"get-user-env"}
+    assert {"export", "input", "batch"} < refused_names
+
+
 def test_table_has_the_options_that_sbatch_accepts() -> None:
     _, *rows = [line.split() for line in (CAPTURES / "sbatch-values.txt").read_text().splitlines()[3:]]
     # Slurm 26.05 allows a value of --requeue, and the table allows this value in each version.
