@@ -83,7 +83,8 @@ def source_of(job: JobSpec) -> Source | None:
             folder / job.place.script,
             patterns("--include", job.include, folder),
             patterns("--exclude", job.exclude, folder),
-            has_tasks=is_array(job, UserScript.read(job.script)),
+            # The script of an interactive session is a folder.
+            has_tasks=not job.script.is_dir() and is_array(job, UserScript.read(job.script)),
         )
         walk.run()
         walk.add_folder(job.place.start)

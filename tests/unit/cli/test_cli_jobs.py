@@ -82,7 +82,7 @@ def test_one_job_in_full(here, cluster, tmp_path, capsys) -> None:
 def test_restarts_of_a_job_are_told(here, cluster, tmp_path, capsys) -> None:
     """After `submit --wait`, and in the job's full view."""
     start = '{"time": 4e9, "event": "start", "restarts": 1}'
-    job_id = ended(here, cluster, tmp_path, f"echo '{start}' >>job.events")
+    job_id = ended(here, cluster, tmp_path, f"echo '{start}' >>../job.events")
     jobs.jobs(JSON, [job_id])
     assert json.loads(capsys.readouterr().out)["jobs"][0]["restarts"] == []
     cluster.change(job_id, restarts=1)
@@ -100,7 +100,7 @@ HUNG = {"time": 200, "event": "hang", "seconds": 90, "summary": "rank 1 at x.py:
 
 def test_a_job_that_hangs_is_told(here, cluster, tmp_path, capsys) -> None:
     """In the lists, in the job's full view, and while a user waits for the job; until its next progress."""
-    job_id = submitted(here, tmp_path, "touch ready; until [ -e go ]; do sleep 0.1; done")
+    job_id = submitted(here, tmp_path, "touch ../ready; until [ -e ../go ]; do sleep 0.1; done")
     folder = Path(cluster.job(job_id)["dir"])
     eventually((folder / "ready").exists, 30)
     events = folder / "job.events"
@@ -124,7 +124,7 @@ def test_a_job_that_hangs_is_told(here, cluster, tmp_path, capsys) -> None:
 
 
 def test_a_job_whose_folder_is_gone(here, cluster, tmp_path, capsys) -> None:
-    ended(here, cluster, tmp_path, 'rm -rf -- "$PWD"')
+    ended(here, cluster, tmp_path, 'rm -rf -- "${PWD%/*}"')
     jobs.jobs(TEXT, ["1"])
     assert shows(capsys.readouterr().out, "job-folder-empty")
 

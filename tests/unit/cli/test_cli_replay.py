@@ -204,7 +204,7 @@ def test_replay_with_current_code_sends_and_lists_it(swept: None, said: Said) ->
     (answer,) = json.loads(out)["jobs"]
     changed = {entry["key"]: (entry["a"], entry["b"]) for entry in answer["differences"]}
     assert list(changed) == ["losses.sh", "more.txt"]
-    sent = Path(answer["dir"], "losses.sh")
+    sent = Path(answer["dir"], "files", "losses.sh")
     assert changed["losses.sh"][1] == sha256(sent.read_bytes()).hexdigest()[:12]
     assert changed["more.txt"][0] is None
     assert sent.read_text().endswith("# corrected\n")
@@ -240,7 +240,7 @@ def test_tasks_that_go_on_are_not_run_again(swept: None, said: Said) -> None:
 def test_the_winner_is_replayed_as_one_job(swept: None, said: Said) -> None:
     out, err = said("replay", "7_2", "--set", "lr=5", "--dry-run")
     assert "--array" not in out
-    assert '"$SLURM_SUBMIT_DIR"/losses.sh --base 1 --lr 5' in out
+    assert '"$files"/losses.sh --base 1 --lr 5' in out
     assert "  lr: 2 -> 5\n" in err
 
 

@@ -159,12 +159,10 @@ def test_new_and_changed_files_of_a_session_are_listed_and_kept(
     (tmp_path / "link").symlink_to("same.txt")
     job = shell_job(job_options({"folder": "."}), has_pmix=True)
     with session_folder(Submitter(session), job, Environment()) as folder:
-        there = Path(folder.path)
-        assert {path.name for path in there.iterdir()} == {
-            *("same.txt", "changed.txt", "gone.txt", "link", "job.sbatch", "source.json")
-        }
-        (there / "rank-logs").mkdir()
-        (there / "rank-logs" / "0.log").write_text("shown\n")
+        there = Path(folder.program_dir)
+        assert {path.name for path in there.iterdir()} == {"same.txt", "changed.txt", "gone.txt", "link"}
+        # clusterctl's own files do not count. The logs of ranks were also shown.
+        (Path(folder.path) / "stdout.log").write_text("shown\n")
         assert folder.changed_files(session, ["n1"]) == ()
         (there / "gone.txt").unlink()
         (there / "changed.txt").write_text("else")
@@ -189,7 +187,7 @@ def test_folder_of_a_session_without_new_files_is_removed(
     (tmp_path / "a.txt").write_text("a")
     job = shell_job(job_options(options), has_pmix=True)
     with session_folder(Submitter(session), job, Environment()) as folder:
-        assert (Path(folder.path) / "a.txt").exists() is bool(options)
+        assert (Path(folder.program_dir) / "a.txt").exists() is bool(options)
     assert not Path(folder.path).exists()
 
 
