@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -98,16 +99,21 @@ def notes(result: Result) -> list[str]:
 
 
 def campaign(trials: Trials, faults: Sequence[Fault], asked: argparse.Namespace) -> Iterator[Result]:
-    """Cause random faults in several trainings, print and yield the result of each training."""
+    """Cause random faults in several trainings, print and yield the result of each training.
+
+    Faults for which a training was too short are caused in the next, so that there may be more trainings.
+    """
     draw = random.Random(asked.seed)  # noqa: S311
-    for number in range(asked.trainings):
-        share = asked.faults // asked.trainings + (number < asked.faults % asked.trainings)
-        result = trials.several(tuple(draw.choices(faults, k=share)), draw)
-        print(
-            f"training {number + 1}: {result.verdict}, {result.end}, {len(result.faults)} of {share} faults"
-        )
+    left = draw.choices(faults, k=asked.faults)
+    share = math.ceil(asked.faults / asked.trainings)
+    for number in itertools.count(1):
+        result = trials.several(tuple(left[:share]), draw)
+        print(f"training {number}: {result.verdict}, {result.end}, {len(result.faults)} of {share} faults")
         print(*notes(result), sep="\n", flush=True)
         yield result
+        left = left[max(1, len(result.faults)) :]
+        if not left:
+            return
 
 
 def summary(results: Sequence[Result]) -> dict[str, int]:
@@ -133,7 +139,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--only", action="append", choices=BY_NAME, metavar="NAME", help="; ".join(BY_NAME))
     parser.add_argument("--rounds", type=number, default=1)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--trainings", type=number, default=10)
+    parser.add_argument("--trainings", type=number, default=10, help="at least")
     parser.add_argument("--faults", type=number, default=100)
     parser.add_argument("--launcher", choices=["srun", "mpirun", "torchrun"], default="srun")
     parser.add_argument(

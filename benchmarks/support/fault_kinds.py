@@ -141,7 +141,8 @@ def freeze(seconds: float, training: Training) -> float:
 
 def tear(damage: Damage, training: Training) -> float:
     """Kill all ranks, and damage the newest checkpoint before the job starts again."""
-    while training.ranks() and not training.checkpoints()[1:]:
+    # After an earlier damage, older checkpoints may be the last intact checkpoints.
+    while training.ranks() and not training.new_checkpoints()[1:]:
         time.sleep(0.05)
     ranks = training.ranks()
     at = time.time()

@@ -218,6 +218,17 @@ class Training:
         folders = self.program.glob("checkpoints/iteration-????????")
         return sorted([*folders, *self.program.glob("checkpoints/step-*.pt")])
 
+    def new_checkpoints(self) -> list[Path]:
+        """List the complete checkpoints that the job has written since its last start, oldest first."""
+        started = max((event["time"] for event in self.events() if event["event"] == "start"), default=0.0)
+        found = []
+        for path in self.checkpoints():
+            # The training removes old checkpoints.
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime > started:
+                    found.append(path)
+        return found
+
     def weights(self) -> str:
         """Return the SHA-256 of the final weights. Empty: there are no weights."""
         for name in ("model/final.safetensors", "model.pt"):

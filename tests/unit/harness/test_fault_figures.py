@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import os
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from benchmarks.support.watched import Figures, Seen, end_of, figures
+from benchmarks.support.nodes import Nodes
+from benchmarks.support.watched import Figures, Seen, Training, end_of, figures
 
 IDLE = {"n1": "allocated", "n2": "allocated", "n3": "idle"}
 END = {"event": "end", "time": 60.0, "status": 0}
@@ -82,6 +86,18 @@ def test_iterations_that_a_restart_removes_are_not_doubled() -> None:
 def test_the_next_fault_does_not_count() -> None:
     observed = seen((9, 90), (10.5, 100), (41, 91), states=[(40, {**IDLE, "n1": "down"}, "PENDING")])
     assert compute(observed, start(1), start(40), until=30) == Figures(None, "", 0, 1, 0, doubled=False)
+
+
+def test_only_checkpoints_since_the_last_start_are_new(tmp_path: Path) -> None:
+    """Each of the older checkpoints may be damaged."""
+    training = Training(cast("Nodes", None), "7", "t", tmp_path)
+    assert training.new_checkpoints() == []
+    for number in (10, 20, 30):
+        folder = tmp_path / f"checkpoints/iteration-{number:08}"
+        folder.mkdir(parents=True)
+        os.utime(folder, (number, number))
+    (tmp_path / "job.events").write_text("".join(f"{json.dumps(start(time))}\n" for time in (5, 15)))
+    assert [path.name[-2:] for path in training.new_checkpoints()] == ["20", "30"]
 
 
 def test_observations_without_progress_are_counted() -> None:
