@@ -66,7 +66,8 @@ def test_a_program_runs_in_a_shell_as_it_is_submitted(cluster: Cluster) -> None:
     first = f"{cluster.name}-train-1"
     assert sorted(answer["stdout"].splitlines()) == [f"0 2 {first}", f"1 2 {first}"]
     assert answer["files"] == ["rank-0.txt", "rank-1.txt"]
-    cluster.ssh(f"{cluster.name}-ctl", f"ls {answer['dir']}/rank-1.txt && rm -r {answer['dir']}")
+    remove = f"ls {answer['dir']}/rank-1.txt && rm -r {answer['dir']}"
+    cluster.ssh(f"{cluster.name}-ctl", remove, user=cluster.user)
 
 
 def test_its_answer_for_programs(cluster: Cluster) -> None:
