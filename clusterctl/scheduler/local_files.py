@@ -54,20 +54,31 @@ class LocalFiles:
         """
         if self.script is None:
             return {}
-        remote = f"{self.remote}/"
-        is_of_job = bool(self.remote) and name.startswith(remote)
+        # The folder with the folders of all jobs.
+        jobs = os.path.dirname(self.remote)  # noqa: PTH120 - any name
+        is_of_job = bool(jobs) and name.startswith(f"{jobs}/")
         # An absolute path replaces the start.
-        path = os.path.normpath(name.removeprefix(remote) if is_of_job else Path(self.start) / name)
+        path = os.path.normpath(os.path.relpath(name, self.remote) if is_of_job else Path(self.start) / name)
         if venv := self._virtual_environment(path):
             return {"venv": venv}
-        if os.path.isabs(path) or path.startswith(".."):  # noqa: PTH117 - any name
+        if os.path.isabs(path):  # noqa: PTH117 - any name
             return {}
-        if home := self._unsent(path, is_module):
+        is_outside = path.partition("/")[0] == ".."
+        if not is_outside and (home := self._unsent(path, is_module)):
             return {"above": shlex.quote(str(self.folder))} if self.is_alone else {"home": home}
         if is_module:
             return self._module(name)
-        above = next((folder for folder in self._above() if os.path.lexists(folder / name)), None)
+        above = self._above_of(path) if is_outside else self._above_with(name)
         return {} if above is None else {"above": shlex.quote(str(above))}
+
+    def _above_of(self, path: str) -> Path | None:
+        """Return the folder that contains a file outside of the sent folder, such as ``../a.json``."""
+        file = Path(os.path.normpath(self.folder / path))
+        folders = (folder for folder in self._above() if file.is_relative_to(folder))
+        return next(folders, None) if os.path.lexists(file) else None
+
+    def _above_with(self, name: str) -> Path | None:
+        return next((folder for folder in self._above() if os.path.lexists(folder / name)), None)
 
     def _virtual_environment(self, path: str) -> str:
         parents = (str(parent) for parent in Path(path).parents)

@@ -79,6 +79,10 @@ def test_requirements_of_the_job_are_named(tmp_path):
     "case",
     [
         (["configs/a.json"], "scripts", "configs/a.json", "file-stayed-at-home", "--folder {top}"),
+        (["conf/a.json"], "scripts", "../conf/a.json", "file-stayed-at-home", "--folder {top}"),
+        (["conf/a.json"], "p/q", f"{REMOTE}/../../conf/a.json", "file-stayed-at-home", "--folder {top}"),
+        (["p/a.json"], "p/q", "/home/ada/clusterctl/jobs/a.json", "file-stayed-at-home", "--folder {top}/p"),
+        (["b/x"], "a", "../c/x", "missing-file", "put"),
         (["a/data/x"], "a", "data/x", "file-stayed-at-home", "--include data/x"),
         (["a/data/x"], "a", f"{REMOTE}/data/x", "file-stayed-at-home", "--include data/x"),
         (["a/.venv/pyvenv.cfg"], "a", ".venv/bin/activate", "virtual-environment-not-sent", "--requirements"),
