@@ -21,6 +21,8 @@ _MOST_LINES = 200
 _COLUMNS = 400
 _LONGEST = 2 * _COLUMNS
 _LABEL: Final = re.compile(r"^\[(?:rank|default)\d+\]: ?", re.MULTILINE)
+# The margin and the rules of the traceback of an ExceptionGroup.
+_MARGIN: Final = re.compile(r"^ +(?:\| |\+ Exception Group (?=Traceback )|\+[-+].*$|\|$)", re.MULTILINE)
 _CHAINED: Final = re.compile(r"\n\n(?:During handling of|The above exception was) .*\n\n")
 # PyTorch's workers add the traceback of their process to the message of the exception.
 _ORIGINAL: Final = re.compile(r"\nOriginal Traceback \(most recent call last\):\n")
@@ -193,8 +195,14 @@ def _shown_lines(lines: Iterable[str]) -> Iterator[str]:
 
 
 def without_long_lines(text: str) -> str:
-    """Return the text without PyTorch's ``[rank0]: `` labels and without the middle of very long lines."""
-    lines = _LABEL.sub("", text).split("\n")
+    """Return the text without PyTorch's ``[rank0]: `` labels and without the middle of very long lines.
+
+    Tracebacks in an ExceptionGroup become separate tracebacks.
+    """
+    text = _LABEL.sub("", text)
+    if "Exception Group Traceback" in text:
+        text = _MARGIN.sub("", text)
+    lines = text.split("\n")
     return "\n".join(line if len(line) <= _LONGEST else line[:_COLUMNS] + line[-_COLUMNS:] for line in lines)
 
 

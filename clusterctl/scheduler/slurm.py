@@ -102,6 +102,7 @@ _REFUSALS = (
     ("time limit", "--time", {"time"}, "sinfo --format=%R,%l"),
     ("dependency", "--after", {"after"}, "squeue --format=%i"),
     ("node name|node list", "--nodelist", {"nodelist", "--exclude"}, "sinfo --format=%n"),
+    ("reservation", "--reservation", {"--reservation"}, "scontrol show reservation"),
     ("license", "--licenses", {"--licenses"}, "scontrol show licenses"),
 )
 _TOO_LARGE = re.compile("node configuration is not available|Node count|More processors|limit", re.IGNORECASE)

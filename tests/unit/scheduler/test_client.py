@@ -400,6 +400,7 @@ def test_lost_nodes_are_those_lost_during_the_job() -> None:
         ("Invalid generic resource (gres) specification", "--gres=gpu:1", "line 2", "--gpus"),
         ("Invalid generic resource (gres) specification", "-G 1", "line 2", "--gpus,"),
         ("Invalid generic resource (gres) specification", "", "--gpus", "line 2"),
+        ("Requested reservation is invalid", "--reservation=none", "line 2", "cores"),
         ("Invalid qos specification", "--qos=fast", "line 2", "--qos,"),
         ("Invalid partition name specified", "-p gpu", "line 2", "--partition,"),
         ("Invalid partition name specified", "--time=1", "--partition", "line 2"),

@@ -89,6 +89,10 @@ def said(log: str, **job: object) -> Diagnosis:
     ("code", "log"),
     [
         ("missing-module", "/opt/clusterctl/env/bin/python: No module named nosuch\n"),
+        (
+            "relative-import-in-script",
+            TRACEBACK + "ImportError: attempted relative import with no known parent package\n",
+        ),
         ("missing-name", TRACEBACK + "ImportError: cannot import name 'abc' from 'torch' (/env/torch/__init__.py)\n"),
         ("missing-file", "cat: /data/x: No such file or directory\n"),
         ("missing-file", "/bin/bash: line 3: ./setup.sh: No such file or directory\n"),
@@ -782,6 +786,20 @@ BAR = """\
     raise FileNotFoundError(2, "No such file or directory", "corpus/shard-0007.bin")
 FileNotFoundError: [Errno 2] No such file or directory: 'corpus/shard-0007.bin'
 """
+GROUP = f"""\
+  + Exception Group Traceback (most recent call last):
+  |   File "/jobs/x/d6.py", line 5, in <module>
+  |     asyncio.run(m())
+  |   File "{LIBRARY}/asyncio/taskgroups.py", line 145, in __aexit__
+  |     raise me from None
+  | ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "/jobs/x/d6.py", line 2, in a
+    |     raise TimeoutError("data server silent")
+    | TimeoutError: data server silent
+    +------------------------------------
+"""
 QUOTED = (
     TRACEBACK.replace("main()", 'log("MemoryError, Connection refused, MPI_ERR_TRUNCATE")')
     + "ValueError: bad value\n"
@@ -796,6 +814,7 @@ QUOTED = (
         (LOADER, "python-exception", "ValueError: bad sample 57", "dlerr.py, line 6"),
         (SHAPE, "python-exception", "RuntimeError: mat1 and mat2 shapes", "assertshape.py, line 5"),
         (WRAPPED, "python-exception", "SystemError: the configuration has no lr", "conf.py, line 5"),
+        (GROUP, "python-exception", "TimeoutError: data server silent", "d6.py, line 2"),
         (BAR, "missing-file", "corpus/shard-0007.bin", ""),
         (
             QUOTED,
