@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from clusterctl.errors import UsageError, excluded
-from clusterctl.scheduler.script import MAX_BYTES
+from clusterctl.scheduler.user_script import MAX_BYTES
 from clusterctl.spec.job import (
     JobSpec,
     Project,

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from clusterctl.errors import Notice, UsageError, printable
 from clusterctl.jobs.project import project_obstacle
-from clusterctl.scheduler.script import UserScript, is_array
+from clusterctl.scheduler.script import is_array
+from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec.job import JobSpec, repository_of
 from clusterctl.state.submissions import RUN_FILE, TASK
 from clusterctl.state.workspace import cache_home, state_home

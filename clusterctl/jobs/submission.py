@@ -26,7 +26,6 @@ from clusterctl.jobs.submit import (
 from clusterctl.scheduler.base import Outcome, worst_job
 from clusterctl.scheduler.script import (
     Environment,
-    UserScript,
     partition_of,
     reject_pmix,
     with_gpus,
@@ -34,6 +33,7 @@ from clusterctl.scheduler.script import (
 )
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm_parse import expand_nodes
+from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec.job import JobSpec, is_job_file, job_spec
 from clusterctl.spec.names import Launcher
 from clusterctl.spec.units import format_duration

@@ -29,8 +29,9 @@ from clusterctl.errors import (
 from clusterctl.jobs.source import Source, manifest, source_hash
 from clusterctl.scheduler.base import JobRequest
 from clusterctl.scheduler.mpirun_script import render_mpirun_script, with_nodes
-from clusterctl.scheduler.script import PLAIN, Environment, UserScript, partition_name, render_script
+from clusterctl.scheduler.script import PLAIN, Environment, partition_name, render_script
 from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.facts import ClusterFacts, applied_text
 from clusterctl.state.submissions import (

@@ -17,8 +17,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from clusterctl.errors import CollectError, MachineError, TransferError, UsageError, printable
-from clusterctl.runs.links import Links, add_with_parents, choose_links, target_of
-from clusterctl.runs.places import path_of_program, place_entries
+from clusterctl.runs.places import (
+    Links,
+    add_with_parents,
+    choose_links,
+    path_of_program,
+    place_entries,
+    target_of,
+)
 from clusterctl.runs.remote_files import (
     EVERYTHING,
     NOT_WANTED,
@@ -35,8 +41,6 @@ from clusterctl.state.submissions import (
     TASKS_LOG,
     UNCHANGED,
     WRITTEN_FILES,
-    is_own,
-    split_path,
 )
 from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.transport.get import Sender
@@ -435,31 +439,27 @@ def choose_entries(
     unwanted_reason = selection.explain(_UNWANTED, 0, source.job_id)
     for path, (size, files) in _by_folder(unwanted, coming).items():
         skipped.append(_Left(path, unwanted_reason, size, files))
-    possible = [entry for entry in links if _can_be_link(entry.path, source.files)]
-    made = choose_links(possible, coming, source.folder)
+    possible = [entry for entry in links if not _name_fault(entry.path)]
+    made = choose_links(possible, coming, source.folder, source.files)
     other_links = (entry for entry in links if entry.path not in made)
     skipped += [_Left(entry.path, _LINK, 0, 0, target_of(entry)[:_LONGEST]) for entry in other_links]
     for link in made:
         add_with_parents(coming, link.rpartition(b"/")[0])
-    chosen = [entry for entry in listing if entry.path in coming]
-    placed = [*chosen, *(entry for entry in links if entry.path in made)]
-    place_entries(placed, listing, source.files)
+    place_entries([entry for entry in listing if entry.path in {*coming, *made}], listing, source.files)
+    places = {entry.path: entry.local for entry in listing}
+    # An untrusted host may list a file without the file's folder.
+    made_here = {places[path]: places[to] for path, to in made.items() if places.get(to)}
+    return _copied([entry for entry in listing if entry.path in coming], tree), made_here, skipped
+
+
+def _copied(chosen: Sequence[Entry], tree: Path) -> list[Entry]:
+    """Return the entries to copy, with their modes in the run's folder. Each has another path there."""
     mode = tree.stat().st_mode  # the user's umask
     for entry in chosen:
         entry.mode = mode & (0o777 if entry.kind == Kind.FOLDER else 0o666)
     # The folders of an array's tasks are in the job's folder, and in the program's.
     by_local = {entry.local: entry for entry in reversed(chosen) if entry.local}
-    copied = [entry for entry in chosen if by_local.get(entry.local) is entry]
-    places = {entry.path: entry.local for entry in placed}
-    return copied, {places[path]: places[target] for path, target in made.items()}, skipped
-
-
-def _can_be_link(path: bytes, files: str) -> bool:
-    """Return whether a link of the job may have this path. clusterctl's own files are never links."""
-    _, name, rest = split_path(path)
-    is_ours = is_own(name) and (not files or path_of_program(path, files) is None)
-    last = (name + rest).rpartition(b"/")[2]
-    return not (is_ours or _PARTIAL.fullmatch(last) or len(path) > _LONGEST)
+    return [entry for entry in chosen if by_local.get(entry.local) is entry]
 
 
 def _by_folder(unwanted: Iterable[Entry], coming: Collection[bytes]) -> dict[bytes, tuple[int, int]]:
@@ -476,10 +476,8 @@ def _by_folder(unwanted: Iterable[Entry], coming: Collection[bytes]) -> dict[byt
 
 def _skip_reason(entry: Entry, max_holes: int, max_file: int, job_id: str) -> str:
     """Return why a file is not copied; "" if it is copied. max_holes: limit for a sparse file's holes."""
-    if _PARTIAL.fullmatch(entry.path.rpartition(b"/")[2]):
-        return "the name is reserved for files in transfer"
-    if len(entry.path) > _LONGEST:
-        return f"its path is longer than {_LONGEST:,} bytes"
+    if fault := _name_fault(entry.path):
+        return fault
     if entry.size - entry.space > max_holes:
         size, on_disk, most = map(format_size, (entry.size, entry.space, _MOST_HOLES))
         sparse = f"a sparse file of {size}, {on_disk} on disk; a run's files may have {most} of holes in all"
@@ -490,6 +488,12 @@ def _skip_reason(entry: Entry, max_holes: int, max_file: int, job_id: str) -> st
         size = format_size(entry.size)
         return _with_command(f"{size}, more than {format_size(max_file)}", job_id, *flags)
     return ""
+
+
+def _name_fault(path: bytes) -> str:
+    if _PARTIAL.fullmatch(path.rpartition(b"/")[2]):
+        return "the name is reserved for files in transfer"
+    return f"its path is longer than {_LONGEST:,} bytes" if len(path) > _LONGEST else ""
 
 
 def shown_path(path: bytes) -> str:

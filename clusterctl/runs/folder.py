@@ -13,7 +13,7 @@ from pathlib import Path
 
 from clusterctl.errors import CollectError
 from clusterctl.runs.fetch import CollectedFiles
-from clusterctl.runs.links import Links, make_links
+from clusterctl.runs.places import Links, make_links
 from clusterctl.scheduler.base import JobState, Outcome
 from clusterctl.state.ledger import RunRecord
 from clusterctl.state.submissions import CLIENT_FACTS, FROM_JOB

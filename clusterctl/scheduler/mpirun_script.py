@@ -10,7 +10,6 @@ from clusterctl.scheduler.base import JobRequest
 from clusterctl.scheduler.script import (
     PLAIN,
     Environment,
-    UserScript,
     Words,
     common_words,
     mapping,
@@ -19,6 +18,7 @@ from clusterctl.scheduler.script import (
     program,
     watch_options,
 )
+from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.names import MPI_SSH, Launcher
 from clusterctl.state.facts import ClusterFacts

@@ -88,7 +88,7 @@ def _facts_of_record(record: dict[str, Any]) -> ClusterFacts:
         interval_s=record["interval_s"],
         requirements=record["requirements"],
         root=record["root"],
-        max_array=record["max_array"],
+        max_array=record.get("max_array", MAX_ARRAY_SIZE),
     )
     texts = (facts.cluster, facts.provider, facts.job_user, facts.root)
     if not facts.partitions or not all(isinstance(text, str) for text in texts):

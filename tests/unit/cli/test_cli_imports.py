@@ -46,10 +46,10 @@ def test_nothing_slow_is_imported_without_need(module: str, needs: set[str]) -> 
 @pytest.mark.parametrize(
     ("verbs", "most"),
     [
-        ("up", 106),
+        ("up", 107),
         ("down", 76),
         ("submit", 56),
-        ("replay", 93),
+        ("replay", 95),
         ("collect", 50),
         ("job", 40),
         ("files", 45),

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.scheduler.script import UserScript
+from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec.job import JobSpec, Project, sweep_arguments
 from clusterctl.spec.sweep import Form, Sweep
 from payload.node.job import Slurmstepds

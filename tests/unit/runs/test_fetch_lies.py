@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from clusterctl.errors import CollectError, TransferError
 from clusterctl.runs.fetch import Selection, Source, choose_entries, shown_path
-from clusterctl.runs.links import choose_links
+from clusterctl.runs.places import choose_links
 from clusterctl.transport.get import parse_listing
 from clusterctl.transport.remote_incoming import SMALL
 from clusterctl.transport.tree import Kind

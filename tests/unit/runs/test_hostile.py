@@ -18,7 +18,7 @@ from clusterctl.jobs.watch import LogReader
 from clusterctl.runs import fetch as fetching
 from clusterctl.runs.collect import collect
 from clusterctl.runs.fetch import Selection, Source
-from clusterctl.runs.links import make_links
+from clusterctl.runs.places import make_links
 from clusterctl.runs.remote_files import DEEPEST, Listing
 from clusterctl.scheduler import remote_logs
 from clusterctl.scheduler.slurm import SlurmClient

@@ -1,0 +1,79 @@
+"""The scripts that users submit."""
+
+from __future__ import annotations
+
+import codecs
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from clusterctl.errors import UsageError
+from clusterctl.scheduler.directives import Directives
+from clusterctl.spec.job import is_python
+
+MAX_BYTES: Final = 4 << 20  # Slurm's max_script_size
+
+
+@dataclass(frozen=True, slots=True)
+class UserScript:
+    """A script of the user: a Python program, started once per rank, or a shell script, started once.
+
+    interpreter: command that runs the script. directives: the script's #SBATCH lines.
+    """
+
+    name: str
+    interpreter: tuple[str, ...]
+    directives: Directives
+    is_python: bool
+
+    @classmethod
+    def read(cls, path: Path) -> UserScript:
+        """Read a script. Raises UsageError if the file does not exist or can't be run as a job."""
+        try:
+            with path.open("rb") as file:
+                content = file.read(MAX_BYTES + 1)
+        except OSError as exc:
+            raise UsageError(
+                f"the script {path} can't be read",
+                code="file-unreadable",
+                why=exc.strerror or str(exc),
+                fix="use a bundled job (see `clusterctl submit --help`), or the path of an existing script",
+            ) from exc
+        _reject_unusable(path, content)
+        text = content.decode(errors="surrogateescape")
+        lines = [line.removesuffix("\r") for line in text.split("\n")]
+        shebang = lines[0].removeprefix("#!") if lines and lines[0].startswith("#!") else "/bin/bash"
+        # The kernel splits off at most one argument.
+        interpreter = tuple(shebang.split(maxsplit=1))
+        return cls(path.name, interpreter, Directives.read(path, lines), is_python(path))
+
+
+def _reject_unusable(path: Path, content: bytes) -> None:
+    reason, fix = "", "rename the script"
+    if len(content) > MAX_BYTES:
+        reason = f"it is larger than {MAX_BYTES >> 20} MiB, Slurm's limit"
+        fix = "move data out of the script, and send it with --include"
+    elif not path.name.isprintable():
+        reason = "its name has characters that can't be printed"
+    elif b"\0" in content:
+        reason, fix = "it is not a text file", "submit a script that starts the program"
+    else:
+        reason, fix = _encoding_fault(path, content)
+    if reason:
+        raise UsageError(f"the script {path} can't be submitted", code="script-unfit", why=reason, fix=fix)
+
+
+def _encoding_fault(path: Path, content: bytes) -> tuple[str, str]:
+    """Return the reason why bash or sbatch would misread a script, and the fix; ("", "") if all is well."""
+    name, is_shell = shlex.quote(str(path)), not is_python(path)
+    if content.startswith(codecs.BOM_UTF8) and (is_shell or b"#SBATCH" in content):
+        reason = "it begins with a byte order mark, which hides its first line and its #SBATCH lines"
+        return reason, f"remove the mark with `sed -i '1s/^\\xef\\xbb\\xbf//' {name}`"
+    if is_shell and b"\r\n" in content:
+        reason = "it has Windows line endings, which bash takes for a part of each line's last word"
+        return reason, f"convert it with `sed -i 's/\\r$//' {name}`"
+    if is_shell and b"\r" in content and b"\n" not in content:
+        reason = "its lines end with carriage returns, so that it is a single line for bash"
+        return reason, f"convert it with `sed -i 's/\\r/\\n/g' {name}`"
+    return "", ""
