@@ -199,6 +199,9 @@ def job_paths(path: bytes, files: bytes) -> Iterator[bytes]:
     inner = program_path(path)
     if inner is not None:
         yield b"%s/%s" % (files, inner)
-    if inner not in (None, path):
+        # A program may have written such a file beside clusterctl's.
+        if inner != path and split_path(inner)[1].decode(errors="replace") in ADDED_FILES:
+            yield inner
+    if inner not in {None, path}:
         yield b"%s/%s" % (files, path)
     yield path

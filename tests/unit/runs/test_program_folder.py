@@ -134,6 +134,7 @@ BEHAVIOURS = {
     "removes": "rm -rf -- * .[!.]*; echo x >result",
     "redirects": "echo mine >stdout.log; echo mine >stderr.log; mkdir -p rank-logs; echo 1 >rank-logs/0.log",
     "records": "echo junk >job.events; echo junk >hang.json; mkdir telemetry; echo x >telemetry/n1.jsonl",
+    "goes up": "echo junk >../run.json; mkdir ../sacct.json; echo x >../sacct.json/x; echo y >../new",
     "goes back": 'cd "$SLURM_SUBMIT_DIR" && cat own.sh >copy',
 }
 
