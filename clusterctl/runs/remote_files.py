@@ -5,8 +5,8 @@
 NAMEs are the job's metrics, and files that clusterctl itself writes to a job's folder. Each line of stdin is
 a JSON array [FOLDER, CHECKPOINTS, MOST, FILES]. FILES is the folder in FOLDER with the files of the job's
 program, "" if they are in FOLDER itself. This program lists FOLDER, and then sends the requested files in the
-format of transport/remote_content.py. It never follows links. Files that stay on the cluster are listed with
-a reason, their size and their number:
+format of transport/remote_content.py. It never follows links, but lists their targets. Files that stay on
+the cluster are listed with a reason, their size and their number:
 
 - large submitted files that source.json shows as unchanged. A job may write anything to source.json, but
   this affects only the job's own folder;
