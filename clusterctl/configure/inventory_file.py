@@ -74,6 +74,7 @@ def image_inventory_text(
         **_newer_slurm(spec, inventory.distribution),
         **_distribution(inventory.distribution),
         **_job_packages(wheels, lock),
+        **spec_variables(spec, ("common",)),
     }
     return _text(inventory, ssh_config, variables)
 
@@ -227,6 +228,7 @@ def install_mark(inventory: Inventory | None = None, software: Software = PLAIN)
             "bucket": bool(inventory.bucket),
             "scratch": any(host.local_ssds for host in inventory.hosts),
         }
+    inputs |= dict.fromkeys(sorted(f"package {name}" for name in software.packages), True)
     inputs |= {
         "openhpc": software.slurm == "openhpc",
         "apptainer": software.apptainer,

@@ -52,7 +52,15 @@ def role_packages(spec: ClusterSpec, roles: Sequence[str], distribution: Distrib
         name for role_touches in touches.values() for name in _plain_items(role_touches, "packages")
     ]
     default_roles = [role for role, role_touches in touches.items() if "packages" not in role_touches]
-    return tuple(sorted({*packages_of(default_roles, distribution, spec.software), *listed_packages}))
+    return tuple(
+        sorted(
+            {
+                *packages_of(default_roles, distribution, spec.software),
+                *listed_packages,
+                *spec.software.packages,
+            }
+        )
+    )
 
 
 def role_files(spec: ClusterSpec, roles: Sequence[str]) -> frozenset[str]:

@@ -49,7 +49,7 @@ def package_names(distribution: Distribution, software: Software = PLAIN) -> tup
     excluded = _AT_GOOGLE if software.apptainer else {*_AT_GOOGLE, _APPTAINER}
     roles = {folder.parent.name for folder in data_folder("ansible").glob("roles/*/vars")} - excluded
     names = {*_OF_MODULES[distribution.family], *packages_of(roles, distribution, software)}
-    return tuple(sorted(names.union(_nvidia_packages(software.nvidia, distribution))))
+    return tuple(sorted(names.union(_nvidia_packages(software.nvidia, distribution), software.packages)))
 
 
 def asked_packages(distribution: Distribution, software: Software) -> tuple[str, ...]:

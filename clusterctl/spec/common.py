@@ -207,6 +207,11 @@ class Software(Model):
         description="source of Slurm's packages: the distribution (EPEL on Rocky Linux), or OpenHPC (only on "
         "Rocky Linux and RHEL)",
     )
+    packages: tuple[Annotated[str, PATTERNS["package"]], ...] = Field(
+        (),
+        description="more packages of the distribution on all hosts, such as git; local nodes have them in "
+        "their image, so a change needs `down` and `up`",
+    )
     mirrors: Mirrors = Field(Mirrors(), description="mirrors of package repositories")
     python: PythonSettings = Field(PythonSettings(), description="the Python environment of jobs")
     apptainer: Toggle = Field(

@@ -173,7 +173,7 @@ class LocalProvider(Provider):
                 fix=f'write slurm: {{version: "{slurm}"}}; or {_DOWN_AND_UP}',
             )
         new_slurm = _slurm_of_new_nodes(self._settings, spec)
-        image = image_keys(self._settings, new_slurm)[1]
+        image = image_keys(self._settings, new_slurm, spec.software.packages)[1]
         return tuple(
             state.notes_on_kept_settings(self._settings.subnet, image, self._settings.release, new_slurm)
         )
@@ -296,14 +296,18 @@ def is_orphan(cluster: layout.ClusterState) -> bool:
         return True
 
 
-def image_keys(settings: LocalSettings, slurm: str | None = None) -> tuple[str, str]:
+def image_keys(
+    settings: LocalSettings, slurm: str | None = None, packages: Sequence[str] = ()
+) -> tuple[str, str]:
     """Return cache keys, which are hashes of all inputs: (of the base image, of the node image on this base).
 
-    slurm: the release of Slurm. Default: the release in the distribution's packages.
+    slurm: the release of Slurm. Default: the release in the distribution's packages. packages: the additional
+    packages of the spec.
     """
     base_key = digest(settings.mirror, *base_inputs(settings.release))
     is_newer = slurm in distributions.distribution_of(settings.release).newer_slurm
-    return base_key, digest(base_key, *install_inputs(), *([str(slurm)] if is_newer else []))
+    chosen = [*([str(slurm)] if is_newer else []), *sorted(f"package {name}" for name in packages)]
+    return base_key, digest(base_key, *install_inputs(), *chosen)
 
 
 def _slurm_of_new_nodes(settings: LocalSettings, spec: ClusterSpec) -> str | None:
@@ -311,7 +315,7 @@ def _slurm_of_new_nodes(settings: LocalSettings, spec: ClusterSpec) -> str | Non
 
 
 def _image(settings: LocalSettings, spec: ClusterSpec, workspace: Workspace) -> layout.BakeRequest:
-    base_key, key = image_keys(settings, _slurm_of_new_nodes(settings, spec))
+    base_key, key = image_keys(settings, _slurm_of_new_nodes(settings, spec), spec.software.packages)
     return layout.BakeRequest(
         id=workspace.cluster_id(),
         key=key,

@@ -213,7 +213,10 @@ def test_what_only_some_hosts_have_reaches_their_roles(
 def test_packages_added_to_spec_are_installed_on_ready_hosts(
     inventory: Inventory,
 ) -> None:
-    choices = (Software(), Software(slurm="openhpc"), Software(apptainer=True))
+    choices = (
+        *(Software(), Software(slurm="openhpc"), Software(apptainer=True)),
+        *(Software(packages=("git",)), Software(packages=("git", "tree"))),
+    )
     assert len({install_mark(inventory, one) for one in choices}) == len(choices)
 
 

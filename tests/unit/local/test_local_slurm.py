@@ -14,6 +14,7 @@ from clusterctl.errors import UsageError
 from clusterctl.providers.local import layout
 from clusterctl.providers.local.layout import Existing
 from clusterctl.providers.local.provider import LocalProvider, image_keys
+from clusterctl.spec.common import Software
 from clusterctl.spec.models import ClusterSpec, LocalSettings
 from clusterctl.state.inventory import CONTROLLER
 from clusterctl.state.workspace import Workspace
@@ -45,6 +46,21 @@ def test_image_key_depends_on_the_slurm_release() -> None:
     assert image_keys(SETTINGS, "24.11") == usual
     assert newer[0] == usual[0]  # the base
     assert newer[1] != usual[1]
+
+
+def test_image_key_depends_on_the_packages_of_the_spec() -> None:
+    """Clusters without packages of their own, or with the same packages, share an image."""
+    usual, more = image_keys(SETTINGS), image_keys(SETTINGS, packages=("git", "tree"))
+    assert image_keys(SETTINGS, packages=("tree", "git")) == more
+    assert more[0] == usual[0]  # the base
+    assert more[1] not in (usual[1], image_keys(SETTINGS, packages=("git",))[1])
+
+
+def test_packages_of_the_spec_are_installed_in_the_image() -> None:
+    chosen = spec(None).model_copy(update={"software": Software(packages=("git",))})
+    hosts = inventory_of(hosts=(CTL,))
+    text = image_inventory_text(chosen, hosts, Path("/c"), Path("/w"), Path("/l"))
+    assert YAML(typ="safe").load(text)["all"]["vars"]["common_more"] == ["git"]
 
 
 @pytest.mark.parametrize(("asked", "suite"), [(None, None), ("24.11", None), ("26.05", "forky")])
