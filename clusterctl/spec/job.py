@@ -367,7 +367,9 @@ def _suggestion(target: str, folder: Path) -> str:
         files = []
     if target == Path(target).name and (near := did_you_mean(target, BUNDLED_JOBS)):
         return near
-    return did_you_mean(path.name, files) or "name a bundled job, or the path of a script"
+    # An equal ending makes no file similar.
+    similar = [name for name in files if did_you_mean(path.stem, [Path(name).stem])]
+    return did_you_mean(path.name, similar) or "name a bundled job, or the path of a script"
 
 
 def safe_name(script: str) -> str:

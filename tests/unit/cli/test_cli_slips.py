@@ -45,6 +45,7 @@ SLIPS = {
     "submit torchrun x.py": ("words-before-dashes", "x.py", "submit SCRIPT --launcher torchrun -- "),
     "submit trian": ("unknown-job-type", "'trian'", "did you mean train?"),
     "submit ./xx.py": ("unknown-job-type", "'./xx.py'", "did you mean x.py?"),
+    "submit y.py": ("unknown-job-type", "'y.py'", "name a bundled job"),
     "submit": ("bad-command-line", "JOB", "`clusterctl submit --help`"),
 }  # fmt: skip
 
