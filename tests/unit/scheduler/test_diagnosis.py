@@ -893,3 +893,16 @@ def test_own_module_behind_a_library_hides_nothing() -> None:
     """A program that a library imports by name, as a launcher does, is no package that a file hides."""
     log = SHADOW.replace("site-packages/torch/__init__.py", "importlib/__init__.py")
     assert said(log, work_dir="/jobs/x").code != "own-file-hides-package"
+
+
+def test_lost_client_of_pmix_is_not_the_cause() -> None:
+    prterun = (
+        f"{'-' * 74}\nprterun detected that one or more processes exited with non-zero status,\n"
+        "thus causing the job to be terminated. The first process to do so was:\n\n"
+        f"   Process name: [prterun-n1-392@1,1]\n   Exit code:    3\n{'-' * 74}\n"
+    )
+    end = "[n1:00392] PMIX ERROR: PMIX_ERR_UNREACH in file ../../../src/server/pmix_server.c at line 3148\n"
+    found = diagnose(Evidence(job=JOB, log=PEER_GONE + prterun + end, ranks={0: "", 1: ""}, tasks_per_node=1))
+    assert (found.code, found.rank, found.exit_code) == ("exit-code", 1, 3)
+    other = diagnose(Evidence(job=JOB, log="[n1:1] PMIX ERROR: PMIX_ERR_NOT_FOUND in file x.c at line 3\n"))
+    assert other.code == "mpi-pmix"
