@@ -441,8 +441,7 @@ def choose_entries(
         skipped.append(_Left(path, unwanted_reason, size, files))
     possible = [entry for entry in links if not _name_fault(entry.path)]
     made = choose_links(possible, coming, source.folder, source.files)
-    other_links = (entry for entry in links if entry.path not in made)
-    skipped += [_Left(entry.path, _LINK, 0, 0, target_of(entry)[:_LONGEST]) for entry in other_links]
+    skipped += [_Left(e.path, _LINK, 0, 0, target_of(e)[:_LONGEST]) for e in links if e.path not in made]
     for link in made:
         add_with_parents(coming, link.rpartition(b"/")[0])
     place_entries([entry for entry in listing if entry.path in {*coming, *made}], listing, source.files)
