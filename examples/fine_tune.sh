@@ -11,6 +11,6 @@ train() {
 
 clusterctl put examples/LICENSE examples/README.md datasets
 base=$(train --data text:~/datasets/LICENSE --lr 0.01 --epochs 10 | field dir)
-tuned=$(train --data text:~/datasets/README.md --lr 0.003 --epochs 10 --init "$base/model" | field job_id)
+tuned=$(train --data text:~/datasets/README.md --lr 0.003 --epochs 10 --init "$base/files/model" | field job_id)
 clusterctl logs "$tuned"
 clusterctl submit sample --run "$tuned" --follow -- --prompt 'clusterctl' --tokens 100

@@ -15,7 +15,7 @@ from clusterctl.jobs.watch import folder_of
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.names import did_you_mean
-from clusterctl.state.submissions import PROGRAM_FOLDER, RUNS, JobEntry, program_path
+from clusterctl.state.submissions import FROM_JOB, PROGRAM_FOLDER, RUNS, JobEntry, program_path
 from clusterctl.transport.copies import Copies, record_copies
 from clusterctl.transport.put import send_into
 from clusterctl.transport.tree import format_size, list_items
@@ -148,7 +148,8 @@ def _send(session: Session | None, run: str, location: RunLocation) -> tuple[str
         sent = send_into(transport, items, folder)
         # If this machine's disk is full, `down` treats the files on the cluster as only copies.
         with suppress(MachineError):
-            record_copies(session.workspace, [Copies(transport.host, sent.folder, str(here), sent=True)])
+            copies = Copies(transport.host, sent.folder, str(here), sent=True, renamed=os.fsdecode(FROM_JOB))
+            record_copies(session.workspace, [copies])
     return sent.folder, f"run {printable(here.name)}: {format_size(sent.sent_bytes)} sent to {sent.folder}"
 
 

@@ -475,7 +475,9 @@ def folder_of(session: Session, job_id: str) -> str:
 def nonfinite_notice(session: Session, job_id: str) -> Notice | None:
     """Return a message about the first NaN or infinite number in a job's metrics.jsonl, if any."""
     entry = session.ledger.find(job_id)
-    argv = ["grep", "-m1", "-aE", _NONFINITE, f"{entry.program_dir if entry else ''}/{METRICS_FILE}"]
+    if entry is None or not entry.program_dir:
+        return None
+    argv = ["grep", "-m1", "-aE", _NONFINITE, f"{entry.program_dir}/{METRICS_FILE}"]
     with suppress(UnreachableError, ValueError, AttributeError):
         line = json.loads(session.transport.run(argv, check=False).stdout[:_MOST_LINE])
         names = [key for key, value in line.items() if isinstance(value, float) and not math.isfinite(value)]

@@ -383,7 +383,8 @@ def _merge(manifests: Mapping[str, Manifest], nodes: Path, tree: Path) -> Manife
         with suppress(FileExistsError, NotADirectoryError):
             (tree / os.fsdecode(folder)).mkdir(parents=True, exist_ok=True)
             empty.append(folder)
-    links = {path: target for manifest in manifests.values() for path, target in manifest.links.items()}
+    # As with files, the first host's link keeps the path.
+    links = {path: to for manifest in reversed([*manifests.values()]) for path, to in manifest.links.items()}
     return Manifest(sizes, hashes, tuple(skipped.values()), tuple(empty), links)
 
 
@@ -426,29 +427,28 @@ def choose_entries(
             continue
         path = path_of_program(entry.path, source.files)
         is_folder = entry.kind == Kind.FOLDER
-        if entry.kind == Kind.LINK:
-            links.append(entry)
-        elif outputs and path and not outputs.take(path, is_folder=is_folder, is_job=not source.files):
+        if outputs and path and not outputs.take(path, is_folder=is_folder, is_job=not source.files):
             if entry.kind == Kind.FILE and path not in outputs.sent:
                 unwanted.append(entry)
+        elif entry.kind == Kind.LINK:
+            links.append(entry)
         elif reason := _skip_reason(entry, max_holes, selection.max_file, source.job_id):
             skipped.append(_Left(entry.path, reason, entry.size, 1))
         else:
             max_holes -= entry.size - entry.space
             add_with_parents(coming, entry.path)
-    unwanted_reason = selection.explain(_UNWANTED, 0, source.job_id)
     for path, (size, files) in _by_folder(unwanted, coming).items():
-        skipped.append(_Left(path, unwanted_reason, size, files))
-    possible = [entry for entry in links if not _name_fault(entry.path)]
-    made = choose_links(possible, coming, source.folder, source.files)
+        skipped.append(_Left(path, selection.explain(_UNWANTED, 0, source.job_id), size, files))
+    made = choose_links([e for e in links if not _name_fault(e.path)], coming, source.folder, source.files)
     skipped += [_Left(e.path, _LINK, 0, 0, target_of(e)[:_LONGEST]) for e in links if e.path not in made]
     for link in made:
         add_with_parents(coming, link.rpartition(b"/")[0])
-    place_entries([entry for entry in listing if entry.path in {*coming, *made}], listing, source.files)
+    placed = {*coming, *made}
+    place_entries([entry for entry in listing if entry.path in placed], listing, source.files)
     places = {entry.path: entry.local for entry in listing}
     # An untrusted host may list a file without the file's folder.
-    made_here = {places[path]: places[to] for path, to in made.items() if places.get(to)}
-    return _copied([entry for entry in listing if entry.path in coming], tree), made_here, skipped
+    made = {places[path]: places[to] for path, to in made.items() if places.get(to)}
+    return _copied([entry for entry in listing if entry.path in coming], tree), made, skipped
 
 
 def _copied(chosen: Sequence[Entry], tree: Path) -> list[Entry]:

@@ -55,10 +55,13 @@ def place_entries(chosen: Sequence[Entry], listing: Sequence[Entry], files: str)
             entry.local += FROM_JOB
     # Beside the program's folder are clusterctl's files. A program may have written more files there.
     used = {above + name for entry in chosen for above, name, _ in [split_path(entry.local)]}
+    reserved = _RESERVED | used
+    outer = [split_path(path) for path, below in paths.items() if below is None]
+    used |= {above + name for above, name, _ in outer}
     for entry in chosen:
         if not entry.local and entry.path != os.fsencode(files):
             is_of_task = entry.kind == Kind.FOLDER and entry.path in tasks
-            entry.local = entry.path if is_of_task else _free(entry.path, _RESERVED | used, used)
+            entry.local = entry.path if is_of_task else _free(entry.path, reserved, used)
 
 
 def _free(path: bytes, reserved: Collection[bytes], used: Collection[bytes]) -> bytes:

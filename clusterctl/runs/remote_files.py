@@ -68,6 +68,8 @@ UNFINISHED_ONE, TOO_LARGE = "an unfinished checkpoint", "a too large checkpoint"
 MOST_MEASURED = 10_000_000
 DEEPEST_MEASURED = 1000
 
+# job.py makes a link of this name to the metrics. It leads nowhere if the program writes no metrics.
+METRICS = b"metrics.jsonl"
 TASK = re.compile(rb"task-[0-9]+")
 TASKS_LOG = re.compile(rb"(stdout|stderr)-[0-9]+\.log")
 # Submitted files are compared with the copy on the cluster only between these sizes in bytes.
@@ -352,7 +354,7 @@ class Listing:
                         self.list_skipped(path, kind)
                     elif self.submitted.get(path) == (0, os.fsdecode(target := os.readlink(full))):
                         self.list_skipped(path, UNCHANGED)
-                    else:
+                    elif os.path.basename(path) != METRICS or b"../" not in target or os.path.exists(full):
                         self.write_line(path, line_of_status(path, status, target))
                     return
             if path not in self.submitted and self.can_be_read(status):
@@ -381,9 +383,9 @@ class Listing:
 
 def is_link_of_a_task(path: bytes, full: bytes) -> bool:
     """Return whether a path in the program's folder is a link of an array task to a submitted file."""
-    folder, name = os.path.split(path)
+    task, _, rest = path.partition(b"/")
     try:
-        return bool(TASK.fullmatch(folder)) and os.readlink(full) == b"../" + name
+        return bool(TASK.fullmatch(task)) and os.readlink(full) == b"../" * path.count(b"/") + rest
     except OSError:
         return False
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.spec.job import holds_package, import_roots, repository_of
+from clusterctl.state.submissions import PROGRAM_FOLDER
 
 _MOST_FOLDERS = 5_000
 _REQUIREMENTS = "requirements.txt"
@@ -55,7 +56,7 @@ class LocalFiles:
         if self.script is None:
             return {}
         # The folder with the folders of all jobs.
-        jobs = os.path.dirname(self.remote)  # noqa: PTH120 - any name
+        jobs = os.path.dirname(self.remote.removesuffix(f"/{PROGRAM_FOLDER}"))  # noqa: PTH120 - any name
         is_of_job = bool(jobs) and name.startswith(f"{jobs}/")
         # An absolute path replaces the start.
         path = os.path.normpath(os.path.relpath(name, self.remote) if is_of_job else Path(self.start) / name)

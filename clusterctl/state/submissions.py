@@ -199,9 +199,11 @@ def job_paths(path: bytes, files: bytes) -> Iterator[bytes]:
     inner = program_path(path)
     if inner is not None:
         yield b"%s/%s" % (files, inner)
-        # A program may have written such a file beside clusterctl's.
-        if inner != path and split_path(inner)[1].decode(errors="replace") in ADDED_FILES:
-            yield inner
     if inner not in {None, path}:
         yield b"%s/%s" % (files, path)
-    yield path
+    # A program may also have written files beside its folder.
+    above, name, rest = split_path(path)
+    while name.endswith(FROM_JOB):
+        yield above + name + rest
+        name = name[: -len(FROM_JOB)]
+    yield above + name + rest

@@ -93,7 +93,7 @@ def test_only_checkpoints_since_the_last_start_are_new(tmp_path: Path) -> None:
     training = Training(cast("Nodes", None), "7", "t", tmp_path)
     assert training.new_checkpoints() == []
     for number in (10, 20, 30):
-        folder = tmp_path / f"checkpoints/iteration-{number:08}"
+        folder = tmp_path / f"files/checkpoints/iteration-{number:08}"
         folder.mkdir(parents=True)
         os.utime(folder, (number, number))
     (tmp_path / "job.events").write_text("".join(f"{json.dumps(start(time))}\n" for time in (5, 15)))
