@@ -292,6 +292,8 @@ class Listing:
             self.write_line(below, line_of_status(below, status))
         both = [*((path, False) for path in files), *((path, True) for path in folders)]
         stay = self.checkpoints.staying(below, both)
+        # Of a link, the target is listed.
+        stay = {path: why for path, why in stay.items() if not os.path.islink(os.path.join(self.top, path))}
         for path, (reason, size) in stay.items():
             self.list_skipped(path, reason, size)
         for path, is_folder in both:

@@ -160,6 +160,15 @@ def test_a_link_in_place_of_a_checkpoint_is_not_followed(remote, tree, tmp_path)
     assert {one.path: one.files for one in manifest.skipped} == {"checkpoints": 0, "checkpoint-2": 0}
 
 
+@pytest.mark.parametrize("selection", [LATEST, EVERY, NONE])
+@pytest.mark.parametrize("name", ["last.ckpt", "checkpoint-9", "tmp-checkpoint-9"])
+def test_link_named_like_a_checkpoint_has_its_target(remote, tree, selection, name):
+    fill(remote, "checkpoint-1/a")
+    (remote / name).symlink_to("/elsewhere")
+    _, manifest = fetched(remote, tree, selection)
+    assert {one.path: one.target for one in manifest.skipped if one.path == name} == {name: "/elsewhere"}
+
+
 def test_everything_means_the_outputs_too(remote, tree):
     fill(remote, "results/a", "b", "checkpoint-1/c")
     outputs = Outputs(["results/**"])
