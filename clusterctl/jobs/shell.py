@@ -199,7 +199,7 @@ def session_folder(submitter: Submitter, job: JobSpec, environment: Environment)
     session, source = submitter.session, source_of(job) if job.folder else None
     nodes = session.transports_of_partition(job.partition)
     ours = {SCRIPT: shell_script(job, environment).encode(errors="surrogateescape")}
-    path, sent, _ = submitter.stage(f"shell-{new_token()}", source, ours, nodes)
+    path, sent, _ = submitter.stage(f"shell.{new_token()}", source, ours, nodes)
     folder = SessionFolder(path, source, sent)
     try:
         yield folder

@@ -61,6 +61,9 @@ CACHE = b"__pycache__"
 PARTIAL = re.compile(rb"\.clusterctl-[0-9a-f]{32}\.part(\.[0-9]+)?")
 # The folder of a job whose submission has not finished.
 INCOMPLETE = re.compile(JOBS + rb"\.[^/]*\.incomplete")
+# Files that `launch` writes in the folder of a session of `clusterctl shell`, which has shown the ranks' output.
+# The name of a job's folder contains a hyphen.
+OF_SESSION = re.compile(JOBS + rb"shell\.[^/-]+/(rank-logs|job\.hosts|heartbeat)")
 SKELETON, MOST_SKELETON = b"/etc/skel", 1 << 16
 # Folders of / without files of users; and names that programs give their files in temporary folders.
 OF_THE_SYSTEM = frozenset(
@@ -107,6 +110,7 @@ class Top:
             name == CACHE
             or PARTIAL.fullmatch(name) is not None
             or INCOMPLETE.fullmatch(path) is not None
+            or OF_SESSION.fullmatch(path) is not None
             or path in self.not_here
             or (self.is_temporary and OF_PROGRAMS.fullmatch(path) is not None)
             or (path.startswith(JOBS) and path.count(b"/") == JOBS.count(b"/") + 1 and name in ours)

@@ -21,7 +21,7 @@ from clusterctl.spec.job_options import job_options
 from clusterctl.transport.base import MARK
 from clusterctl.transport.copies import read_copies
 from clusterctl.transport.openssh import OpenSSH
-from clusterctl.transport.remote_copies import digest
+from clusterctl.transport.remote_copies import OF_SESSION, digest
 from clusterctl.util.assets import payload_hash
 from tests.support.messages import refused
 from tests.support.played.batch import HASH, Batch
@@ -188,6 +188,8 @@ def test_folder_of_a_session_without_new_files_is_removed(
     job = shell_job(job_options(options), has_pmix=True)
     with session_folder(Submitter(session), job, Environment()) as folder:
         assert (Path(folder.program_dir) / "a.txt").exists() is bool(options)
+        # `down` looks for its folders by this name.
+        assert OF_SESSION.fullmatch(f"clusterctl/jobs/{Path(folder.path).name}/rank-logs".encode())
     assert not Path(folder.path).exists()
 
 

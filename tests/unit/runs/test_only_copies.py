@@ -250,6 +250,11 @@ NOTHING = {
     ],
     "a transfer on its way": lambda s: s.write(".clusterctl-0123456789abcdef0123456789abcdef.part"),
     "another of the same file": lambda s: s.write(".clusterctl-0123456789abcdef0123456789abcdef.part.71"),
+    "logs of ranks that a session of a shell has shown": lambda s: [
+        s.write("clusterctl/jobs/shell.a1b2/rank-logs/0.log"),
+        s.write("clusterctl/jobs/shell.a1b2/job.hosts"),
+        s.write("clusterctl/jobs/shell.a1b2/job.sbatch"),
+    ],
     "a job's folder in the making": lambda s: s.write("clusterctl/jobs/.mine-1.incomplete/big"),
     "a start-up file as created": lambda s: shutil.copy("/etc/skel/.bashrc", s.home),
 }
@@ -259,6 +264,14 @@ NOTHING = {
 def test_what_is_elsewhere_or_worth_nothing_stops_nobody(stage: Stage, what: str) -> None:
     NOTHING[what](stage)
     assert stage.search.find().lines == ()
+
+
+@pytest.mark.parametrize(
+    "path", ["shell.a1b2/files/rank-logs/x", "shell.a1b2/x", "shell-a1b2/rank-logs/0.log"]
+)
+def test_files_of_a_session_and_of_a_job_named_shell_count(stage: Stage, path: str) -> None:
+    stage.write(f"clusterctl/jobs/{path}")
+    assert [one.files for one in stage.search.find().files] == [1]
 
 
 def moved(stage: Stage) -> None:
