@@ -65,13 +65,20 @@ def ran(session: Session, cluster: PlayedCluster, project: Path, body: str, **jo
 
 
 def run_of(session: Session, done: Submitted, out: Path) -> RunRecord:
-    """The collected run. Its checksums hold, and `down` knows of all files of the job that they are here."""
+    """The collected run. Its checksums hold, and `down` knows of all files of the job that they are here.
+
+    Of links, which `down` does not count, the run has the link or its target.
+    """
     (run,) = collect(session, [done.job_id], out=out)
     subprocess.run(["sha256sum", "-c", "--strict", "--quiet", "SHA256SUMS"], cwd=run.directory, check=True)
     inventory = inventory_of(cluster="demo", hosts=(host_of("demo-ctl", CONTROLLER),))
     known = Search(inventory, session.workspace, lambda _: session.transport, (), shared=True).known
     folder = Path(done.remote_dir)
+    targets = {one.path: one.target for one in run.skipped}
     for path in folder.rglob("*"):
+        if path.is_symlink() and path.readlink() != Path("..", path.name):
+            here = run.directory / path.relative_to(folder / PROGRAM_FOLDER)
+            assert here.is_symlink() or targets.get(str(path.relative_to(folder))) == str(path.readlink())
         status = path.lstat()
         is_counted = path.is_file() and not path.is_symlink() and status.st_size
         if is_counted and not (path.parent == folder and path.name in SENT_FILES):
@@ -135,6 +142,7 @@ BEHAVIOURS = {
     "redirects": "echo mine >stdout.log; echo mine >stderr.log; mkdir -p rank-logs; echo 1 >rank-logs/0.log",
     "records": "echo junk >job.events; echo junk >hang.json; mkdir telemetry; echo x >telemetry/n1.jsonl",
     "goes up": "echo junk >../run.json; mkdir ../sacct.json; echo x >../sacct.json/x; echo y >../new",
+    "links": "ln -s /etc etc; ln -s nowhere gone; ln -s own.sh mine; echo x >1.ckpt; ln -s 1.ckpt last.ckpt",
     "goes back": 'cd "$SLURM_SUBMIT_DIR" && cat own.sh >copy',
 }
 
