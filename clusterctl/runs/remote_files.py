@@ -293,7 +293,7 @@ class Listing:
         both = [*((path, False) for path in files), *((path, True) for path in folders)]
         stay = self.checkpoints.staying(below, both)
         # Of a link, the target is listed.
-        stay = {path: why for path, why in stay.items() if not os.path.islink(os.path.join(self.top, path))}
+        stay = {path: left for path, left in stay.items() if not os.path.islink(os.path.join(self.top, path))}
         for path, (reason, size) in stay.items():
             self.list_skipped(path, reason, size)
         for path, is_folder in both:

@@ -61,8 +61,8 @@ CACHE = b"__pycache__"
 PARTIAL = re.compile(rb"\.clusterctl-[0-9a-f]{32}\.part(\.[0-9]+)?")
 # The folder of a job whose submission has not finished.
 INCOMPLETE = re.compile(JOBS + rb"\.[^/]*\.incomplete")
-# Files that `launch` writes in the folder of a `clusterctl shell`, which has shown the ranks' output. Names of
-# jobs' folders contain a hyphen.
+# Files that `launch` writes in the folder of a `clusterctl shell`, which has shown the ranks' output. Names
+# of jobs' folders contain a hyphen.
 OF_SESSION = re.compile(JOBS + rb"shell\.[^/-]+/(rank-logs|job\.hosts|heartbeat)")
 SKELETON, MOST_SKELETON = b"/etc/skel", 1 << 16
 # Folders of / without files of users; and names that programs give their files in temporary folders.
