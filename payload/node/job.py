@@ -14,13 +14,14 @@
     job.py shell PROGRAM...
     job.py torchrun PYTHON [OPTIONS OF TORCHRUN] PROGRAM...
     job.py container --image=FILE --bind=FOLDER,... --env=NAME,... PROGRAM...
+    job.py prepare FOLDER FILES START
     job.py watch FOLDER SECONDS [MODE@SECONDS FILES [HOST,... SSH]]
 
 The job's script on the first node ends with `run`, which forwards signals to PROGRAM and returns the exit
 status of PROGRAM. `run` records the start, each signal and the end in the file job.events, and then a requeue
 or the reason against it. `shell` starts PROGRAM, the shell of `clusterctl shell`, with a job's variables. On
-a node, `torchrun` starts PyTorch's agent, `container` starts PROGRAM in an image, `watch` starts telemetry,
-and on the first node hang.py.
+a node, `prepare` creates the folders of an array task, `torchrun` starts PyTorch's agent, `container` starts
+PROGRAM in an image, `watch` starts telemetry, and on the first node hang.py.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ sys.path.insert(0, ROOT)
 from payload.node import restarts, task
 from payload.node.requeue import (
     DOWN,
+    FILES_S,
     STEP,
     Events,
     Restart,
@@ -159,6 +161,8 @@ def run(words: Sequence[str]) -> int:
     options, program = task.split(words)
     nodes = [node for node in options.get("nodes", "").split(",") if node]
     prepare_folder(options["files"], options.get("start", ""), is_task="array" in options)
+    if "array" in options:
+        prepare_nodes(options["files"], options.get("start", ""))
     if "sweep" in options:
         program += take_sweep_values(options["files"])
     task.mark_restart([1, 2])
@@ -227,6 +231,25 @@ def prepare_folder(files: str, start: str, *, is_task: bool) -> None:
             if os.path.isfile(metrics) and not os.path.lexists(f"{files}/metrics.jsonl"):
                 os.rename(metrics, f"{files}/metrics.jsonl")
             os.symlink(os.path.relpath("metrics.jsonl", start), metrics)
+
+
+def prepare_nodes(files: str, start: str) -> None:
+    """Create the folders of an array task on all nodes, which may share no folder with the first node."""
+    count = os.environ.get("SLURM_JOB_NUM_NODES", "1")
+    if count != "1":
+        step = ["timeout", FILES_S, *STEP, f"--nodes={count}", f"--ntasks={count}", "--chdir=/"]
+        here = [sys.executable, "-IS", os.path.abspath(__file__)]
+        task.output_of([*step, *here, "prepare", os.getcwd(), files, start], step_environment())
+
+
+def prepare(folder: str, files: str, start: str) -> int:
+    """Create the folders of an array task on this node. folder: the folder of the task's logs."""
+    os.makedirs(folder, exist_ok=True)
+    os.chdir(folder)
+    prepare_folder(files, start, is_task=True)
+    if os.path.exists("../sweep-tasks.json") and not os.path.exists(f"{files}/sweep-values.json"):
+        take_sweep_values(files)
+    return 0
 
 
 def link_given_files(files: str, start: str) -> None:
@@ -415,6 +438,8 @@ if __name__ == "__main__":
         sys.exit(run(words))
     if verb == "shell":
         sys.exit(shell(words))
+    if verb == "prepare":
+        sys.exit(prepare(*words))
     if verb == "container":
         sys.exit(container(words))
     sys.exit(torchrun(*words) if verb == "torchrun" else watch(*words))

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from clusterctl.spec.job import JobSpec, Project, sweep_arguments
 from clusterctl.spec.sweep import Form, Sweep
 from payload.node.job import Slurmstepds
 from tests.support.messages import refused
-from tests.support.played.batch import HOSTILE, Batch, play, rendered, shell_job, user_script
+from tests.support.played.batch import HASH, HOSTILE, Batch, play, rendered, shell_job, user_script
 
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = ("train", "mpirun", "everything", "array", "python-ranks", "torchrun", "shell", "requeue")
@@ -163,6 +164,26 @@ def test_a_task_of_an_array_has_a_folder_of_its_own(batch):
         (batch.folder / name).mkdir()
     rc, out, _ = run(batch, "pwd; cat ../'my job.sh' >/dev/null; ls -d *task* std*", array="0-9")
     assert (rc, out.splitlines()) == (0, [f"{batch.folder}/task-7", "stdout-of-mine.log", "task-configs"])
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_folders_of_a_task_are_created_on_all_its_nodes(batch, nodes):
+    """If nodes share no folder, only the first node has the folders that the script creates."""
+    batch.environment |= {"SLURM_ARRAY_TASK_ID": "1", "SLURM_JOB_NUM_NODES": str(nodes)}
+    assert run(batch, "true", array="0-9")[0] == 0
+    calls = [line for line in batch.calls.read_text().splitlines() if "job.py prepare" in line]
+    assert len(calls) == nodes - 1
+    # The second node has the files that were sent, but no folder of a task.
+    job, other = batch.payload / HASH / "payload" / "node" / "job.py", batch.folder.parent / "other node"
+    (other / "files" / "exp").mkdir(parents=True)
+    (other / "files" / "exp" / "near").touch()
+    sweep = Sweep(grid={"lr": ["1", "2"]})
+    (other / "sweep-tasks.json").write_text(json.dumps(sweep.record))
+    words = ["prepare", f"{other}/task-1", f"{other}/files/task-1", "exp"]
+    subprocess.run([sys.executable, "-IS", job, *words], check=True, env=batch.environment, cwd="/")
+    assert (other / "task-1").is_dir()
+    assert (other / "files" / "task-1" / "exp" / "near").exists()
+    assert json.loads((other / "files" / "task-1" / "sweep-values.json").read_text()) == sweep.tasks[1]
 
 
 MODULE = """\
