@@ -357,6 +357,7 @@ def common_words(
         "title": job.name,
         "needs": " and ".join(["this file", *files]),
         "files": PROGRAM_FOLDER,
+        "script": shlex.quote(job.place.script) if script else "",
         "start": "" if job.place.start == "." else f"/{shlex.quote(job.place.start)}",
         "profile": environment.profile,
         "path": environment.path,

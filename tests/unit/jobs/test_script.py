@@ -186,6 +186,17 @@ def test_folders_of_a_task_are_created_on_all_its_nodes(batch, nodes):
     assert json.loads((other / "files" / "task-1" / "sweep-values.json").read_text()) == sweep.tasks[1]
 
 
+def test_program_does_not_restart_above_its_removed_folder(batch):
+    job = shell_job(batch, 'pwd; rm -r "$PWD"')
+    (batch.folder / "files").mkdir()
+    script = job.script.rename(batch.folder / "files" / job.script.name)
+    text = rendered(job.model_copy(update={"script": script}))
+    assert batch.run(text)[:2] == (0, f"{batch.folder}/files\n")
+    rc, _, err = batch.run(text)
+    assert rc == 127
+    assert f"{batch.folder}/files/my job.sh" in err
+
+
 MODULE = """\
 import os, pkg.data
 print(__name__, os.path.relpath(os.getcwd(), os.environ["SLURM_SUBMIT_DIR"]), open("near").read().strip())
