@@ -26,6 +26,7 @@ from clusterctl.jobs.submit import (
 from clusterctl.scheduler.base import Outcome, worst_job
 from clusterctl.scheduler.script import (
     Environment,
+    partition_name,
     partition_of,
     reject_pmix,
     with_gpus,
@@ -40,6 +41,7 @@ from clusterctl.spec.units import format_duration
 from clusterctl.state.facts import ClusterFacts, facts_of, facts_of_spec
 from clusterctl.state.submissions import Ledger
 from clusterctl.state.workspace import Workspace
+from clusterctl.util.process import call_on_hosts
 from clusterctl.util.progress import SILENT, LineReporter
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 _RESUME: Final = ("--resume", "auto")
 # With these arguments, a training writes checkpoints, or may do so.
 _MAY_SAVE: Final = ("--save-interval", "--config")
+_FIND: Final = ("sh", "-c", "command -v apptainer || command -v singularity")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +167,8 @@ class Preparer:
             _reject_large_array(facts, job)
         # All jobs are checked before packages are resolved or a job is sent.
         scripts = [script_of(facts, job) for job in jobs]
+        for job in jobs:
+            _reject_without_apptainer(session, job)
         sources = [replay.source if replay else source_of(job) or model for job in jobs]
         for note in dict.fromkeys(note for source in sources if source for note in source.notes):
             self.note(f"note: {note}")
@@ -269,6 +274,32 @@ def _reject_large_array(facts: ClusterFacts, job: JobSpec) -> None:
             why=f"MaxArraySize of the cluster's Slurm is {facts.max_array}",
             fix="submit several arrays, or raise the limit in the spec, as in "
             f"`slurm: {{extra: [MaxArraySize={highest + 1}]}}`, and run `clusterctl up`",
+        )
+
+
+def _reject_without_apptainer(session: Session | None, job: JobSpec) -> None:
+    """Raise UsageError if all nodes that the job can run on lack Apptainer.
+
+    The nodes themselves are asked, as machines of the user may have Apptainer from elsewhere. Nodes that do
+    not answer may have it, and so may a PATH in ``job.env``.
+    """
+    if session is None or job.container is None or "PATH" in job.env:
+        return
+    partition, transports = partition_name(session.facts, job), session.nodes
+    of_job = [facts for facts in session.facts.partitions if partition in (None, facts.name)]
+    nodes = [node for facts in of_job for node in facts.nodes if node in transports]
+    # Usually the nodes are alike, so that the first is enough.
+    for asked in (nodes[:1], nodes[1:]):
+        answers, silent = call_on_hosts(asked, lambda node: transports[node].run(_FIND, check=False))
+        if silent or any(answer.rc == 0 for answer in answers.values()):
+            return
+    if nodes:
+        raise UsageError(
+            f"the nodes can't run --container {job.container}",
+            code="no-apptainer",
+            why=f"{nodes[0]} has neither apptainer nor singularity",
+            fix="install Apptainer (not on local nodes): `software: {apptainer: true}` in the spec, then "
+            "`clusterctl up`; or submit with --requirements in place of --container",
         )
 
 

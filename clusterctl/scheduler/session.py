@@ -35,12 +35,14 @@ _SBATCH_MAY_HANG_S = 600
 class Session:
     """A connection to the controller as the job user.
 
-    unshared_nodes: node -> connection, if hosts share no folder and each node has the files of its jobs.
+    nodes: node -> connection, which opens at the first command.
+    unshared_nodes: the same, if hosts share no folder and each node has the files of its jobs.
     """
 
     facts: ClusterFacts
     scheduler: Jobs
     ledger: Ledger
+    nodes: Mapping[str, Transport] = field(default_factory=dict)
     unshared_nodes: Mapping[str, Transport] = field(default_factory=dict)
 
     @property
@@ -89,11 +91,9 @@ def connect_session(
     with Connections(workspace.ssh_config, stays=facts.controller) as connections:
         controller = connections.to(facts.controller, facts.job_user)
         scheduler = scheduler_client(facts, workspace, controller, connections.to, patience_s)
-        unshared_nodes = {
-            host: controller if host == facts.controller else connections.to(host, facts.job_user)
-            for host in (() if facts.is_shared else facts.compute)
-        }
-        yield Session(facts, scheduler, Ledger(workspace.jobs), unshared_nodes)
+        nodes = {host: connections.to(host, facts.job_user) for host in facts.compute}
+        unshared_nodes = {} if facts.is_shared else nodes
+        yield Session(facts, scheduler, Ledger(workspace.jobs), nodes, unshared_nodes)
 
 
 @contextmanager

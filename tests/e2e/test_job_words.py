@@ -94,10 +94,22 @@ def test_job_file_variants_set_variables_and_collect_outputs(cluster: Cluster, p
 
 
 def test_a_node_without_apptainer_is_named(cluster: Cluster, project: Path) -> None:
-    image = project / "my image.sif"
-    answer = cluster.json(
-        "submit", project / "ranks.py", "--nodes", "2", "--container", image, "--wait", rc=4
+    words = (
+        "submit",
+        project / "ranks.py",
+        "--nodes",
+        "2",
+        "--container",
+        project / "my image.sif",
+        "--wait",
     )
+    assert codes(cluster("-o", "json", *words, rc=2)) == ["no-apptainer"]
+    first, place = f"{cluster.name}-train-1", "/usr/local/bin/apptainer"
+    cluster.ssh(first, f"sudo ln -s /bin/true {place}")
+    try:
+        answer = cluster.json(*words, rc=4)
+    finally:
+        cluster.ssh(first, f"sudo rm {place}")
     (failure,) = answer["failures"]
     assert "neither apptainer" in failure["cause"]
     assert "exit code 127" in failure["cause"]

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,6 +106,26 @@ def test_nodes_are_not_left_out_as_files(session, cluster, job):
     for pattern in ("/demo-train-2", "demo-train-3", "*.log", "demo-train-["):
         (prepared,) = preparer.prepare(session, Submission([job.model_copy(update={"exclude": (pattern,)})]))
         assert "--exclude" not in prepared.script
+
+
+@pytest.mark.parametrize(
+    ("have", "silent", "is_refused"),
+    [((), (), True), ((2,), (), False), ((), (1,), False), ((), (2,), False)],
+)
+def test_container_is_refused_if_no_node_can_run_it(
+    session: Session, job: JobSpec, have: tuple[int, ...], silent: tuple[int, ...], is_refused: bool
+) -> None:
+    nodes = {}
+    for number in (1, 2):
+        away = UnreachableError("no answer", host="n") if number in silent else None
+        asked = Step(("sh", "-c", "command -v apptainer *"), rc=int(number not in have), error=away)
+        nodes[f"demo-train-{number}"] = ScriptedTransport([asked])
+    preparer = Preparer(lambda _: None)
+    submission = Submission([job.model_copy(update={"container": "/shared/x.sif"})])
+    with rejected("no-apptainer", UsageError) if is_refused else nullcontext():
+        preparer.prepare(replace(session, nodes=nodes), submission)
+    elsewhere = job.model_copy(update={"container": "/shared/x.sif", "env": {"PATH": "/opt/bin"}})
+    preparer.prepare(replace(session, nodes=nodes), Submission([elsewhere]))
 
 
 def test_job_waits_only_for_jobs_that_have_not_ended(session, cluster, job):
