@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,13 +13,15 @@ from typing import Annotated, Any
 from clusterctl.cli.options import option
 from clusterctl.cli.output import Screen
 from clusterctl.configure.imported import spec_of_inventory
-from clusterctl.errors import UsageError, unaccompanied
+from clusterctl.errors import UsageError, excluded, unaccompanied
 from clusterctl.packages.requirement_files import content_hash
 from clusterctl.spec import gcp
-from clusterctl.spec.base import either
+from clusterctl.spec.base import PATTERNS, either
 from clusterctl.spec.job_file import job_schema
 from clusterctl.spec.load import json_schema, starter_spec
 from clusterctl.spec.models import DEFAULT_PROVIDER, PROVIDERS
+from clusterctl.spec.names import is_cluster_name
+from clusterctl.spec.units import shown
 from clusterctl.state.chosen_spec import spec_of
 from clusterctl.util.assets import data_folder
 
@@ -32,11 +35,14 @@ def init(
         Path | None,
         option("With --provider onprem: create the spec from this Ansible inventory.", metavar="PATH"),
     ] = None,
+    name: Annotated[str | None, option("The cluster's name.", metavar="NAME")] = None,
     examples: Annotated[bool, option("Write the example programs into ./examples instead.")] = False,
     force: Annotated[bool, option("Overwrite existing files.")] = False,
 ) -> None:
     """Write a commented cluster.yaml."""
     if examples:
+        if name is not None:
+            raise excluded("--examples", "--name")
         _write_examples(screen, force=force)
         return
     path = screen.file or DEFAULT_FILE
@@ -45,11 +51,24 @@ def init(
         if not PROVIDERS[provider].user_owned:
             raise unaccompanied("--from-inventory", "--provider onprem")
         text, notes = spec_of_inventory(from_inventory)
+    if name is not None:
+        text = _renamed(text, name)
     with _new(path), path.open("w" if force else "x") as file:
         file.write(text)
     screen.note(*(f"note: {line}" for line in notes))
     answer = {"file": str(path), "notes": notes}
     screen.result(answer, f"wrote {path}; edit it, then run `clusterctl up`")
+
+
+def _renamed(text: str, name: str) -> str:
+    """Return the text of a spec with another name of the cluster, also in its comments."""
+    if not is_cluster_name(name):
+        raise UsageError(
+            f"--name {shown(name)} can't be the name of a cluster",
+            code="not-a-cluster-name",
+            fix=f"give {PATTERNS['label'].asks_for}",
+        )
+    return re.sub(r"(?<=^name: ).*|\bdemo(?=-ctl|-train)", name, text, flags=re.MULTILINE)
 
 
 def _write_examples(screen: Screen, *, force: bool) -> None:

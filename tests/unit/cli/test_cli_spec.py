@@ -65,6 +65,17 @@ def test_the_machine_types_of_a_spec_are_shown(cli: Clusterctl) -> None:
     assert cli("validate", "-o", "json").json["machine_types"] == {"train": "g2-standard-4"}
 
 
+@pytest.mark.parametrize("provider", ["local", "gcp", "onprem"])
+def test_name_of_a_new_spec_replaces_the_usual_name(cli: Clusterctl, provider: str) -> None:
+    cli("init", "--provider", provider, "--name", "lab")
+    text = (cli.cwd / "cluster.yaml").read_text()
+    assert "\nname: lab\n" in text
+    assert "demo" not in text
+    assert codes(cli("-o", "json", "init", "--force", "--name", "My lab", rc=2)) == ["not-a-cluster-name"]
+    assert codes(cli("-o", "json", "init", "--examples", "--name", "lab", rc=2)) == ["options-exclusive"]
+    assert (cli.cwd / "cluster.yaml").read_text() == text
+
+
 @pytest.mark.parametrize(
     ("gpus", "shown"),
     [
