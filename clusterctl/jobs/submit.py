@@ -33,6 +33,7 @@ from clusterctl.scheduler.script import PLAIN, Environment, partition_name, rend
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec.job import JobSpec
+from clusterctl.spec.sbatch import requests_of
 from clusterctl.state.facts import ClusterFacts, applied_text
 from clusterctl.state.submissions import (
     CLIENT_FACTS,
@@ -306,7 +307,10 @@ class Submitter:
                 folder,
                 session.scheduler.script_name,
                 submitted_at=entry.submitted_at,
-                directives=UserScript.read(job.script).directives.requests if job.script else (),
+                directives=(
+                    *(UserScript.read(job.script).directives.requests if job.script else ()),
+                    *requests_of(job.slurm),
+                ),
             )
             # With Slurm, the script has the remaining options.
             if not session.facts.has_slurm:

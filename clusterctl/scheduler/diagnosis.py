@@ -222,6 +222,7 @@ class _Case:
             failed = Failed(host=next(iter(lost)))
         words = _words(replace(evidence, lost=lost), failed)
         words["traceback"] = "1" if error.tracebacks else ""
+        words["system"] = "" if error.is_own else "1"
         folder = f"{evidence.folder or evidence.job.work_dir}/"
         if (frame := error.own_frame) is not None:
             words["place"] = f" at {frame.file.removeprefix(folder)}, line {frame.line}"

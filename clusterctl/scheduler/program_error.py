@@ -40,6 +40,8 @@ _TRACEBACK: Final = re.compile(
 _FRAME: Final = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+)(?:, in (?P<function>.*))?')
 # Python's own modules, and installed packages.
 _IMPORTER: Final = re.compile(r"\b(?:runpy|importlib)\b")
+# Exceptions that programs raise about their own values.
+_OWN: Final = re.compile(r"(?:Value|Type|Key|Index|Lookup|Attribute|Assertion|NotImplemented)Error\b")
 _LIBRARY: Final = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<frozen ")
 
 
@@ -107,12 +109,14 @@ class ProgramError:
 
     tracebacks: the exception to report, then the exceptions before and after it. Empty: the end of a log.
     is_consequence: whether the end of another rank raised the exception.
+    is_own: whether all exceptions in ``text`` are of types that no call of the system raises.
     """
 
     text: str
     shown: tuple[str, ...]
     tracebacks: tuple[Traceback, ...] = ()
     is_consequence: bool = False
+    is_own: bool = False
 
     @property
     def own_frame(self) -> Frame | None:
@@ -165,8 +169,11 @@ def _error_of(chain: Sequence[Traceback], *, is_consequence: bool) -> ProgramErr
     # A statement other than `raise` failed by itself, so the exceptions before it had been handled.
     last = [line.strip() for line in main.frames[-1].shown[1:]]
     is_new = bool(last) and not any(re.search(r"\braise\b", line) for line in last) and not main.is_remote
-    text = main.message if is_new else "\n".join(traceback.message for traceback in tracebacks)
-    return ProgramError(text, tuple(_shown_lines(main.shown)), tracebacks, is_consequence)
+    messages = [traceback.message for traceback in (tracebacks[:1] if is_new else tracebacks)]
+    is_own = all(_OWN.match(message) for message in messages)
+    return ProgramError(
+        "\n".join(messages), tuple(_shown_lines(main.shown)), tracebacks, is_consequence, is_own
+    )
 
 
 def _chains(text: str) -> Iterator[list[Traceback]]:

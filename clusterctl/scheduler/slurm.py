@@ -409,15 +409,17 @@ class SlurmClient(Jobs):
 def fix_for_refusal(refusal: str, directives: Sequence[Request] = ()) -> str:
     """Return the fix for a refusal message of sbatch, with the command that lists the valid values.
 
-    directives: the options in the user's script. The option at fault is named with its line.
+    directives: the options in the user's script and of --slurm. The option at fault is named with its place.
     """
+    if re.search("time limit|deadline", refusal, re.IGNORECASE) and (
+        late := [request for request in directives if request.own_name == "--deadline"]
+    ):
+        return f"leave out {_places(late)}, or use a time that leaves the job's --time until then"
     for pattern, flag, quantities, command in _REFUSALS:
         if not re.search(pattern, refusal, re.IGNORECASE):
             continue
         lines = [request for request in directives if request.quantities & quantities]
-        subject = (
-            " and ".join(f"`#SBATCH {line}` in line {line.line} of the script" for line in lines) or flag
-        )
+        subject = _places(lines) or flag
         if pattern == "mutually exclusive":
             return f"leave out {subject}" + (f", or {flag}" if lines else "")
         if flag == "--array":
@@ -426,6 +428,15 @@ def fix_for_refusal(refusal: str, directives: Sequence[Request] = ()) -> str:
     if _TOO_LARGE.search(refusal):
         return "ask for less; `clusterctl status` shows the nodes with their cores and memory"
     return "correct the option that Slurm's message names"
+
+
+def _places(requests: Sequence[Request]) -> str:
+    """Return the requests as the user wrote them: in lines of the script, or (line 0) with --slurm."""
+    places = (
+        f"`#SBATCH {given}` in line {given.line} of the script" if given.line else f"`--slurm {given}`"
+        for given in requests
+    )
+    return " and ".join(places)
 
 
 def _sorted(jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]:

@@ -16,6 +16,7 @@ from clusterctl.scheduler.admin import SlurmNodes
 from clusterctl.scheduler.base import AccountingAwayError, JobInfo, JobState
 from clusterctl.scheduler.directives import Directives
 from clusterctl.scheduler.slurm import SlurmAwayError, SlurmClient, fix_for_refusal
+from clusterctl.spec.sbatch import requests_of
 from clusterctl.util.progress import Clock
 from tests.support.here import LocalTransport
 from tests.support.messages import refused as rejected
@@ -418,4 +419,21 @@ def test_fix_for_refusal_names_the_option_or_line(refusal, line, at_fault, not_a
     directives = Directives.read(Path("x.sh"), ["#SBATCH --nodes=1", *([f"#SBATCH {line}"] if line else [])])
     fix = fix_for_refusal(f"Batch job submission failed: {refusal}", directives.requests)
     assert at_fault in fix
+    assert not_at_fault not in fix
+
+
+@pytest.mark.parametrize(
+    ("refusal", "option", "not_at_fault"),
+    [
+        (
+            "Requested time limit is invalid (missing or exceeds some limit)",
+            "--deadline=now+1minute",
+            "sinfo",
+        ),
+        ("Invalid feature specification", "--prefer=a100", "--constraint"),
+    ],
+)
+def test_fix_for_refusal_names_an_option_of_slurm(refusal: str, option: str, not_at_fault: str) -> None:
+    fix = fix_for_refusal(refusal, requests_of([option]))
+    assert f"`--slurm {option}`" in fix
     assert not_at_fault not in fix

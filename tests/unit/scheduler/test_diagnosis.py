@@ -215,6 +215,32 @@ def test_the_cause_is_named(code: str, log: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("code", "log"),
+    [
+        ("python-exception", TRACEBACK + "ValueError: row 3 is 'Connection refused'\n"),
+        ("python-exception", TRACEBACK + "KeyError: 'No space left on device'\n"),
+        ("connection-refused", TRACEBACK + "requests.exceptions.ConnectionError: Connection refused\n"),
+        ("connection-refused", TRACEBACK + "RuntimeError: connect: Connection refused\n"),
+        (
+            "connection-refused",
+            f"{TRACEBACK}ConnectionRefusedError: [Errno 111] Connection refused\n\nThe above exception was the direct "
+            f"cause of the following exception:\n\n{TRACEBACK.replace('main()', 'raise ValueError')}ValueError: no answer\n",
+        ),
+        ("exit-code", "error: No module named mypkg; using the slow way\nfailed\n"),
+        ("missing-module", "ERROR:root:ModuleNotFoundError: No module named 'mypkg'\n"),
+        (
+            "missing-module",
+            TRACEBACK
+            + "RuntimeError: import failed because of the following error: No module named 'mypkg'\n",
+        ),
+        ("missing-module", TRACEBACK + "ImportError: import failed (see above):\nNo module named 'mypkg'\n"),
+    ],
+)
+def test_message_that_quotes_another_error_is_not_its_cause(code: str, log: str) -> None:
+    assert said(log).code == code
+
+
+@pytest.mark.parametrize(
     ("code", "state", "reason"),
     [
         ("time-limit", "TIMEOUT", "TimeLimit"),
