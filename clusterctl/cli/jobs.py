@@ -276,7 +276,7 @@ def _job_row(jobs: Sequence[JobInfo]) -> list[str]:
         shown_elapsed(max((job.elapsed_s for job in jobs if job.elapsed_s is not None), default=None)),
         shown_elapsed(head.time_limit_s),
         head.exit or _NONE,
-        head.reason,
+        "" if head.ended else head.reason,
     ]
 
 

@@ -37,7 +37,8 @@ def test_the_table_has_times_and_exit_codes(here, cluster, tmp_path, capsys) -> 
     head, second, first = (line.split() for line in capsys.readouterr().out.splitlines())
     assert head == "JOB NAME STATE NODES SUBMITTED ELAPSED LIMIT EXIT REASON".split()
     assert second[:4] == ["2", "second", "FAILED", "n1"]
-    assert second[-3:] == ["1-00:00:00", "3", "NonZeroExitCode"]
+    # Slurm forgets the reasons of ended jobs after some minutes.
+    assert second[-2:] == ["1-00:00:00", "3"]
     assert first[-2:] == ["1-00:00:00", "0"]
 
 
