@@ -30,10 +30,10 @@ from clusterctl.jobs.project import folder_project
 from clusterctl.jobs.source import Source, source_of
 from clusterctl.jobs.submit import SentSource, Submitter, new_token, remove_folder
 from clusterctl.scheduler.script import (
-    ALONE,
+    FILES,
     Environment,
     common_words,
-    in_program_folder,
+    program_variables,
     rank_starter,
     resource_options,
     slurm_words,
@@ -47,8 +47,7 @@ from clusterctl.spec.job_options import JobOptions
 from clusterctl.spec.sbatch import requests_of
 from clusterctl.state.submissions import PROGRAM_FOLDER
 from clusterctl.transport.base import MARK, wrap_command
-from clusterctl.transport.openssh import ALONE as ALONE_SSH
-from clusterctl.transport.openssh import OpenSSH, start_conversation
+from clusterctl.transport.openssh import ALONE, OpenSSH, start_conversation
 from clusterctl.transport.tree import Kind
 from clusterctl.util.assets import payload_hash, render
 
@@ -167,11 +166,7 @@ def shell_job(options: JobOptions, *, has_pmix: bool) -> JobSpec:
 def shell_script(job: JobSpec, environment: Environment) -> str:
     """Return the script that sets a job's variables, and starts the shell or, for `launch`, the ranks."""
     words = slurm_words(job)
-    alone = ALONE if job.tasks == 1 else {}
-    variables = {name: shlex.quote(value) for name, value in {**alone, **job.env}.items()}
-    if roots := [in_program_folder(root) for root in job.place.roots]:
-        own_path = [variables["PYTHONPATH"]] if job.env.get("PYTHONPATH") else []
-        variables["PYTHONPATH"] = ":".join((*own_path, *roots))
+    settings = [f"{name}={value}" for name, value in program_variables(job, is_alone=job.tasks == 1).items()]
     start = '"$start"' if job.folder else '"$HOME"'
     return render(
         "job.sbatch.j2",
@@ -182,7 +177,7 @@ def shell_script(job: JobSpec, environment: Environment) -> str:
         array=False,
         launcher=job.launcher,
         starter=[*words.launcher, *rank_starter(job, environment.python, words), words.start],
-        program=["env", "-C", start, *(f"{name}={value}" for name, value in variables.items())],
+        program=["env", "-C", start, f"SLURM_SUBMIT_DIR={FILES}", *settings],
     )
 
 
@@ -238,7 +233,7 @@ def requested_nodes(session: Session, ssh: OpenSSH, words: JobOptions) -> Iterat
     options = ["--job-name=shell", *resource_options(words, JobOptions.model_fields), *more]
     hold = ["bash", "-c", _HOLD, "hold", str(_SILENCE_S), *options]
     line, script = wrap_command(hold)
-    lease = Lease(session, ssh, ssh.argv(controller, line, *ALONE_SSH), script)
+    lease = Lease(session, ssh, ssh.argv(controller, line, *ALONE), script)
     try:
         yield lease
     finally:
@@ -367,7 +362,7 @@ def forwarded(ssh: OpenSSH, node: str, forwards: Sequence[Forward]) -> Iterator[
     ports = [word for f in forwards for word in ("-L", f"{_HERE}:{f.local}:localhost:{f.remote}")]
     # `cat` ends with its input, so the ports close when clusterctl ends. It answers once all ports are open.
     line, script = wrap_command(["cat"])
-    argv = ssh.argv(node, line, *ALONE_SSH, "-o", "ExitOnForwardFailure=yes", *ports)
+    argv = ssh.argv(node, line, *ALONE, "-o", "ExitOnForwardFailure=yes", *ports)
     with ExitStack() as stack:
         try:
             remote = (node, ["cat"])

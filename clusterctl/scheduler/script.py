@@ -35,14 +35,14 @@ _EXPORTED: Final = (
     "TORCH_FR_DUMP_TEMP_FILE",
 )
 # PyTorch's variables for a single rank that no launcher starts.
-ALONE: Final = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "0"}
+_ALONE: Final = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "0"}
 # Bundled jobs without GPUs: the probe tests the network between ranks, and export copies files.
 _ON_THE_CPU: Final = ("probe", "export")
 
 # A job without progress for less than this is not examined for a hang.
 _SHORTEST_SILENCE_S: Final = 60
 # The variable of the job's script with the folder of the program's files.
-_FILES: Final = '"$files"'
+FILES: Final = '"$files"'
 # Slurm checks time limits once a minute: a signal less than 60 s before the end could come too late. A short
 # job gets the signal later, because it would otherwise get the signal at its start.
 _SIGNAL, _SIGNAL_S, _SIGNAL_PART = "USR1", 60, 3
@@ -124,14 +124,7 @@ def program(job: JobSpec, script: UserScript | None, environment: Environment, w
     if job.ranks is not None:
         _reject_ranks(job, script, by_mpirun=is_rank and not torchrun and "--of=mpirun" in words.started_by)
     runner = ' "$node"/rank.py' if is_rank and script is not None and not torchrun else ""
-    alone = ALONE if script is not None and script.is_python and not is_rank else {}
-    env = {name: shlex.quote(value) for name, value in {**alone, **job.env}.items()}
-    own_path = [env["PYTHONPATH"]] if job.env.get("PYTHONPATH") else []
-    # So that Python finds the package `payload` first.
-    first = ['"$payload"'] if job.bundled else []
-    roots = [in_program_folder(root) for root in job.place.roots]
-    if first or roots:
-        env["PYTHONPATH"] = ":".join((*first, *own_path, *roots))
+    env = program_variables(job, is_alone=script is not None and script.is_python and not is_rank)
     python = "python3" if job.container else environment.python
     # `env` rather than `export`: --env wins over what job.py sets.
     parts = ["env " + " ".join(f"{name}={value}" for name, value in env.items())] if env else []
@@ -147,6 +140,18 @@ def program(job: JobSpec, script: UserScript | None, environment: Environment, w
     if torchrun:
         parts += [*rank_starter(job, python, words), words.start]
     return [*parts, _command(job, script, f"{python}{runner}")]
+
+
+def program_variables(job: JobSpec, *, is_alone: bool) -> dict[str, str]:
+    """Return variable -> value, quoted for bash, for a job's program. is_alone: no launcher starts it."""
+    env = {name: shlex.quote(value) for name, value in {**(_ALONE if is_alone else {}), **job.env}.items()}
+    own_path = [env["PYTHONPATH"]] if job.env.get("PYTHONPATH") else []
+    # So that Python finds the package `payload` first.
+    first = ['"$payload"'] if job.bundled else []
+    roots = [_in_program_folder(root) for root in job.place.roots]
+    if first or roots:
+        env["PYTHONPATH"] = ":".join((*first, *own_path, *roots))
+    return env
 
 
 def rank_starter(job: JobSpec, python: str, words: Words) -> list[str]:
@@ -172,9 +177,9 @@ def _reject_ranks(job: JobSpec, script: UserScript | None, *, by_mpirun: bool) -
         raise UsageError(f"--ranks {job.ranks} is not possible", code="ranks-unfit", why=problem, fix=fix)
 
 
-def in_program_folder(path: str) -> str:
+def _in_program_folder(path: str) -> str:
     """Return a path below the folder of the program's files, quoted for bash. "." is the folder itself."""
-    return _FILES if path == "." else f"{_FILES}/{shlex.quote(path)}"
+    return FILES if path == "." else f"{FILES}/{shlex.quote(path)}"
 
 
 def _image(path: str) -> str:
@@ -189,7 +194,7 @@ def _command(job: JobSpec, script: UserScript | None, python: str) -> str:
             raise UsageError("a job needs a bundled program or a script", code="nothing-to-run")
         return f"{python} -m payload {shlex.join([job.bundled, *job.args])}"
     interpreter = python if script.is_python else shlex.join(script.interpreter)
-    file = f"-m {job.module}" if job.module is not None else in_program_folder(job.place.script)
+    file = f"-m {job.module}" if job.module is not None else _in_program_folder(job.place.script)
     return " ".join([interpreter, file, *map(shlex.quote, job.args)])
 
 
@@ -325,7 +330,7 @@ def slurm_words(job: JobSpec) -> Words:
     return Words(
         folder='"$SLURM_SUBMIT_DIR"',
         # Scripts often begin with `cd $SLURM_SUBMIT_DIR`.
-        start=f'env -C "$start" SLURM_SUBMIT_DIR={_FILES}',
+        start=f'env -C "$start" SLURM_SUBMIT_DIR={FILES}',
         nodes='"$nodes"',
         slots='"$slots"',
         job_id='"$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}"',

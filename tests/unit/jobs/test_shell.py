@@ -75,6 +75,8 @@ class Node:
         text = text.replace(f"$HOME/clusterctl/store/archives/{payload_hash()}", str(batch.payload / HASH))
         text = text.replace("/opt/clusterctl/env/bin/python", sys.executable)
         (batch.folder / "job.sbatch").write_text(text)
+        self.files = batch.folder / "files"
+        self.files.mkdir()
         monkeypatch.setattr(OpenSSH, "argv", lambda _self, _host, words, _flag: [*words])
 
     def run(self, *command: str) -> tuple[int, str]:
@@ -106,9 +108,9 @@ def test_shell_has_the_variables_of_a_job(
 ) -> None:
     (project := tmp_path / "project" / "sub").mkdir(parents=True)
     (tmp_path / "project" / "src").mkdir()
-    (batch.folder / "sub").mkdir()
     monkeypatch.chdir(project)
     node = Node(batch, monkeypatch, folder=Path(".."), env=["A=b c"], cpus=3)
+    (node.files / "sub").mkdir()
     show = "import json, os; print(json.dumps({'cwd': os.getcwd(), **os.environ}))"
     batch.environment["SLURM_CPUS_PER_TASK"] = "3"
     code, output = node.run("python3", "-c", show)
@@ -122,8 +124,9 @@ def test_shell_has_the_variables_of_a_job(
         "SRUN_CPUS_PER_TASK": "3",
         "MASTER_ADDR": "node-1",
         "CLUSTERCTL_HEARTBEAT": f"{batch.folder}/heartbeat",
-        "PYTHONPATH": f"{batch.folder}:{batch.folder}/src",
-        "cwd": f"{batch.folder}/sub",
+        "PYTHONPATH": f"{node.files}:{node.files}/src",
+        "SLURM_SUBMIT_DIR": str(node.files),
+        "cwd": f"{node.files}/sub",
     }
     assert {name: seen[name] for name in expected} == expected
     assert int(seen["MASTER_PORT"]) > 0
@@ -131,23 +134,34 @@ def test_shell_has_the_variables_of_a_job(
 
 def test_launch_starts_ranks_as_submit_does(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the folder in which it is called; the logs of ranks lie in the session's folder."""
-    (batch.folder / "sub").mkdir()
-    (batch.folder / "sub" / "show.py").write_text(
-        "import json, os, sys\nprint(json.dumps([os.environ['RANK'], os.getcwd(), *sys.argv]))\nsys.exit(5)\n"
-    )
     batch.environment |= {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2"}
     node = Node(batch, monkeypatch, nodes=2)
+    (node.files / "sub").mkdir()
+    (node.files / "sub" / "show.py").write_text(
+        "import json, os, sys\nprint(json.dumps([os.environ['RANK'], os.getcwd(), *sys.argv]))\nsys.exit(5)\n"
+    )
     code, output = node.run('cd "$SLURM_SUBMIT_DIR/sub" && launch python3 show.py "a b"')
     assert code == 5
     rank = json.loads(output.splitlines()[0])
-    assert rank == ["1", f"{batch.folder}/sub", "show.py", "a b"]
+    assert rank == ["1", f"{node.files}/sub", "show.py", "a b"]
     assert "--mpi=pmix" in batch.calls.read_text()
     assert "node/rank.py show.py" in batch.calls.read_text()
     assert (batch.folder / "rank-logs" / "1.log").exists()
     batch.calls.write_text("")
     assert node.run("launch")[0] == 2
     assert node.run("launch", "python3", "-c", "print(1)") == (0, "1\n")
+    assert node.run("echo 'print(2)' | launch python3") == (0, "2\n")
+    assert node.run("echo 'print(3)' | launch python3 -") == (0, "3\n")
+    assert node.run("launch", "python3", "-mplatform")[0] == 0
     assert "rank.py" not in batch.calls.read_text()
+
+
+def test_launch_does_not_pass_on_variables_of_a_job(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To jobs that the program submits: a batch script unsets the variables that CLUSTERCTL_SET lists."""
+    show = "import os; print(os.environ['CLUSTERCTL_SET'])"
+    code, output = Node(batch, monkeypatch, nodes=2).run("launch", "python3", "-c", show)
+    assert code == 0
+    assert {"OMP_NUM_THREADS", "MASTER_ADDR"} <= {word.partition("=")[0] for word in output.split()}
 
 
 def test_new_and_changed_files_of_a_session_are_listed_and_kept(
