@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 from clusterctl.cli.options import Words, argument, hosts, option, takes
 from clusterctl.cli.output import Screen
 from clusterctl.cli.submit import preparer, some_flags
-from clusterctl.errors import Failure, UsageError, excluded
+from clusterctl.errors import Failure, TransportError, UsageError, excluded
 from clusterctl.jobs.environment import Environments
 from clusterctl.jobs.shell import (
     SessionFolder,
@@ -109,7 +109,10 @@ def shell(
             screen.note(f"localhost:{port.local} forwards to port {port.remote} of {allocation.nodes[0]}")
         argv = allocation.argv(command or [], folder.path, terminal=terminal)
         code, answer = _run(screen, argv, {"job_id": allocation.job_id, "nodes": allocation.nodes})
-        if files := folder.changed_files(session, allocation.nodes):
+        files = folder.changes
+        if isinstance(files, TransportError):
+            screen.note(f"note: the session's folder {folder.path} stays: {files.cause}")
+        elif files:
             screen.note(kept_notice(session, folder.path, files))
             answer |= {"dir": folder.program_dir, "files": [path for _, path in files]}
         if screen.json:

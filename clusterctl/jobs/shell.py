@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from clusterctl.errors import (
@@ -25,6 +26,7 @@ from clusterctl.errors import (
     UnreachableError,
     UsageError,
     printable,
+    unaccompanied,
 )
 from clusterctl.jobs.project import folder_project
 from clusterctl.jobs.source import Source, source_of
@@ -33,6 +35,7 @@ from clusterctl.scheduler.script import (
     FILES,
     Environment,
     common_words,
+    partition_of,
     program_variables,
     rank_starter,
     resource_options,
@@ -46,7 +49,7 @@ from clusterctl.spec.job import JobSpec, reject_quantities_twice
 from clusterctl.spec.job_options import JobOptions
 from clusterctl.spec.sbatch import requests_of
 from clusterctl.state.submissions import PROGRAM_FOLDER
-from clusterctl.transport.base import MARK, wrap_command
+from clusterctl.transport.base import MARK, Transport, wrap_command
 from clusterctl.transport.openssh import ALONE, OpenSSH, start_conversation
 from clusterctl.transport.tree import Kind
 from clusterctl.util.assets import payload_hash, render
@@ -106,41 +109,48 @@ class Allocation:
         return self._ssh.argv(self._controller, argv, "-t" if terminal else "-T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SessionFolder:
     """A folder on the cluster for the files of an interactive session.
 
     source: the local files that were sent to it. sent: their size. Both are None without --folder.
+    hosts: names of the hosts that have the folder, with a connection to each.
     """
 
     path: str
     source: Source | None
     sent: SentSource | None
+    hosts: Sequence[tuple[str, Transport]]
 
     @property
     def program_dir(self) -> str:
         return f"{self.path}/{PROGRAM_FOLDER}"
 
-    def changed_files(self, session: Session, nodes: Sequence[str]) -> tuple[tuple[str, str], ...]:
-        """Return (host, path below ``program_dir``) of each file that the session has written.
+    @cached_property
+    def changes(self) -> tuple[tuple[str, str], ...] | TransportError:
+        """(host, path below ``program_dir``) of each file that the session has written, listed at first use.
 
-        nodes: the session's nodes. Raises TransportError if a host can't be reached.
+        An error if a host can't list its files.
         """
+        try:
+            return tuple(sorted(self._changed_files()))
+        except TransportError as exc:
+            return exc
+
+    def _changed_files(self) -> Iterator[tuple[str, str]]:
         facts_sent: dict[bytes, bytes] = {}
         for item in self.source.items if self.source is not None else ():
             is_file = item.kind is Kind.FILE
             sent = b"%d %d" % (item.size, item.mtime_ns // 10**9) if is_file else b""
             facts_sent[os.fsencode(item.path)] = sent
-        files = []
-        for host, transport in session.hosts_with_files(nodes):
+        for host, transport in self.hosts:
             listing = b"".join(transport.stream([*_FIND, self.program_dir, *_FILES]))
             for row in listing.split(b"\0")[:-1]:
                 size, seconds, path = row.split(b" ", 2)
                 facts = b"%s %s" % (size, seconds.partition(b".")[0])
                 is_bytecode = b"__pycache__" in path.split(b"/")
                 if not is_bytecode and facts_sent.get(path) not in (b"", facts):
-                    files.append((host, printable(os.fsdecode(path))))
-        return tuple(sorted(files))
+                    yield host, printable(os.fsdecode(path))
 
 
 def shell_job(options: JobOptions, *, has_pmix: bool) -> JobSpec:
@@ -158,6 +168,8 @@ def shell_job(options: JobOptions, *, has_pmix: bool) -> JobSpec:
                 fix="leave it out; --env sets variables, and < redirects the input of a command",
             )
     job = JobSpec(name="shell", script=Path.cwd(), folder=False).model_copy(update=options.given)
+    if not job.folder and (job.include or job.exclude):
+        raise unaccompanied("--include" if job.include else "--exclude", "--folder DIR")
     if isinstance(job.folder, Path):
         job = job.model_copy(update={"project": folder_project(job.folder)})
     return with_launcher(job, has_pmix=has_pmix)
@@ -188,20 +200,21 @@ def session_folder(submitter: Submitter, job: JobSpec, environment: Environment)
     When the ``with`` block ends, remove the folder, unless the session has written files into it.
 
     Raises:
-        UsageError: a file can't be sent.
+        UsageError: a file can't be sent, or the job's partition does not exist or is too small.
         TransferError, TransportError: the files could not be sent.
     """
     session, source = submitter.session, source_of(job) if job.folder else None
-    nodes = session.transports_of_partition(job.partition)
+    nodes = session.transports_of_partition(partition_of(session.facts, job).name)
+    hosts = session.hosts_with_files((session.transport.host, *(node.host for node in nodes)))
     ours = {SCRIPT: shell_script(job, environment).encode(errors="surrogateescape")}
     path, sent, _ = submitter.stage(f"shell.{new_token()}", source, ours, nodes)
-    folder = SessionFolder(path, source, sent)
+    folder = SessionFolder(path, source, sent, hosts)
     try:
         yield folder
     finally:
         # If a host does not answer, the folder stays.
-        with suppress(TransportError):
-            if not folder.changed_files(session, session.facts.compute):
+        if folder.changes == ():
+            with suppress(TransportError):
                 remove_folder((session.transport, *nodes), path)
 
 

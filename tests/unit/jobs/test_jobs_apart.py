@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import SlurmError, UnreachableError
-from clusterctl.jobs.submit import Submitted
+from clusterctl.jobs.shell import session_folder, shell_job
+from clusterctl.jobs.submit import Submitted, Submitter
 from clusterctl.jobs.watch import follow
 from clusterctl.runs.collect import collect
 from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.evidence import diagnose_job
+from clusterctl.scheduler.script import Environment
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
+from clusterctl.spec.job_options import job_options
 from clusterctl.state.facts import PartitionFacts
 from tests.support.here import LocalTransport
 from tests.support.messages import refused
@@ -29,7 +32,7 @@ class ApartNode(LocalTransport):
 
     def __init__(self, cluster: PlayedCluster, home: Path) -> None:
         self._controllers = str(cluster.home)
-        self.home = home
+        self.home, self.host = home, home.name
         home.mkdir(parents=True)
 
     def _here(self, argv: Sequence[str]) -> Sequence[str]:
@@ -50,7 +53,8 @@ def apart(session: Session, nodes: dict[str, ApartNode]) -> Session:
     """The played cluster, with two nodes of its partition `train` and one of another."""
     of = {name: tuple(node for node in nodes if PARTITIONS[node] == name) for name in PARTITIONS.values()}
     partitions = tuple(PartitionFacts(name, members) for name, members in of.items())
-    return replace(session, facts=replace(session.facts, partitions=partitions), unshared_nodes=nodes)
+    facts = replace(session.facts, partitions=partitions, compute=tuple(nodes))
+    return replace(session, facts=facts, unshared_nodes=nodes)
 
 
 @pytest.fixture
@@ -96,6 +100,27 @@ def test_a_refused_job_leaves_nothing_on_any_node(
         submit(apart, job)
     left = [path for node in nodes.values() for path in (node.home / "clusterctl/jobs").glob("mine-*")]
     assert left == []
+
+
+@pytest.mark.parametrize("options", [{}, {"partition": "other"}])
+def test_the_folder_of_a_shell_is_on_the_nodes_of_its_partition(
+    apart: Session, nodes: dict[str, ApartNode], options: dict[str, str]
+) -> None:
+    """By default the first. Without new files it is removed from all of them."""
+    names = {"o1"} if options else {"n1", "n2"}
+
+    def there() -> set[str]:
+        return {name for name, node in nodes.items() if [*(node.home / "clusterctl/jobs").glob("shell-*")]}
+
+    job = shell_job(job_options(options), has_pmix=True)
+    with session_folder(Submitter(apart), job, Environment()) as folder:
+        assert there() == names
+    assert there() == set()
+    with session_folder(Submitter(apart), job, Environment()) as folder:
+        for name in names:
+            (nodes[name].home / "clusterctl/jobs" / Path(folder.path).name / "files" / "new").touch()
+        assert folder.changes == tuple((name, "new") for name in sorted(names))
+    assert there() == names
 
 
 def test_a_controller_that_runs_jobs_gets_their_files_once(apart: Session) -> None:

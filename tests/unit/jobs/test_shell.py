@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.errors import SlurmError, UsageError
+from clusterctl.errors import SlurmError, TransportError, UsageError
 from clusterctl.jobs.shell import Allocation, Lease, kept_notice, session_folder, shell_job, shell_script
 from clusterctl.jobs.submit import Submitter
 from clusterctl.scheduler.script import Environment
@@ -150,8 +150,9 @@ def test_launch_starts_ranks_as_submit_does(batch: Batch, monkeypatch: pytest.Mo
     batch.calls.write_text("")
     assert node.run("launch")[0] == 2
     assert node.run("launch", "python3", "-c", "print(1)") == (0, "1\n")
-    assert node.run("echo 'print(2)' | launch python3") == (0, "2\n")
-    assert node.run("echo 'print(3)' | launch python3 -") == (0, "3\n")
+    for number, program in enumerate(("python3", "python3 -")):
+        line = f"echo 'print({number})' | launch {program}"
+        assert node.run(line) == (0, f"{number}\n")
     assert node.run("launch", "python3", "-mplatform")[0] == 0
     assert "rank.py" not in batch.calls.read_text()
 
@@ -177,12 +178,12 @@ def test_new_and_changed_files_of_a_session_are_listed_and_kept(
         assert {path.name for path in there.iterdir()} == {"same.txt", "changed.txt", "gone.txt", "link"}
         # clusterctl's own files do not count. The logs of ranks were also shown.
         (Path(folder.path) / "stdout.log").write_text("shown\n")
-        assert folder.changed_files(session, ["n1"]) == ()
         (there / "gone.txt").unlink()
         (there / "changed.txt").write_text("else")
         (there / "out").mkdir()
         (there / "out" / "new\n.txt").write_text("")
-        files = folder.changed_files(session, ["n1"])
+        files = folder.changes
+        assert not isinstance(files, TransportError)
         assert [path for _, path in files] == ["changed.txt", "out/new\\n.txt"]
         assert kept_notice(session, folder.path, files).code == "shell-files-kept"
     assert (there / "changed.txt").exists()
@@ -207,11 +208,30 @@ def test_folder_of_a_session_without_new_files_is_removed(
     assert not Path(folder.path).exists()
 
 
+def test_a_folder_that_can_not_be_listed_is_asked_for_once(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session has removed it, or the connection is lost. The command's answer is not lost."""
+    monkeypatch.chdir(tmp_path)
+    listed: list[Any] = []
+    stream = type(session.transport).stream
+    monkeypatch.setattr(type(session.transport), "stream", lambda *args: listed.append(args) or stream(*args))
+    with session_folder(
+        Submitter(session), shell_job(job_options({}), has_pmix=True), Environment()
+    ) as folder:
+        Path(folder.program_dir).rmdir()
+        assert isinstance(folder.changes, TransportError)
+    assert len(listed) == 1
+    assert Path(folder.path).exists()
+
+
 def test_options_that_a_shell_can_not_have_are_refused(tmp_path: Path) -> None:
     for options, code in (
         ({"slurm": ["--export=ALL"]}, "not-a-salloc-option"),
         ({"slurm": ["--mem-per-cpu=1G"], "mem": "1G"}, "options-exclusive"),
         ({"folder": str(tmp_path / "missing")}, "folder-unfit"),
+        ({"include": ["*.bin"]}, "option-needs-option"),
+        ({"exclude": ["*.bin"]}, "option-needs-option"),
     ):
         with refused(code, UsageError):
             shell_job(job_options(options), has_pmix=True)
