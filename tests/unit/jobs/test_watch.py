@@ -21,6 +21,7 @@ from clusterctl.errors import (
     UsageError,
     WaitTimeoutError,
 )
+from clusterctl.jobs.remote_follow import select_logs
 from clusterctl.jobs.watch import LogChunk, follow, logs, raise_unless_completed, wait
 from clusterctl.scheduler.attempts import events_of, last_attempt
 from clusterctl.scheduler.base import JobState
@@ -355,6 +356,12 @@ def test_the_logs_of_ranks(session, cluster, tmp_path):
     assert log_of(session, job_id, rank="2") == [LogChunk("stdout", None, b"of 2\n", 2)]
     with refused("unknown-rank", UsageError):
         log_of(session, job_id, rank="4")
+
+
+def test_output_is_shown_before_errors(tmp_path: Path) -> None:
+    for name in ("stderr.log", "stdout.log"):
+        (tmp_path / name).touch()
+    assert select_logs(str(tmp_path), "", "") == ["stdout.log", "stderr.log"]
 
 
 def test_the_logs_of_an_arrays_ranks(session, cluster, tmp_path):
