@@ -96,6 +96,17 @@ def test_restarts_of_a_job_are_told(here, cluster, tmp_path, capsys) -> None:
     assert restart["cause"] in capsys.readouterr().err
 
 
+def test_status_tells_that_the_accounting_is_away(here, cluster, capsys) -> None:
+    jobs.status(TEXT)
+    assert not shows(capsys.readouterr().out, "no-accounting")
+    path = cluster.root / "bin" / "sacctmgr"
+    path.write_text("#!/bin/sh\necho 'sacctmgr: error: Connection refused' >&2\nexit 1\n")
+    jobs.status(TEXT)
+    assert shows(capsys.readouterr().out, "no-accounting")
+    jobs.status(JSON)
+    assert "Connection refused" in json.loads(capsys.readouterr().out)["accounting_failure"]
+
+
 HUNG = {"time": 200, "event": "hang", "seconds": 90, "summary": "rank 1 at x.py:3", "action": "warn"}
 
 
