@@ -26,6 +26,7 @@ from clusterctl.jobs.submit import (
 from clusterctl.scheduler.base import Outcome, worst_job
 from clusterctl.scheduler.script import (
     Environment,
+    array_of,
     partition_name,
     partition_of,
     reject_pmix,
@@ -254,20 +255,12 @@ def _reject_excluded_nodes(facts: ClusterFacts, job: JobSpec) -> None:
                 )
 
 
-def _array_of(job: JobSpec) -> str:
-    """Return the indices of the job's array, from its flag or its script. Empty: the job is not an array."""
-    if job.array is None and job.script is not None:
-        own = UserScript.read(job.script).directives.last("array")
-        return own.value or "" if own else ""
-    return job.array or ""
-
-
 def _reject_large_array(facts: ClusterFacts, job: JobSpec) -> None:
     """Raise UsageError if an index of the job's array is above Slurm's limit, which Slurm does not name."""
-    indices = _array_of(job)
+    indices = array_of(job, UserScript.read(job.script) if job.script is not None else None)
     # Without the step of a range, and the number of tasks at a time.
     highest = max(map(int, re.findall(r"(?<![:\d])\d+", indices.partition("%")[0])), default=0)
-    if facts.has_slurm and highest >= facts.max_array:
+    if indices and facts.has_slurm and highest >= facts.max_array:
         raise UsageError(
             f"the array {indices} has an index above {facts.max_array - 1}",
             code="array-too-large",

@@ -371,9 +371,14 @@ def common_words(
     }
 
 
+def array_of(job: JobSpec, script: UserScript | None) -> str:
+    """Return the indices of a job's array, from its option or its script. Empty: the job is not an array."""
+    own = script.directives.last("array") if job.array is None and script is not None else None
+    return (own.value if own is not None else job.array) or ""
+
+
 def is_array(job: JobSpec, script: UserScript | None) -> bool:
-    """Return whether a job is an array, because of an option or of the script's #SBATCH lines."""
-    return job.array is not None or (script is not None and script.directives.last("array") is not None)
+    return bool(array_of(job, script))
 
 
 def _options(job: JobSpec, script: UserScript | None) -> list[str]:

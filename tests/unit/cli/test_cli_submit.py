@@ -67,12 +67,15 @@ def test_submit_impossible_resources_refused_without_cluster(cli: Clusterctl) ->
 
 def test_submit_array_above_the_limit_of_slurm_refused(cli: Clusterctl) -> None:
     (cli.cwd / "a.sh").write_text("#SBATCH --array=1-1500%4\nhostname\n")
+    (cli.cwd / "b.sh").write_text("hostname\n")
     for argv in (("train", "--array", "1,1001-1010:3"), ("a.sh",)):
         assert codes(cli("-o", "json", "submit", *argv, "--dry-run", rc=2)) == ["array-too-large"]
     cli("submit", "a.sh", "--array", "0-1000:2000%2000", "--dry-run")
-    more = "partitions: [{name: train, nodes: 2}]\nslurm: {extra: [MaxArraySize = 1501]}\n"
-    (cli.cwd / "cluster.yaml").write_text(f"version: 1\nname: demo\nprovider: {{type: local}}\n{more}")
-    cli("submit", "a.sh", "--dry-run")
+    more = "partitions: [{name: train, nodes: 2}]\nslurm: {extra: [MaxArraySize = %s]}\n"
+    for largest, script in ((1501, "a.sh"), (0, "b.sh")):
+        text = f"version: 1\nname: demo\nprovider: {{type: local}}\n{more % largest}"
+        (cli.cwd / "cluster.yaml").write_text(text)
+        cli("submit", script, "--dry-run")
     cli("submit", "train", "--array", "1501", "--dry-run", rc=2)
 
 
