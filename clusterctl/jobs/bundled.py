@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Final
 
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.jobs.earlier import FROM_RUN, locate_run
+from clusterctl.jobs.earlier import locate_run
 from clusterctl.jobs.source import Source
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import MODEL_JOBS, JobSpec, Weights, sweep_arguments
+from clusterctl.spec.names import FROM_RUN
 from clusterctl.state.submissions import JobEntry
 from clusterctl.transport.tree import list_items
 from clusterctl.util.assets import data_folder, file_sha256

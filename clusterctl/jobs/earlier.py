@@ -14,14 +14,12 @@ from clusterctl.jobs.source import token_of_run
 from clusterctl.jobs.watch import folder_of
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
-from clusterctl.spec.names import did_you_mean
+from clusterctl.spec.names import FROM_RUN, did_you_mean
 from clusterctl.state.submissions import FROM_JOB, PROGRAM_FOLDER, RUNS, JobEntry, program_path
 from clusterctl.transport.copies import Copies, record_copies
 from clusterctl.transport.put import send_into
 from clusterctl.transport.tree import format_size, list_items
 
-# The variable with the folder of an earlier run's files on the cluster.
-FROM_RUN: Final = "CLUSTERCTL_FROM_RUN"
 # The folder for runs that are only on this machine, below the job user's home.
 _SENT_RUNS: Final = "clusterctl/runs"
 
@@ -124,10 +122,11 @@ def _send(session: Session | None, run: str, location: RunLocation) -> tuple[str
     """Send a run's local folder to the cluster. Return its path there, and a line about the bytes sent."""
     here = location.here
     if here is None:
+        why = f"neither this machine nor a folder that all nodes share has {location.remote or 'them'}"
         raise UsageError(
             f"the files of run {run} are not available",
             code="run-gone",
-            why=f"neither this machine nor a folder that all nodes share has {location.remote or 'them'}",
+            why=why if session is not None else "--dry-run does not ask the cluster",
             fix=f"run `clusterctl collect {run}` first, or name the folder of a collected run",
         )
     token = next(filter(None, map(token_of_run, (here, here.parent))), None)

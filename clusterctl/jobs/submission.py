@@ -299,20 +299,21 @@ def _reject_without_apptainer(session: Session | None, job: JobSpec) -> None:
 def with_restarts(facts: ClusterFacts, job: JobSpec) -> JobSpec:
     """Return the job; requeue it if it has a chain, or if it is a training with checkpoints.
 
-    A training that is requeued continues from its newest checkpoint unless its arguments say otherwise.
+    A training that is requeued, or that continues an earlier run, resumes from the newest checkpoint unless
+    its arguments say otherwise.
     Raises UsageError if the job can't have a chain.
     """
+    is_continued = job.bundled == "train" and job.from_run is not None and not _has(job, "--resume")
     if not facts.has_slurm:
-        return job
+        return job.model_copy(update={"args": (*job.args, *_RESUME)}) if is_continued else job
     if job.chain is not None:
         _reject_useless_chain(facts, job, job.chain)
     is_default = job.bundled == "train" and _has(job, "--save-interval")
     changes: dict[str, Any] = {}
     if job.chain is not None or (is_default and "requeue" not in job.model_fields_set):
         changes["requeue"] = True
-    is_continued = job.bundled == "train" and job.from_run is not None
     is_requeued = is_default and changes.get("requeue", job.requeue)
-    if (is_continued or is_requeued) and not _has(job, "--resume"):
+    if is_continued or (is_requeued and not _has(job, "--resume")):
         changes["args"] = (*job.args, *_RESUME)
     return job.model_copy(update=changes) if changes else job
 

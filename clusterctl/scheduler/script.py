@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec.job import JOB_FIELDS, ONE_RANK_JOBS, JobSpec, is_python
-from clusterctl.spec.names import ROOT, Launcher
+from clusterctl.spec.names import FROM_RUN, ROOT, Launcher
 from clusterctl.spec.sbatch import quoted, requests_of
 from clusterctl.spec.units import format_duration, parse_slurm_time_s
 from clusterctl.state.submissions import PROGRAM_FOLDER, SWEEP_FILE
@@ -133,6 +133,8 @@ def program(job: JobSpec, script: UserScript | None, environment: Environment, w
     parts += [] if torchrun else [words.start]
     if job.container is not None:
         folders = f'{words.folder},"$payload"' if job.bundled or runner or torchrun else words.folder
+        if run := job.env.get(FROM_RUN):
+            folders += f",{shlex.quote(run)}"
         parts.append(
             f'"$python" -IS "$node"/job.py container --image={_image(job.container)} --bind={folders}'
         )

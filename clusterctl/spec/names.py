@@ -31,6 +31,8 @@ MPI_SSH_FOLDER: Final = "/etc/clusterctl/mpi"
 MPI_SSH: Final = f"ssh -F {MPI_SSH_FOLDER}/ssh_config"
 # Slurm stores numbers of nodes, tasks and CPUs of a node in 16 bits.
 MAX_COUNT: Final = 65_533
+# The variable with the folder of an earlier run's files on the cluster.
+FROM_RUN: Final = "CLUSTERCTL_FROM_RUN"
 # Slurm's default of MaxArraySize.
 MAX_ARRAY_SIZE: Final = 1001
 

@@ -149,15 +149,23 @@ def choose(resume_from: str, folder: Path, world: Communicator) -> Chosen | None
     resume_from: ``never``, ``auto`` (the newest undamaged checkpoint in ``folder``, or in the earlier run of
         CLUSTERCTL_FROM_RUN if ``folder`` has no checkpoints), or a checkpoint's path.
 
-    Raises UsageError on every rank if that checkpoint, or for ``auto``, every checkpoint is damaged.
+    Raises UsageError on every rank if that checkpoint, or for ``auto``, every checkpoint is damaged, or
+    neither ``folder`` nor the given earlier run has checkpoints.
     """
     notes: list[str] = []
-    newest_first = [Path(resume_from)]
+    newest_first = [Path(resume_from)] if resume_from != "never" else []
+    earlier = os.environ.get("CLUSTERCTL_FROM_RUN")
     if resume_from == "auto":
-        earlier = os.environ.get("CLUSTERCTL_FROM_RUN")
         own = complete(folder) or (complete(Path(earlier, "checkpoints")) if earlier else {})
         newest_first = list(reversed(own.values()))
-    for path in world.allgather(newest_first if resume_from != "never" else [])[0]:
+    newest_first = world.allgather(newest_first)[0]
+    if resume_from == "auto" and earlier and not newest_first:
+        raise UsageError(
+            f"--resume auto: the earlier run {earlier} has no checkpoints; "
+            "leave out --from-run to start from zero",
+            code="run-without-checkpoints",
+        )
+    for path in newest_first:
         try:
             return Chosen(path, *_inspect(path, world), notes)
         except BrokenError as exc:

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.jobs.earlier import FROM_RUN, with_from_run
+from clusterctl.jobs.earlier import with_from_run
 from clusterctl.jobs.submission import Preparer, Submission, submit_prepared, with_restarts
 from clusterctl.jobs.submit import Submitter
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec, job_spec
+from clusterctl.spec.names import FROM_RUN
 from clusterctl.state.submissions import Ledger
 from clusterctl.transport.copies import read_copies
 from clusterctl.transport.remote_copies import digest
@@ -101,6 +102,21 @@ def test_from_run_reaches_every_kind_of_rank(session, here, options, passed):
     job = job_spec("train.py", {"from_run": "old-1-sum", "folder": False, **options})
     (prepared,) = Preparer(lambda _: None).prepare(session, Submission([job]))
     assert passed in prepared.script
+
+
+def test_from_run_is_visible_in_a_container(session, here):
+    """Also a run outside the job user's home, which the container shows by default."""
+    (here / "train.py").write_text("")
+    options = {"folder": False, "container": "/shared/x.sif", "env": [f"{FROM_RUN}=/other/a run"]}
+    (prepared,) = Preparer(lambda _: None).prepare(session, Submission([job_spec("train.py", options)]))
+    assert """ --bind="$SLURM_SUBMIT_DIR",'/other/a run' """ in prepared.script
+
+
+def test_dry_run_does_not_look_for_a_run_of_another_machine():
+    job = job_spec("train", {"from_run": "999"})
+    with refused("run-gone", UsageError) as found:
+        with_from_run(job, (), None)
+    assert found.value.why.startswith("--dry-run")
 
 
 def test_from_run_on_nodes_without_shared_folder_is_sent(session, cluster, here):

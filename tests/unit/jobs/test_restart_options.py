@@ -54,7 +54,10 @@ def test_a_training_is_requeued(job: JobSpec, requeue: bool, args: tuple[str, ..
 
 def test_without_slurm_a_training_is_not_requeued() -> None:
     job = train(*SAVES)
-    assert with_restarts(facts_with(*PARTITIONS, has_slurm=False), job) == job
+    facts = facts_with(*PARTITIONS, has_slurm=False)
+    assert with_restarts(facts, job) == job
+    continued = with_restarts(facts, train(from_run="12"))
+    assert (continued.requeue, continued.args) == (False, ("--resume", "auto"))
 
 
 @pytest.mark.parametrize(

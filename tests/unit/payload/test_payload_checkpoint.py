@@ -327,6 +327,9 @@ def test_auto_without_checkpoints_takes_those_of_the_earlier_run(
     monkeypatch.setenv("CLUSTERCTL_FROM_RUN", str(tmp_path))
     found = [choose(resume_from, tmp_path, Solo()) for resume_from in ("auto", "never")]
     assert [each and each.path for each in found] == [tmp_path / "checkpoints" / "iteration-00000001", None]
+    monkeypatch.setenv("CLUSTERCTL_FROM_RUN", str(tmp_path / "other"))
+    with refused("run-without-checkpoints", UsageError):
+        choose("auto", tmp_path, Solo())
     save(2)
     found = [choose("auto", tmp_path, Solo())]
     assert [each and each.path for each in found] == [tmp_path / "iteration-00000002"]
