@@ -122,11 +122,11 @@ def _send(session: Session | None, run: str, location: RunLocation) -> tuple[str
     """Send a run's local folder to the cluster. Return its path there, and a line about the bytes sent."""
     here = location.here
     if here is None:
-        why = f"neither this machine nor a folder that all nodes share has {location.remote or 'them'}"
+        cause = f"neither this machine nor a folder that all nodes share has {location.remote or 'them'}"
         raise UsageError(
             f"the files of run {run} are not available",
             code="run-gone",
-            why=why if session is not None else "--dry-run does not ask the cluster",
+            why=cause if session is not None else "--dry-run does not ask the cluster",
             fix=f"run `clusterctl collect {run}` first, or name the folder of a collected run",
         )
     token = next(filter(None, map(token_of_run, (here, here.parent))), None)
