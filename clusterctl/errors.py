@@ -171,8 +171,10 @@ def foreign_package_error(exc: BaseException) -> UsageError | None:
     ]
     own = Path(__file__).parents[1]
     for file in filter(None, reversed(files)):
-        folder = next((name for name in folders if Path(file).is_relative_to(name)), None)
-        if folder is not None and Path(folder) != own:
+        # A folder above clusterctl's own also contains clusterctl.
+        foreign = (name for name in folders if not own.is_relative_to(name))
+        folder = next((name for name in foreign if Path(file).is_relative_to(name)), None)
+        if folder is not None:
             package = Path(file).relative_to(folder).parts[0].removesuffix(".py")
             return UsageError(
                 f"clusterctl can't use the package {package} that PYTHONPATH selects",

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from clusterctl import errors
 from clusterctl.cli.options import COMMON, verb
 from clusterctl.cli.output import Screen
 from tests.support.terminal import on_terminal, terminal
@@ -215,6 +216,15 @@ def test_foreign_package_of_pythonpath_is_named(
     ran = Clusterctl(cli.home, cli.cwd, environ, script)(*verb.split(), rc=2)
     assert str(file) in ran.stderr
     assert "env -u PYTHONPATH" in ran.stderr
+
+
+def test_a_folder_above_clusterctl_is_not_blamed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    own = Path(errors.__file__).parents[1]
+    monkeypatch.setenv("PYTHONPATH", f"{own.parent}:{own}:{tmp_path}")
+    assert errors.foreign_package_error(ImportError(path=str(own / "clusterctl" / "api.py"))) is None
+    found = errors.foreign_package_error(ImportError(path=str(tmp_path / "typer.py")))
+    assert found is not None
+    assert found.where == str(tmp_path / "typer.py")
 
 
 SIGNALLED_IN_A_FINALIZER = """
