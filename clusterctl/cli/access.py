@@ -6,9 +6,10 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any, Final
 
-from clusterctl.cli.options import Words, argument, hosts, option, takes
+from clusterctl.cli.options import Words, argument, flag, hosts, option, takes
 from clusterctl.cli.output import Screen
 from clusterctl.cli.submit import preparer, some_flags
 from clusterctl.errors import Failure, TransportError, UsageError, excluded
@@ -33,10 +34,16 @@ from clusterctl.state.inventory import Inventory, inventory_of
 from clusterctl.transport.openssh import NO_CONNECTION, OpenSSH, run_attached, run_captured
 
 Command = Annotated[Words, argument("A command, after --.", metavar="COMMAND")]
-_ALLOCATION: Final = some_flags(
-    "nodes tasks_per_node cpus gpus mem time partition account qos constraint slurm launcher folder include "
-    "exclude env requirements"
-)
+_ALLOCATION: Final = {
+    **some_flags(
+        "nodes tasks_per_node cpus gpus mem time partition account qos constraint slurm launcher include exclude "
+        "env requirements"
+    ),
+    "slurm": flag(
+        list[str], "Another option of salloc, such as '--exclude=NODE'. Repeatable.", metavar="OPTION"
+    ),
+    "folder": flag(Path, "Send this folder, and start in it. Default: start in your home.", metavar="DIR"),
+}
 
 
 def ssh(

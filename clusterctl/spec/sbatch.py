@@ -15,6 +15,8 @@ from clusterctl.spec.units import shown
 
 # Clusterctl must know the values of these quantities, so --slurm can't set them.
 _KNOWN: Final = frozenset("name nodes tasks tasks_per_node gpus time partition array signal requeue".split())
+# Options that only salloc has.
+_OF_SALLOC: Final = frozenset({"--bell", "--immediate", "--kill-command", "--no-bell", "--no-shell"})
 # Options with a list of resources, such as gpu:2,tmpfs:10G. Each entry is a quantity of its own.
 _LISTS: Final = frozenset({"gres", "tres-per-task"})
 _ENTRIES: Final = (("gpus", re.compile(r"(gres[:/])?gpu\b")), ("cpus", re.compile(r"cpu\b")))
@@ -188,11 +190,12 @@ def requests_of(texts: Iterable[str]) -> tuple[Request, ...]:
 def _check(request: Request) -> None:
     option, code = request.option, "not-an-sbatch-option"
     if option is None:
-        near = did_you_mean(str(request), [f"--{name}" for name in sbatch_options()])
+        names = () if str(request).partition("=")[0] in _OF_SALLOC else sbatch_options()
+        near = did_you_mean(str(request), [f"--{name}" for name in names])
         raise BadValueError(code, f"sbatch has no option {request}{f': {near}' if near else ''}")
     if (option.value, request.value is None) in {("required", True), ("absent", False)}:
         problem = "needs a value" if request.value is None else "has no value"
         raise BadValueError(code, f"{request.own_name} {problem}")
     if option.sets in {"ours", "never"} or (request.use and request.quantities & _KNOWN):
-        advice = f"use {request.use}" if request.use else "leave it out"
+        advice = f"use {request.use} of `clusterctl submit`" if request.use else "leave it out"
         raise BadValueError("option-of-clusterctl", f"clusterctl itself sets {request.own_name}: {advice}")

@@ -91,6 +91,13 @@ def test_open_quote_is_an_error() -> None:
             split_words(text)
 
 
+def test_option_of_salloc_is_not_taken_for_a_slip() -> None:
+    for text, is_slip in (("--no-shell", False), ("--no-kli", True)):
+        with refused("not-an-sbatch-option", BadValueError) as found:
+            requests_of([text])
+        assert ("--no-kill" in str(found.value)) is is_slip
+
+
 @pytest.mark.parametrize(
     ("text", "code", "shown"),
     [
@@ -101,7 +108,7 @@ def test_open_quote_is_an_error() -> None:
         ("--time=5", "option-of-clusterctl", "--time"),
         ("--output=x", "option-of-clusterctl", "--output"),
         ("--wait", "option-of-clusterctl", "--wait"),
-        ("-J x", "option-of-clusterctl", "--name"),
+        ("-J x", "option-of-clusterctl", "--name NAME of `clusterctl submit`"),
         ("--exclusiv", None, ""),
         ("--exclde=a", "not-an-sbatch-option", "--exclude"),
         ("exclusive", "not-an-sbatch-option", "exclusive"),
