@@ -36,8 +36,8 @@ from clusterctl.transport.openssh import NO_CONNECTION, OpenSSH, run_attached, r
 Command = Annotated[Words, argument("A command, after --.", metavar="COMMAND")]
 _ALLOCATION: Final = {
     **some_flags(
-        "nodes tasks_per_node cpus gpus mem time partition account qos constraint slurm launcher include exclude "
-        "env requirements"
+        "nodes tasks_per_node cpus gpus mem time partition account qos constraint slurm launcher include "
+        "exclude env requirements"
     ),
     "slurm": flag(
         list[str], "Another option of salloc, such as '--exclude=NODE'. Repeatable.", metavar="OPTION"
