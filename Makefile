@@ -1,6 +1,6 @@
 # Every chore is one target, and each sets up what it needs by itself.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-changed test-support test-all test-gpu durations lint format bench reference lock wheel clean clean-machines
+.PHONY: help demo test test-changed test-support test-peers test-all test-gpu durations lint format bench reference lock wheel clean clean-machines
 
 SHELL := /bin/bash
 DEV := @scripts/bootstrap
@@ -21,6 +21,10 @@ test-changed:  ## What your change can touch, for about a minute: its unit tests
 	@.venv/bin/python scripts/run_tests.py $@
 
 test-support:  ## The tests of the tests: of tests/support and scripts
+	$(DEV)
+	@.venv/bin/python scripts/run_tests.py $@
+
+test-peers:  ## The test suites of mpi4py and submitit as jobs on a real cluster; from the package index
 	$(DEV)
 	@.venv/bin/python scripts/run_tests.py $@
 

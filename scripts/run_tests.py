@@ -32,6 +32,7 @@ from scripts import changed_tests, durations
 
 ROOT = Path(__file__).resolve().parent.parent
 UNIT, E2E, SUPPORT = "tests/unit", "tests/e2e", "tests/unit/harness"
+PEERS = f"{E2E}/test_peers.py"
 # Real clusters wait about as long as they compute, and unit tests fill the gaps. If both need a core, the
 # clusters get it first, then the unit tests, then the linters.
 CORES = len(os.sched_getaffinity(0))
@@ -223,11 +224,17 @@ def support() -> Outcomes:
     yield pytest("support", SUPPORT, *UNITS)
 
 
+def peers() -> Outcomes:
+    """Run the test suites of other programs on a real cluster. `make test-all` includes them."""
+    yield pytest("peers", PEERS, "-v", "-n1")
+
+
 TARGETS: dict[str, Callable[[], Outcomes]] = {
     "test": everything,
     "test-all": partial(everything, has_sweeps=True),
     "test-changed": changed,
     "test-support": support,
+    "test-peers": peers,
 }
 
 
