@@ -62,7 +62,7 @@ _PATIENCE_S = 15.0
 # The name of the session's script. `launch` in it calls it by this name.
 SCRIPT = "job.sbatch"
 _FIND = ("find", "-P")
-_FILES = ("-mindepth", "1", "(", "-type", "f", "-o", "-type", "l", ")", "-printf", "%s %T@ %P\\0")
+_FILES = ("-mindepth", "1", "(", "-type", "f", "-o", "-type", "l", ")", "-printf", "%y %s %T@ %P\\0")
 _MOST_SHOWN = 5
 
 _HOLD = (Path(__file__).parent / "remote_hold.sh").read_text(encoding="utf-8")
@@ -141,15 +141,15 @@ class SessionFolder:
         facts_sent: dict[bytes, bytes] = {}
         for item in self.source.items if self.source is not None else ():
             is_file = item.kind is Kind.FILE
-            sent = b"%d %d" % (item.size, item.mtime_ns // 10**9) if is_file else b""
+            sent = b"%d %d" % (item.size, item.mtime_ns // 10**9) if is_file else b"l"
             facts_sent[os.fsencode(item.path)] = sent
         for host, transport in self.hosts:
             listing = b"".join(transport.stream([*_FIND, self.program_dir, *_FILES]))
             for row in listing.split(b"\0")[:-1]:
-                size, seconds, path = row.split(b" ", 2)
-                facts = b"%s %s" % (size, seconds.partition(b".")[0])
+                kind, size, seconds, path = row.split(b" ", 3)
+                facts = b"%s %s" % (size, seconds.partition(b".")[0]) if kind == b"f" else b"l"
                 is_bytecode = b"__pycache__" in path.split(b"/")
-                if not is_bytecode and facts_sent.get(path) not in (b"", facts):
+                if not is_bytecode and facts_sent.get(path) != facts:
                     yield host, printable(os.fsdecode(path))
 
 

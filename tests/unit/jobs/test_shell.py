@@ -171,20 +171,29 @@ def test_new_and_changed_files_of_a_session_are_listed_and_kept(
     monkeypatch.chdir(tmp_path)
     for name in ("same.txt", "changed.txt", "gone.txt"):
         (tmp_path / name).write_text(name)
-    (tmp_path / "link").symlink_to("same.txt")
+    for name in ("link", "turned"):
+        (tmp_path / name).symlink_to("same.txt")
     job = shell_job(job_options({"folder": "."}), has_pmix=True)
     with session_folder(Submitter(session), job, Environment()) as folder:
         there = Path(folder.program_dir)
-        assert {path.name for path in there.iterdir()} == {"same.txt", "changed.txt", "gone.txt", "link"}
+        assert {path.name for path in there.iterdir()} == {
+            "same.txt",
+            "changed.txt",
+            "gone.txt",
+            "link",
+            "turned",
+        }
         # clusterctl's own files do not count. The logs of ranks were also shown.
         (Path(folder.path) / "stdout.log").write_text("shown\n")
         (there / "gone.txt").unlink()
+        (there / "turned").unlink()
+        (there / "turned").write_text("a file in place of a link")
         (there / "changed.txt").write_text("else")
         (there / "out").mkdir()
         (there / "out" / "new\n.txt").write_text("")
         files = folder.changes
         assert not isinstance(files, TransportError)
-        assert [path for _, path in files] == ["changed.txt", "out/new\\n.txt"]
+        assert [path for _, path in files] == ["changed.txt", "out/new\\n.txt", "turned"]
         assert kept_notice(session, folder.path, files).code == "shell-files-kept"
     assert (there / "changed.txt").exists()
     known = {number for copies in read_copies(session.workspace) for number in copies.numbers()}
