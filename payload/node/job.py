@@ -94,8 +94,8 @@ class Telemetry:
         first = [*watch, options.get("hang", ""), options["files"]]
         if not nodes:
             count = os.environ.get("SLURM_JOB_NUM_NODES", "1")
-            # From Slurm 24.11 on, which sets this variable, `srun --cpus-per-task=2 PROGRAM` without
-            # --ntasks waits for the end of all other steps, except steps for other launchers.
+            # Slurm 24.11, which sets this variable, lets `srun --cpus-per-task=2 PROGRAM` without --ntasks
+            # wait for the end of all other steps, except steps for other launchers.
             beside = ["--external-launcher"] if "SLURM_OOM_KILL_STEP" in os.environ else []
             return [[*STEP, *beside, f"--nodes={count}", f"--ntasks={count}", *first]]
         quoted, first = " ".join(map(shlex.quote, watch)), [*first, ",".join(nodes), ssh]
@@ -128,8 +128,10 @@ class Program:
             if status is not None:
                 return status
             now = time.monotonic()
-            logs = (own_log(), "telemetry.log")
-            if self._is_srun and any(restarts.is_aborted(restarts.end_of_file(log)) for log in logs):
+            is_aborted = restarts.is_aborted(restarts.end_of_file(own_log()))
+            # srun's own messages in this file are about telemetry.
+            has_lost = restarts.NO_SLURMSTEPD in restarts.end_of_file("telemetry.log")
+            if self._is_srun and (is_aborted or has_lost):
                 aborted_since = min(now, aborted_since)
             is_stuck = not self.is_told and now - aborted_since > ABORTED_S
             if not is_killed and (is_stuck or os.path.exists(restarts.HANG_FILE)):
@@ -376,11 +378,15 @@ def container(words: Sequence[str]) -> int:
 
 
 class Slurmstepds:
-    """The slurmstepds of the job's other steps on this node. Each has a socket with the step's number."""
+    """The slurmstepds of the program's step on this node. Each has a socket with the step's number.
+
+    The program's step is the first besides telemetry's, ``own_step``. Users may start more steps in the job.
+    """
 
     def __init__(self, job: str, own_step: str) -> None:
         # The numbers of Slurm's own steps, such as batch, have ten digits.
         self._pattern = re.compile(rf" (/\S*_{job}\.(?!{own_step}$)\d{{1,9}})$", re.MULTILINE)
+        self._first: frozenset[str] = frozenset()
         self._alive: frozenset[str] = frozenset()
         self._missing: frozenset[str] = frozenset()
 
@@ -390,7 +396,9 @@ class Slurmstepds:
         A slurmstepd that ends by itself removes its socket a moment later, so a loss is returned only when
         it is seen twice, in two calls.
         """
-        alive = frozenset(self._pattern.findall(task.text_of("/proc/net/unix")))
+        present = frozenset(self._pattern.findall(task.text_of("/proc/net/unix")))
+        self._first = self._first or present
+        alive = present & self._first
         missing = frozenset(path for path in self._alive - alive if os.path.exists(path))
         killed, self._missing = missing & self._missing, missing
         self._alive = (alive | missing) - killed

@@ -46,9 +46,7 @@ _NOT_STARTED = re.compile(
 )
 # In messages of job.py.
 NO_SLURMSTEPD = "no slurmstepd any more"
-_STEP_ABORTED = re.compile(
-    rf"^(?:srun: Job step aborted: Waiting up to|clusterctl: .*\b{NO_SLURMSTEPD}\b)", re.MULTILINE
-)
+_STEP_ABORTED = re.compile(r"^srun: Job step aborted: Waiting up to", re.MULTILINE)
 _LOST_DAEMON = re.compile("RTE has lost communication with a remote daemon")
 _ABORTED = re.compile(r"MPI_ABORT was invoked on rank (\d+)")
 _LABEL = re.compile(r"^\[(?:rank|default)\d+\]: ?", re.MULTILINE)
@@ -252,7 +250,7 @@ def status_of_start(log: str) -> int:
 
 
 def is_aborted(log: str) -> bool:
-    """Return whether srun has ended its step in this attempt, or lost a slurmstepd, and waits for ranks."""
+    """Return whether srun has ended its step in this attempt, and waits for ranks."""
     return bool(_STEP_ABORTED.search(this_attempt(log)))
 
 

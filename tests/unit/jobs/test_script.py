@@ -624,13 +624,27 @@ def test_srun_that_does_not_notice_a_lost_slurmstepd_is_killed(batch, spool):
     assert events(batch)[-1]["kind"] == "loss of slurmstepd"
 
 
-@pytest.mark.parametrize(("is_removed", "step", "lost"), [(0, 3, ["12.3"]), (1, 3, []), (0, 1, [])])
+def test_program_goes_on_if_the_step_of_telemetry_is_aborted(batch):
+    """telemetry.log has the messages of telemetry's own srun."""
+    batch.shorten("job", "ABORTED_S", 0.0)
+    batch.shorten("task", "POLL_S", 0.05)
+    batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node-1"}
+    text = "import time\nopen('telemetry.log', 'a').write('srun: Job step aborted: Waiting up to 32 seconds')"
+    program = user_script(batch.folder, "p.py", f"{text}\ntime.sleep(1)\n")
+    job = JobSpec(name="j", script=program, nodes=2, requeue=True)
+    assert batch.run(rendered(job).rstrip() + " 2>stderr.log\n")[0] == 0
+
+
+@pytest.mark.parametrize(("is_removed", "step", "lost"), [(0, 3, ["12.3"]), (1, 3, []), (0, 1, ["12.9"])])
 def test_only_an_unused_socket_is_a_lost_slurmstepd(spool, is_removed, step, lost):
     """A slurmstepd that ends by itself removes its socket after the end. Step 1 is that of telemetry."""
     stepds, path = Slurmstepds("12", "1"), spool / f"node-1_12.{step}"
-    with socket.socket(socket.AF_UNIX) as slurmstepd:
+    with socket.socket(socket.AF_UNIX) as slurmstepd, socket.socket(socket.AF_UNIX) as later:
         slurmstepd.bind(str(path))
         assert [stepds.killed(), stepds.killed()] == [[], []]
+        # A user's own step in the running job.
+        later.bind(str(spool / "node-1_12.9"))
+        stepds.killed()
     assert stepds.killed() == []
     if is_removed:
         path.unlink()

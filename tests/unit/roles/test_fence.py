@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from types import ModuleType
@@ -49,7 +50,7 @@ TREE = {
     51: (50, "sleep 9", "A=1"),
     60: (1, "sshd", ""),
     61: (60, "bash", ""),
-    62: (1, "tmux", ""),
+    62: (1, "tmux", "SLURM_JOB_ID=7"),
 }
 OF_LOGINS = {41, 60, 61, 62}
 OF_ROOT = {1, 10, 20, 22, 30, 60}
@@ -295,6 +296,23 @@ def test_what_a_job_leaves_ends_with_the_job(
     """Job 17 of the user is present, and the daemon without variables may be its own."""
     assert after_job(fence, monkeypatch, tmp_path, ended=(20, 21, 22, 23)) == {24, 25}
     assert removed(tmp_path) == set()
+
+
+def test_epilog_that_takes_too_long_does_not_fail(
+    fence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process may wait for a dead file system for longer than a request may take."""
+    alarms: list[int] = []
+    monkeypatch.setattr(fence.signal, "alarm", alarms.append)
+    monkeypatch.setattr(fence.os, "kill", lambda *_: None)
+    monkeypatch.setattr(fence, "END_S", 0.0)
+    handler = signal.getsignal(signal.SIGALRM)
+    try:
+        assert after_job(fence, monkeypatch, tmp_path, ended=(20, 21, 22, 23)) == set()
+        assert signal.getsignal(signal.SIGALRM) != signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+    assert alarms == [15]
 
 
 @pytest.mark.parametrize(("uid", "nameless"), [(2001, NAMELESS), (2002, set()), (0, set())])

@@ -705,6 +705,17 @@ def test_a_job_is_requeued_if_slurmctld_has_forgotten_its_end(watcher: Any, slur
     assert slurm.calls.count("scontrol requeue 7") == 2
 
 
+def test_a_node_without_an_answer_about_its_jobs_is_asked_again(watcher: Any, slurm: Slurm) -> None:
+    slurm.jobs = {"11": Job(N3, host=N3)}
+    slurm.boot = int(slurm.now)
+    slurm.now += 10
+    look(watcher)
+    assert "scontrol requeue 11" not in slurm.calls
+    slurm.lists = {N3: []}
+    look(watcher, 2)
+    assert slurm.calls.count("scontrol requeue 11") == 1
+
+
 def test_a_job_that_ends_while_nodes_are_asked_is_not_requeued(
     watcher: Any, program: ModuleType, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

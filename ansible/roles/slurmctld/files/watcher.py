@@ -339,13 +339,14 @@ class Watcher:
         boot = int(match[1]) if match else self.boot
         if boot == self.boot or time.time() - boot < LAUNCHED_S or (jobs := read_jobs()) is None:
             return
-        self.boot = boot
         running = [job for job in jobs if job.state == "RUNNING" and job.start.isdigit()]
         before = {job for job in running if int(job.start) < boot}
         hosts = {job.host for job in before}
         nodes = [node for node in self.nodes.values() if node.name in hosts - self.silent]
         with ThreadPoolExecutor(max(1, min(32, len(nodes)))) as pool:
             scripts_on = dict(pool.map(request_list, nodes))
+        if None not in scripts_on.values():
+            self.boot = boot
         ended = {job for job in before if (ids := scripts_on.get(job.host)) is not None and job.id not in ids}
         # A job that has ended since the first list is not running in the second.
         for job in ended.intersection(read_jobs() or [] if ended else []):

@@ -57,6 +57,7 @@ STEPD_OF_SCRIPT = re.compile(rb"slurmstepd: \[(\d+)\.batch\]")
 JOB_ID = re.compile(rb"(?:^|\0)SLURM_JOB_ID=(\d+)\0")
 # The control group that slurmd, and processes of jobs, are in if Slurm uses no control groups.
 OF_SLURMD = b"/slurmd.service"
+OF_SLURM = re.compile(rb"/slurm(?:d\.service|stepd\.scope|/uid_)")
 UID_LINE = re.compile(r"^Uid:\t(\d+)", re.MULTILINE)
 UID = re.compile(r"^UID:.*\((\d+)\)$", re.MULTILINE)
 NODE = r"^NodeName=(\S+) .*\bNodeHostName={} .*\bState=(\S+)"
@@ -107,8 +108,8 @@ def scan() -> Iterator[Process]:
             stepd, job = STEPD.match((folder / "cmdline").read_bytes()), ""
             if stepd:
                 job = stepd[1].decode()
-            # A shell of salloc on this host has the variable too, but its parent is salloc.
-            elif parent == 1:
+            # A shell of salloc on this host, and daemons that it has started, have the variable too.
+            elif parent == 1 and OF_SLURM.search((folder / "cgroup").read_bytes()):
                 match = JOB_ID.search((folder / "environ").read_bytes())
                 job = match[1].decode() if match else job_of_group(folder)
             yield Process(pid, parent, bool(stepd), job)
@@ -267,15 +268,17 @@ def stop() -> None:
 
 
 def main(words: list[str]) -> int:
-    # The default action of SIGALRM ends this process.
-    signal.alarm(LIMIT_S if words else REQUEST_S)
+    # The default action of SIGALRM ends this process. If an Epilog fails, Slurm drains its node.
+    if is_epilog := "SLURM_JOB_UID" in os.environ:
+        signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
+    signal.alarm(LIMIT_S if words or is_epilog else REQUEST_S)
     if words == ["start"]:
         start()
     elif words == ["stop"]:
         stop()
     elif words == ["left"]:
         print_left()
-    elif "SLURM_JOB_UID" in os.environ:
+    elif is_epilog:
         epilog(os.environ["SLURM_JOB_ID"], os.environ["SLURM_JOB_UID"])
     else:
         node, jobs = decode(sys.stdin.readline(LONGEST_REQUEST))
