@@ -161,6 +161,7 @@ def has_lost_node(program: Sequence[str], nodes: Sequence[str], *, is_told: bool
 def run(words: Sequence[str]) -> int:
     """Run a job's program, given the arguments of `job.py run`, and return the program's exit status."""
     options, program = task.split(words)
+    slurmstepd = os.getppid()
     nodes = [node for node in options.get("nodes", "").split(",") if node]
     prepare_folder(options["files"], options.get("start", ""), is_task="array" in options)
     if "array" in options:
@@ -184,6 +185,8 @@ def run(words: Sequence[str]) -> int:
     telemetry.end(TELEMETRY_FAILED_S if is_failure else TELEMETRY_END_S)
     if status and "requeue" in options:
         restart.requeue_or_stop(status)
+    elif "requeue" in options and os.getppid() != slurmstepd:
+        restart.end_again()
     return status
 
 

@@ -138,6 +138,16 @@ class Restart:
         if self._requeue():
             self._exclude(past, failure, excluded)
 
+    def end_again(self) -> None:
+        """Have Slurm start this completed job again: it has not seen its end, because slurmstepd was killed.
+
+        Otherwise the job would stay RUNNING until slurmctld misses it. ``begin`` ends the new attempt.
+        """
+        if self._job and self._ask()[0] in STILL_OURS:
+            task.complain("the slurmstepd of this job was killed: Slurm starts the job again to see its end")
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            self._requeue()
+
     def _failure(self, status: int, attempt: Sequence[restarts.Event]) -> restarts.Failure:
         """Return how this attempt failed. attempt: its events."""
         log = restarts.end_of_file(own_log())

@@ -420,6 +420,23 @@ def test_a_job_that_was_cancelled_is_not_requeued(batch, state, again):
     assert (batch.folder / "scontrol-calls").exists() == again
 
 
+@pytest.mark.parametrize("requeue", [True, False])
+def test_end_that_no_slurmstepd_reports_is_told_by_a_restart(batch, requeue):
+    """Otherwise the completed job would stay RUNNING until slurmctld misses it."""
+    batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node-1"}
+    play(batch.folder.parent / "bin" / "scontrol", 'echo "$@" >>"$SLURM_SUBMIT_DIR/scontrol-calls"')
+    text = rendered(shell_job(batch, "echo ran; kill -9 $(ps -o ppid= -p $PPID)", requeue=requeue))
+    slurmstepd = '#!/bin/bash\n[[ $STEP ]] || { STEP=1 bash "$0" & wait; exit; }\n'
+    assert batch.run(text.replace("#!/bin/bash\n", slurmstepd, 1))[:2] == (-signal.SIGKILL, "ran\n")
+    calls = batch.folder / "scontrol-calls"
+    assert calls.exists() is requeue
+    if requeue:
+        assert calls.read_text() == "requeue 12\n"
+        batch.environment["SLURM_RESTART_COUNT"] = "1"
+        rc, out, _ = batch.run(text)
+        assert (rc, "ran" in out) == (0, False)
+
+
 def events(batch: Batch) -> list[dict[str, Any]]:
     """The events of a job."""
     return [json.loads(line) for line in (batch.folder / "job.events").read_text().splitlines()]
