@@ -48,7 +48,7 @@ def test_nothing_slow_is_imported_without_need(module: str, needs: set[str]) -> 
     [
         ("up", 107),
         ("down", 76),
-        ("submit", 56),
+        ("submit", 57),
         ("replay", 95),
         ("collect", 50),
         ("job", 40),

@@ -110,7 +110,7 @@ def test_the_folder_of_a_shell_is_on_the_nodes_of_its_partition(
     names = {"o1"} if options else {"n1", "n2"}
 
     def there() -> set[str]:
-        return {name for name, node in nodes.items() if [*(node.home / "clusterctl/jobs").glob("shell-*")]}
+        return {name for name, node in nodes.items() if [*(node.home / "clusterctl/jobs").glob("shell.*")]}
 
     job = shell_job(job_options(options), has_pmix=True)
     with session_folder(Submitter(apart), job, Environment()) as folder:
