@@ -128,10 +128,7 @@ class Program:
             if status is not None:
                 return status
             now = time.monotonic()
-            is_aborted = restarts.is_aborted(restarts.end_of_file(own_log()))
-            # srun's own messages in this file are about telemetry.
-            has_lost = restarts.NO_SLURMSTEPD in restarts.end_of_file("telemetry.log")
-            if self._is_srun and (is_aborted or has_lost):
+            if self._is_srun and waits_for_lost_ranks():
                 aborted_since = min(now, aborted_since)
             is_stuck = not self.is_told and now - aborted_since > ABORTED_S
             if not is_killed and (is_stuck or os.path.exists(restarts.HANG_FILE)):
@@ -146,6 +143,13 @@ class Program:
             kill_ranks()
         os.kill(self._pid, number)
         self._events.add("signal", signal=signal.Signals(number).name)
+
+
+def waits_for_lost_ranks() -> bool:
+    """Return whether srun has ended its step in this attempt, or a node has lost the step's slurmstepd."""
+    # srun's own messages in telemetry.log are about telemetry.
+    is_aborted = restarts.is_aborted(restarts.end_of_file(own_log()))
+    return is_aborted or restarts.NO_SLURMSTEPD in restarts.end_of_file("telemetry.log")
 
 
 def has_lost_node(program: Sequence[str], nodes: Sequence[str], *, is_told: bool) -> bool:
