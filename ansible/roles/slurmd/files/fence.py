@@ -52,8 +52,7 @@ LONGEST_REQUEST = 8192  # characters
 # Limits of a run, of a command, and of the wait until killed processes are gone. systemd or a client must
 # not wait longer, even if the controller is off. Any program can connect, so that a request has less time.
 LIMIT_S, REQUEST_S, ASK_S, END_S, PAUSE_S = 15, 1, 5, 3.0, 0.02
-STEPD = re.compile(rb"slurmstepd: \[(\d+)\b")
-STEPD_OF_SCRIPT = re.compile(rb"slurmstepd: \[(\d+)\.batch\]")
+STEPD = re.compile(rb"slurmstepd: \[(\d+)\b(\.batch\])?")
 JOB_ID = re.compile(rb"(?:^|\0)SLURM_JOB_ID=(\d+)\0")
 # The control group that slurmd, and processes of jobs, are in if Slurm uses no control groups.
 OF_SLURMD = b"/slurmd.service"
@@ -92,12 +91,14 @@ class Process(NamedTuple):
 
     job: the id of the job if this is a slurmstepd, or an orphan of a slurmstepd. "user UID" if only the
         control group shows that this is an orphan of some job of the user. "" for other processes.
+    runs_script: whether this is the slurmstepd of a job's script.
     """
 
     pid: int
     parent: int
     is_stepd: bool
     job: str
+    runs_script: bool
 
 
 def scan() -> Iterator[Process]:
@@ -112,7 +113,7 @@ def scan() -> Iterator[Process]:
             elif parent == 1 and OF_SLURM.search((folder / "cgroup").read_bytes()):
                 match = JOB_ID.search((folder / "environ").read_bytes())
                 job = match[1].decode() if match else job_of_group(folder)
-            yield Process(pid, parent, bool(stepd), job)
+            yield Process(pid, parent, bool(stepd), job, bool(stepd and stepd[2]))
 
 
 def job_of_group(folder: Path) -> str:
@@ -139,15 +140,6 @@ def processes(jobs: Jobs) -> Iterator[int]:
     while pids:
         yield (pid := pids.pop(0))
         pids += children.get(pid, [])
-
-
-def list_jobs() -> Iterator[str]:
-    """Yield the ids of the jobs with a script that runs on this node."""
-    for path in ROOT.glob("proc/[0-9]*/cmdline"):
-        # The process may end meanwhile.
-        with suppress(OSError):
-            if match := STEPD_OF_SCRIPT.match(path.read_bytes()):
-                yield match[1].decode()
 
 
 def kill(jobs: Jobs) -> bool:
@@ -286,7 +278,7 @@ def main(words: list[str]) -> int:
         if not jobs or node_in_slurm(node)[0] != node:
             answer = "no"
         elif jobs == [LIST]:
-            answer = " ".join(["jobs", *list_jobs()])
+            answer = " ".join(["jobs", *(process.job for process in scan() if process.runs_script)])
         else:
             answer = "ok" if end(jobs) else "no"
         sys.stdout.write(f"{answer}\n")
