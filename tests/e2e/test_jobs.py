@@ -112,7 +112,7 @@ echo mine >stdout.log
 def test_project_runs_from_its_own_folder(cluster: Cluster) -> None:
     """Its login shell finds the job's Python, and the job that it submits does not inherit its variables.
 
-    It removes and overwrites what it likes, and clusterctl loses nothing.
+    It removes and overwrites files in its own folder. clusterctl keeps its logs and records.
     """
     for name, text in PROJECT.items():
         path = cluster.runner.cwd / name

@@ -56,7 +56,7 @@ def test_shell_runs_a_command_and_returns_its_exit_code(cluster: Cluster) -> Non
 
 
 def test_a_program_runs_in_a_shell_as_it_is_submitted(cluster: Cluster) -> None:
-    """In a copy of its folder, on all ranks; what it writes stays, and is said."""
+    """The ranks run in a copy of the sent folder. A file that they write stays, and a message names it."""
     (folder := cluster.runner.cwd / "tried").mkdir()
     (folder / "show.py").write_text(
         "import os\nprint(*(os.environ[name] for name in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR')))\n"

@@ -626,7 +626,7 @@ for number in itertools.count(1):
 
 @pytest.fixture
 def spool() -> Iterator[Path]:
-    """A folder for sockets, whose path is short."""
+    """A folder with a short path, because the path of a socket is limited."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
 

@@ -281,7 +281,7 @@ def test_only_a_shutdown_of_the_machine_sets_its_node_down(
 def after_job(
     fence: ModuleType, monkeypatch: pytest.MonkeyPatch, root: Path, *, ended: tuple[int, ...], uid: int = 2001
 ) -> set[int]:
-    """Run the program as the Epilog of job 7, of which these processes have ended. Return what it kills."""
+    """Kill processes ``ended``, run the program as the Epilog of job 7, and return which it kills."""
     for pid in ended:
         shutil.rmtree(root / f"proc/{pid}")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
