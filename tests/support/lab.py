@@ -15,7 +15,7 @@ import secrets
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from io import StringIO
@@ -202,6 +202,7 @@ def lab(kind: Kind = "debian", boxes: int | Sequence[Box] = 3, **more: Any) -> I
         key = folder / "id_ed25519"
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
         public = key.with_suffix(".pub").read_text().strip()
+        cache_home().mkdir(parents=True, exist_ok=True)
         request = Request(secrets.token_hex(3), kind, asked, public, str(cache_home()), **more)
         with _kept(request) as answer:
             hosts = tuple(LabHost(**one) for one in answer["hosts"])
@@ -210,6 +211,11 @@ def lab(kind: Kind = "debian", boxes: int | Sequence[Box] = 3, **more: Any) -> I
             one = Lab(request.id, folder, request.user, answer["network"], behind, front, request.shared)
             _write_ssh_files(one)
             yield one
+
+
+def answer_in(lines: Iterable[str]) -> Any:
+    """Return the keeper's answer, which follows its reports of a new base image. None: it sent no answer."""
+    return next((answer for answer in map(json.loads, lines) if "hosts" in answer), None)
 
 
 @contextmanager
@@ -231,10 +237,10 @@ def _kept(request: Request) -> Iterator[Any]:
         try:
             process.stdin.write(json.dumps(asdict(request)) + "\n")
             process.stdin.flush()
-            line = process.stdout.readline()
+            answer = answer_in(process.stdout)
             said.seek(0)
-            assert line, f"no lab:\n{said.read()}"
-            yield json.loads(line)
+            assert answer, f"no lab:\n{said.read()}"
+            yield answer
         finally:
             process.stdin.close()
             code = process.wait(timeout=_BUILD_TIMEOUT_S)
