@@ -237,16 +237,21 @@ def test_a_node_is_set_down_for_a_job_that_is_to_start_again(watcher: Any, slurm
         (REQUEUE, N3),
     ],
 )
-def test_a_job_that_lost_a_node_may_use_excluded_nodes_again(
+def test_a_job_that_waits_for_lost_nodes_may_use_excluded_nodes_again(
     watcher: Any, slurm: Slurm, script: str, excluded: str
 ) -> None:
     """Otherwise, the job would wait although a node is idle. The exclusions of its user stay."""
-    slurm.jobs["7"] = Job(f"{N1},{N2}", script=script)
-    slurm.silent = {N2}
-    look(watcher, LIMIT)
-    assert slurm.nodes[N2][0].startswith("DOWN")
+    slurm.nodes[N2] = ["DOWN", "clusterctl: the machine shuts down"]
+    slurm.jobs["7"] = Job("", "PENDING", f"ReqNodeNotAvail, UnavailableNodes:{N2}", script)
+    look(watcher, 2)
     assert slurm.jobs["7"].excluded == excluded
     assert sum("batch_script" in call for call in slurm.calls) == 1
+
+
+def test_a_job_that_waits_for_others_does_not_use_excluded_nodes(watcher: Any, slurm: Slurm) -> None:
+    slurm.jobs["7"] = Job("", "PENDING", "Resources", f"{REQUEUE}exec python3 -IS job.py run\n")
+    look(watcher)
+    assert slurm.jobs["7"].excluded == N3
 
 
 def test_an_answer_between_two_misses_counts(watcher: Any, slurm: Slurm) -> None:

@@ -16,6 +16,7 @@ processes on the job's other nodes (KillWait), then until credentials expire. Th
   processes of its old jobs, and then resumes it. A node that it has set down twice in a day stays drained,
   with the times and jobs as reason.
 - starts requeued jobs at once, after the nodes of their earlier start have killed remaining processes.
+- lets jobs that wait for such nodes use nodes again that they have excluded after failures.
 - requeues jobs that have ended, if slurmctld was killed and has forgotten their end.
 
 If no other host answers, the fault is the controller's own network, so no node is set down, except if the
@@ -34,7 +35,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
@@ -74,6 +75,8 @@ KNOWN = re.compile("DOWN|POWER|REBOOT|FUTURE|UNKNOWN")
 RUNS_JOBS = re.compile("ALLOC|MIXED")
 ALL, LIST = "all", "list"
 ENDED = ("COMPLETING", "FAILED")
+# Slurm's reason if too few of the nodes that a job may use are in service.
+UNAVAILABLE = "ReqNodeNotAvail"
 # A reason of Slurm. Its last reports come from a node up to so many seconds before its last answer.
 KILLED, KILLED_S = "RaisedSignal:9(", 5
 NODE = re.compile(r"^NodeName=(\S+) .*?\bNodeAddr=(\S+) .*?\bState=(\S+)", re.MULTILINE)
@@ -181,7 +184,7 @@ def asks_for_requeue(script: str) -> bool:
 
 
 def lift_exclusions(job: Job, script: str) -> None:
-    """Let a job use nodes again that its job.py has excluded, because it has lost another node."""
+    """Let a job use nodes again that its job.py has excluded."""
     words: list[str] = []
     for line in SBATCH.findall(script):
         # sbatch ignores a quote without an end.
@@ -275,6 +278,7 @@ class Watcher:
     ran_on: job -> its nodes, in Slurm's form, until all of them have ended it, and a requeue starts it again.
     completing: job -> time at which Slurm was first seen to end it.
     fenced: job of ``completing`` -> time at which its processes were last killed.
+    lifted: jobs that wait for nodes out of service, and whose exclusions of nodes were lifted.
     settled: pending jobs that are not to start at once.
     stay: nodes that have answered again without old processes, but stay drained.
     losses: node -> (time, text) of each time at which it was set down while other nodes answered.
@@ -294,6 +298,7 @@ class Watcher:
     ran_on: dict[str, str] = field(default_factory=dict)
     completing: dict[str, float] = field(default_factory=dict)
     fenced: dict[str, float] = field(default_factory=dict)
+    lifted: set[str] = field(default_factory=set)
     settled: set[str] = field(default_factory=set)
     stay: set[str] = field(default_factory=set)
     losses: dict[str, list[tuple[float, str]]] = field(default_factory=dict)
@@ -358,6 +363,7 @@ class Watcher:
         if time.monotonic() >= self.jobs_due:
             self.read_jobs()
         self.fence_other_nodes()
+        self.lift_exclusions()
         self.release()
 
     def read_jobs(self) -> bool:
@@ -396,15 +402,11 @@ class Watcher:
             node = read_nodes(name).get(name)
             if not jobs or not node or KNOWN.search(node.state):
                 continue
-            scripts = {job: read_script(job) for job in jobs}
-            if all(map(asks_for_requeue, scripts.values())):
-                self.set_node_down(node, scripts, killed)
+            if all(asks_for_requeue(read_script(job)) for job in jobs):
+                self.set_node_down(node, jobs, killed)
 
-    def set_node_down(self, node: Node, jobs: Mapping[Job, str], killed: Collection[Job]) -> None:
-        """Set a node down.
-
-        jobs: all jobs on it, and their scripts. killed: those that Slurm does not requeue by itself.
-        """
+    def set_node_down(self, node: Node, jobs: Collection[Job], killed: Collection[Job]) -> None:
+        """Set a node down. jobs: all jobs on it. killed: those that Slurm does not requeue by itself."""
         name, is_drained, losses = node.name, "DRAIN" in node.state, self.losses_with(node.name, jobs)
         reason = f"{PREFIX}no answer for {self.misses[name]} s"
         if len(losses) >= LOSSES:
@@ -425,8 +427,6 @@ class Watcher:
         kept = [job for job in remaining if job.state == "RUNNING" and name in expand(job.nodes)]
         for job in [*killed, *kept]:
             ask("scontrol", "requeue", job.task)
-        for job, script in jobs.items():
-            lift_exclusions(job, script)
         self.nodes_due = 0.0
 
     def losses_with(self, name: str, jobs: Iterable[Job]) -> list[tuple[float, str]]:
@@ -497,10 +497,18 @@ class Watcher:
             update(node.name, "resume")
             log(f"{node.name}: answers again, resumed; it was {node.state}: {node.reason}")
 
+    def lift_exclusions(self) -> None:
+        """Let jobs that wait for nodes out of service use nodes again that they have excluded."""
+        waiting = [job for job in self.jobs if job.state == "PENDING" and job.reason.startswith(UNAVAILABLE)]
+        # An id with a bracket is of the tasks of an array that have never started.
+        stuck = {job.task: job for job in waiting if "[" not in job.task}
+        for task in stuck.keys() - self.lifted:
+            lift_exclusions(stuck[task], read_script(stuck[task]))
+        self.lifted = set(stuck)
+
     def release(self) -> None:
         """Start requeued jobs that wait only until credentials of their earlier start have expired."""
         waiting = {job.task: job for job in self.jobs if (job.state, job.reason) == ("PENDING", "BeginTime")}
-        # An id with a bracket is of the tasks of an array that have never started.
         waiting = {task: job for task, job in waiting.items() if "[" not in task}
         self.settled &= waiting.keys()
         requeued, ready = [], int(time.time()) + SECOND_S
