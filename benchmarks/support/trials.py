@@ -199,13 +199,15 @@ class Trials:
         return bool(end_of(seen)) or seen.idle() > self.patience
 
     def _cancel(self, training: Training, seen: Seen) -> str:
-        """End a job that hangs, and return "hung in STATE"."""
+        """End a job that hangs. Return "hung in STATE", with what Slurm says of the job and the nodes."""
         state = seen.states[-1][2]
+        asks = f"squeue -h --states=all -j {training.job} -o '%T %r, excluded: %x'; sinfo -h -N -o '%N %T %E'"
+        said = "; ".join(self.nodes.on_controller(asks).splitlines())
         self.nodes.on_controller(f"scancel {training.job}")
         for process in training.ranks():
             with suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
-        return f"hung in {state}"
+        return f"hung in {state} ({said})"
 
     def _repair(self) -> float:
         """Connect all nodes, have `up` repair nodes that do not recover, and return the seconds of `up`."""
