@@ -78,13 +78,15 @@ def booted_with_systemd() -> bool:
 def running() -> Mapping[str, int]:
     """Return machine name -> pid, for all systemd-nspawn processes on this machine.
 
-    Processes inside containers are left out: an image built in a container may have the same name.
+    A command that ends with systemd-nspawn becomes it: see ``launch``. Processes inside containers are left
+    out: an image built in a container may have the same name.
     """
     own_namespace, option, pids = Path("/proc/self/ns/pid").readlink(), "--machine=", {}
     for process, line in system.read_processes("cmdline"):
-        program, *words = line.split("\0")
+        words = line.split("\0")
         names = [word.removeprefix(option) for word in words if word.startswith(option)]
-        if names and Path(program).name == "systemd-nspawn":
+        programs = [Path(word).name for word in words]
+        if names and "systemd-nspawn" in programs and programs[0] != "systemd-run":
             with suppress(OSError):
                 if (process / "ns/pid").readlink() == own_namespace:
                     pids[names[-1]] = int(process.name)

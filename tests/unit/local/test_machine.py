@@ -151,6 +151,17 @@ def test_a_machine_of_a_container_here_is_not_this_machines() -> None:
             process.communicate()
 
 
+def test_a_machine_that_is_about_to_start_counts() -> None:
+    """On a busy machine, it takes long until the command has become systemd-nspawn."""
+    name = f"clusterctl-bake-{os.getpid()}"
+    argv = ["sh", "-c", "echo up; read line", "sh", "/usr/bin/systemd-nspawn", f"--machine={name}"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        assert machine.running()[name] == process.pid
+        process.communicate()
+
+
 def test_hosts_file_names_each_address_once():
     """The role `common` replaces the block with all hosts of the cluster, the node itself included."""
     touches = yaml.safe_load((data_folder("ansible") / "roles/common/meta/touches.yml").read_text())
