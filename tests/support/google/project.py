@@ -36,6 +36,8 @@ _FOUND: dict[str, dict[str, Any]] = {
     "compute.images.get": {"status": "READY", "diskSizeGb": "20", "architecture": "X86_64"},
     "compute.images.getFromFamily": {"status": "READY", "diskSizeGb": "20", "architecture": "X86_64"},
     "compute.reservations.get": {"status": "READY", "specificReservationRequired": True},
+    "compute.reservationBlocks.get": {"resource": {"status": "READY"}},
+    "compute.reservationSubBlocks.get": {"resource": {"status": "READY"}},
     "storage.buckets.get": {},
 }
 
@@ -82,7 +84,9 @@ class Project:
                 said = _FOUND[method] | special
             case _:
                 return NotImplemented
-        return {"name": name} | said
+        return (
+            {"resource": {"name": name} | said["resource"]} if "resource" in said else {"name": name} | said
+        )
 
     def _policy(self, name: str) -> Any:
         constraint = name.removeprefix("constraints/")

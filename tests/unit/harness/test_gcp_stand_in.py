@@ -109,6 +109,75 @@ def test_validate_refuses_what_googles_provider_does_not_take(tmp_path: Path) ->
     assert set(ASKED) - set(said) == {"sound"}
 
 
+NAT = {
+    "router": "r",
+    "nat_ip_allocate_option": "AUTO_ONLY",
+    "source_subnetwork_ip_ranges_to_nat": "ALL_SUBNETWORKS_ALL_IP_RANGES",
+}
+PORTS = NAT | {"enable_dynamic_port_allocation": True, "min_ports_per_vm": 64, "max_ports_per_vm": 4096}
+DISK = {"initialize_params": {"image": "rocky-linux-cloud/rocky-linux-9"}}
+MACHINE = {"machine_type": "a3-highgpu-1g", "boot_disk": DISK, "network_interface": {"subnetwork": "s"}}
+FLEX = {
+    "provisioning_model": "FLEX_START",
+    "automatic_restart": False,
+    "on_host_maintenance": "TERMINATE",
+    "instance_termination_action": "DELETE",
+    "max_run_duration": {"seconds": 3600},
+}
+NONE = {"reservation_affinity": {"type": "NO_RESERVATION"}}
+
+
+def flexible(**scheduling: Any) -> dict[str, Any]:
+    return MACHINE | NONE | {"scheduling": FLEX | scheduling}
+
+
+def reserved(name: str) -> dict[str, Any]:
+    specific = {"key": "compute.googleapis.com/reservation-name", "values": [name]}
+    return MACHINE | {
+        "reservation_affinity": {"type": "SPECIFIC_RESERVATION", "specific_reservation": specific}
+    }
+
+
+# What Google does not take of a resource's settings, and a word of its refusal; the last ones it takes.
+SETTINGS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "odd": ("router_nat", PORTS | {"min_ports_per_vm": 48}, "power of two"),
+    "few": ("router_nat", PORTS | {"min_ports_per_vm": 16}, "power of two"),
+    "order": ("router_nat", PORTS | {"max_ports_per_vm": 64}, "greater than minPortsPerVm"),
+    "mapping": ("router_nat", PORTS | {"enable_endpoint_independent_mapping": True}, "exclude each other"),
+    "static": ("router_nat", NAT | {"max_ports_per_vm": 4096}, "needs enableDynamicPortAllocation"),
+    "endless": ("instance", flexible(max_run_duration=[]), "maxRunDuration"),
+    "long": ("instance", flexible(max_run_duration={"seconds": 604801}), "maxRunDuration"),
+    "moving": ("instance", flexible(on_host_maintenance="MIGRATE"), "TERMINATE"),
+    "restarting": ("instance", flexible(automatic_restart=True), "automaticRestart"),
+    "unended": ("instance", flexible(instance_termination_action=None), "instanceTerminationAction"),
+    "booked": ("instance", reserved("mine") | {"scheduling": FLEX}, "NO_RESERVATION"),
+    "family": ("instance", flexible() | {"machine_type": "g4-standard-48"}, "g4-standard-48"),
+    "url": ("instance", reserved("https://google/projects/p/reservations/r"), "reservationAffinity"),
+    "unnamed": ("instance", MACHINE | {"reservation_affinity": {"type": "SPECIFIC_RESERVATION"}}, "specific"),
+    "flexible": ("instance", flexible(), ""),
+    "block": ("instance", reserved("projects/owner/reservations/r/reservationBlocks/b"), ""),
+    "own": ("instance", reserved("mine"), ""),
+    "ports": ("router_nat", PORTS, ""),
+    "plain": ("router_nat", NAT, ""),
+}
+
+
+def test_settings_that_google_does_not_combine_are_refused(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "main.tf").write_text(MAIN.partition("variable")[0])
+    for name, (kind, body, _) in SETTINGS.items():
+        resource = {f"google_compute_{kind}": {name: {"name": f"{kind.replace('_', '-')}-{name}", **body}}}
+        (source / f"{name}.tf.json").write_text(json.dumps({"resource": resource}))
+    told = map(
+        json.loads, Module(tmp_path, source=source).run("apply", "-auto-approve", "-json").stdout.splitlines()
+    )
+    wrong = [each["diagnostic"] for each in told if each["type"] == "diagnostic"]
+    said = {each["address"].partition(".")[2]: each["summary"] for each in wrong}
+    assert set(said) == {name for name, (*_, words) in SETTINGS.items() if words}
+    assert [name for name, text in said.items() if SETTINGS[name][2] not in text] == []
+
+
 SHARED = """
 resource "google_compute_disk" "shared" {
   name = "shared"

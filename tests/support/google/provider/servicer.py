@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import threading
@@ -16,7 +17,7 @@ from tf.types import Unknown
 from tf.utils import read_dynamic_value, to_dynamic_value
 
 from tests.support.google import refusals
-from tests.support.google.provider import schema, world
+from tests.support.google.provider import limits, schema, world
 from tests.support.google.provider.store import Store
 
 INSTANCE = "google_compute_instance"
@@ -140,6 +141,7 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
             if said and refused not in refusals.MADE:
                 raise RefusedError(said)
             _refuse_unsettled(cloud, kind, planned)
+            _refuse_settings(kind, planned)
             if kind == INSTANCE:
                 _refuse_disks(cloud, planned, identifier)
             if kind in UNSETTLED and identifier not in there:
@@ -157,6 +159,7 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
                 raise RefusedError(refusals.text_of("not_stopped", kind, planned))
             if stops and prior.get("scratch_disk"):  # its stop has no discardLocalSsd: issue 26173
                 raise RefusedError(refusals.text_of("local_ssd_stop", kind, planned))
+            _refuse_settings(kind, planned)
             if kind == INSTANCE:
                 _refuse_disks(cloud, planned, prior["id"])
             made = schema.filled(self._block(kind), planned, world.computer(cloud, kind, planned))
@@ -239,12 +242,20 @@ def _refuse_unsettled(cloud: dict[str, Any], kind: str, planned: Mapping[str, An
     if kind == INSTANCE:
         accounts = (one["email"] for one in _listed(planned, "service_account"))
         needed = dict.fromkeys(accounts, "account_not_found_yet")
+    if kind == "google_compute_firewall":
+        sides = (planned[f"{side}_service_accounts"] or () for side in ("source", "target"))
+        needed = dict.fromkeys(itertools.chain(*sides), "account_field_yet")
     if kind.startswith("google_compute_"):
         needed["compute.googleapis.com"] = "api_off_by_id"
     for what, refusal in needed.items():
         if cloud["unsettled"].get(what):
             cloud["unsettled"][what] -= 1
             raise RefusedError(refusals.text_of(refusal, kind, planned, email=what))
+
+
+def _refuse_settings(kind: str, planned: Mapping[str, Any]) -> None:
+    if said := limits.refused_by_google(kind, planned):
+        raise RefusedError(said)
 
 
 def _refuse_disks(cloud: Mapping[str, Any], planned: Mapping[str, Any], identifier: str) -> None:
