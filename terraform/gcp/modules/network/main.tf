@@ -67,6 +67,13 @@ resource "google_compute_router_nat" "out" {
   nat_ip_allocate_option             = "AUTO_ONLY"
   source_subnetwork_ip_ranges_to_nat = "LIST_OF_SUBNETWORKS"
 
+  # A host gets more ports while its programs have many connections to one address, such as loaders of data from a
+  # bucket. Without free ports, new connections hang. Google does not combine this with endpoint-independent mapping.
+  enable_dynamic_port_allocation      = true
+  enable_endpoint_independent_mapping = false
+  min_ports_per_vm                    = 64
+  max_ports_per_vm                    = 4096
+
   subnetwork {
     name                    = google_compute_subnetwork.cluster[0].id
     source_ip_ranges_to_nat = ["ALL_IP_RANGES"]
