@@ -311,6 +311,18 @@ def at_least(text: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def at_most(text: str) -> AfterValidator:
+    """Return a validator that rejects higher durations. ``text``: the maximum, such as ``7d``."""
+    most = parse_duration_s(text)
+
+    def check(value: int) -> int:
+        if value > most:
+            raise BadValueError("value-too-large", f"the value is above the maximum, {text}")
+        return value
+
+    return AfterValidator(check)
+
+
 def spelled(text: str, description: str) -> Any:
     """Return a pydantic field. ``text``: its default, a duration or size such as ``10m`` or ``64MiB``."""
     return Field(text, validate_default=True, description=description)

@@ -337,6 +337,9 @@ def _node_faults(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
     if controller.spot:
         message = "the controller can't be a spot node: if Google preempts it, the cluster stops"
         yield Fault("controller-spot", (*at, "spot"), message, "remove spot")
+    elif controller.flex_start:
+        message = "the controller can't be a flex-start node, because Google deletes it after at most 7d"
+        yield Fault("controller-flex-start", (*at, "flex_start"), message, "remove flex_start")
     elif controller.compact_placement:
         message = "compact placement has no effect on the controller, which is a single instance"
         yield Fault("controller-placement", (*at, "compact_placement"), message, "remove compact_placement")

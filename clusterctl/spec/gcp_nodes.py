@@ -14,7 +14,19 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field
 
 from clusterctl.errors import BadValueError
-from clusterctl.spec.base import PATTERNS, UNKNOWN, Fault, Loc, Model, SizeMib, Toggle, either
+from clusterctl.spec.base import (
+    PATTERNS,
+    UNKNOWN,
+    DurationS,
+    Fault,
+    Loc,
+    Model,
+    SizeMib,
+    Toggle,
+    at_least,
+    at_most,
+    either,
+)
 from clusterctl.spec.common import Gpus
 from clusterctl.spec.names import DATA, did_you_mean
 from clusterctl.spec.units import GIB_MIB, format_size, shown
@@ -62,10 +74,20 @@ class GcpNodes(Model):
     termination_action: Literal["STOP", "DELETE"] = Field(
         "STOP", description="whether a preempted spot node is stopped or deleted"
     )
+    flex_start: Annotated[DurationS, at_least("10m"), at_most("7d")] | None = Field(
+        None, description="use flex-start instances: cheaper; Google deletes them after this time, 10m to 7d"
+    )
     compact_placement: Toggle = Field(False, description="use a compact placement policy, for low latency")
     tier_1: Toggle = Field(False, description="TIER_1 networking, on large machine types; needs gvnic")
     gvnic: Toggle = Field(True, description="Google's own network interface, instead of virtio")
-    reservation: Resource | None = Field(None, description="a reservation of yours that the instances use")
+    reservation: Annotated[str, PATTERNS["reservation"]] | None = Field(
+        None, description="a reservation, or a block of it, that the instances use; also of another project"
+    )
+
+    @property
+    def provisioning_model(self) -> str:
+        """Google's name of the way to get the instances. A reservation counts as STANDARD."""
+        return "SPOT" if self.spot else "FLEX_START" if self.flex_start else "STANDARD"
 
 
 # The default machine type of nodes without GPUs.
@@ -83,7 +105,9 @@ class Machine:
     guest_accelerator: whether the GPUs are added to the machine type, instead of included in the type.
     local_ssds: the allowed numbers of additional local disks.
     bundled_ssds: the number of local disks that the machine type includes.
-    only: ``spot``, ``reservation`` or both, if Google offers this type only so. Empty: also on demand.
+    only: names of the settings, such as ``spot``, without which Google does not offer this type. Empty: also
+        on demand.
+    flex_start: whether Google offers this type as flex-start instances.
     reservation_bound: whether instances from a reservation need the provisioning model RESERVATION_BOUND.
     """
 
@@ -102,6 +126,7 @@ class Machine:
     boot_disks: tuple[str, ...] = ()
     extra_disks: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
+    flex_start: bool = False
     reservation_bound: bool = False
 
     @property
@@ -146,6 +171,7 @@ def _machine(name: str, row: Mapping[str, Any]) -> Machine:
         boot_disks=tuple(facts["boot_disks"]),
         extra_disks=tuple(facts.get("extra_disks", facts["boot_disks"])),
         only=tuple(facts.get("only", ())),
+        flex_start=facts.get("flex_start", False),
         reservation_bound=facts.get("reservation_bound", False),
     )
 
@@ -318,6 +344,10 @@ def _machine_independent_faults(nodes: Nodes) -> Iterator[Fault]:
     if settings.spot and settings.reservation:
         message = "a spot node can't be taken from a reservation"
         yield Fault("spot-in-reservation", (*at, "reservation"), message, "remove reservation, or spot: true")
+    for key, name in (("spot", "a spot node"), ("reservation", "taken from a reservation")):
+        if settings.flex_start and getattr(settings, key):
+            message = f"a flex-start node can't be {name}"
+            yield Fault("flex-start-combination", (*at, key), message, f"remove {key}, or flex_start")
     if settings.spot and settings.compact_placement:
         message = "spot nodes can't have compact placement: a preempted node may restart elsewhere"
         hint = "remove compact_placement, or spot: true"
@@ -356,14 +386,21 @@ def disk_size(at: Loc, size_mib: int) -> Iterator[Fault]:
 def _machine_faults(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
     settings, name, where = nodes.settings, machine.name, nodes.where
     if machine.only and all(getattr(settings, way) in {None, False} for way in machine.only):
-        ways = {"spot": "write spot: true", "reservation": "name a reservation"}
+        ways = {
+            "spot": "write spot: true",
+            "reservation": "name a reservation",
+            "flex_start": "write flex_start: 2d",
+        }
         hint = ", or ".join(ways[way] for way in machine.only)
         yield Fault("machine-not-on-demand", nodes.machine_at, f"{name} is not available on demand", hint)
-    if settings.compact_placement and not machine.compact_placement:
-        families = (family for family, facts in data()["families"].items() if "compact_placement" in facts)
-        message = f"machine type {name} does not support compact placement"
-        hint = f"use a machine type of {either(families)}"
-        yield Fault("machine-without-placement", (*where, "compact_placement"), message, hint)
+    for key, code, feature in (
+        ("compact_placement", "machine-without-placement", "compact placement"),
+        ("flex_start", "machine-without-flex-start", "flex-start instances"),
+    ):
+        if getattr(settings, key) and not getattr(machine, key):
+            families = (family for family, facts in data()["families"].items() if key in facts)
+            message = f"machine type {name} does not support {feature}"
+            yield Fault(code, (*where, key), message, f"use a machine type of {either(families)}")
     if settings.tier_1 and not machine.tier_1:
         message = f"machine type {name} does not support TIER_1 networking"
         yield Fault("machine-without-tier-1", (*where, "tier_1"), message, _tier_1_hint(machine))

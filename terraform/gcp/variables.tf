@@ -160,6 +160,8 @@ variable "hosts" {
   description = <<-EOT
     Hostname -> host. Exactly one host has the role "controller". All other hosts are "compute", with a partition.
     guest_accelerator is for N1 machines only, because other families include their GPUs. placement is one of placements.
+    flex_start is the time in seconds after which Google deletes a flex-start instance. Default is no such instance.
+    reservation is NAME or projects/PROJECT/reservations/NAME, each optionally with /reservationBlocks/BLOCK.
     reservation_bound is for machine types with reservations that need this provisioning model, such as A3 Ultra and A4.
     boot_image is the image of new hosts. Default is image. A change of boot_image does not replace hosts.
   EOT
@@ -188,6 +190,7 @@ variable "hosts" {
     }))
     has_gpu            = optional(bool, false)
     spot               = optional(bool, false)
+    flex_start         = optional(number)
     termination_action = optional(string, "STOP")
     placement          = optional(string)
     nic_type           = optional(string, "GVNIC")
@@ -230,6 +233,20 @@ variable "hosts" {
   validation {
     condition     = alltrue([for host in var.hosts : contains(["STOP", "DELETE"], host.termination_action)])
     error_message = "termination_action must be STOP or DELETE."
+  }
+
+  validation {
+    condition = alltrue([
+      for host in var.hosts : try(host.flex_start >= 600 && host.flex_start <= 604800, host.flex_start == null)
+    ])
+    error_message = "flex_start must be 600 to 604800 seconds."
+  }
+
+  validation {
+    condition = alltrue([
+      for host in var.hosts : host.flex_start == null || (host.role == "compute" && !host.spot && host.reservation == null)
+    ])
+    error_message = "flex_start is for compute hosts without spot and reservation."
   }
 
   validation {

@@ -20,7 +20,7 @@ from typing import Any, Final
 from clusterctl.errors import ClusterctlError, Failure, ProvisionError, TerraformError, UsageError
 from clusterctl.providers.base import Action, HostChange
 from clusterctl.providers.gcp.api import rules
-from clusterctl.providers.gcp.costs import INSTANCE, OFF, HostPrices
+from clusterctl.providers.gcp.costs import INSTANCE, OFF, HostPrices, provisioning_model
 from clusterctl.providers.gcp.orphans import cluster_id_of
 from clusterctl.providers.gcp.terraform import Action as TerraformAction
 from clusterctl.providers.gcp.terraform import Plan, ResourceChange, Terraform
@@ -279,6 +279,7 @@ _ACTIONS: Final[Mapping[TerraformAction, Action]] = {
     "delete": "remove",
     "no-op": "keep",
 }
+_MODELS: Final = {"SPOT": "spot", "FLEX_START": "flex-start"}
 _STOPPED_FOR: Final = frozenset({"machine_type", "service_account", "shielded_instance_config"})
 # Resources with users' files.
 _HOLDING: Final = frozenset({"google_filestore_instance", "google_compute_disk"})
@@ -350,8 +351,8 @@ def _describe(instance: Mapping[str, Any]) -> str:
         added = ()
     for gpu in added:
         words.append(f"{gpu.get('count')} x {str(gpu.get('type')).rpartition('/')[2]}")
-    if any(each.get("provisioning_model") == "SPOT" for each in instance.get("scheduling") or ()):
-        words.append("spot")
+    if model := _MODELS.get(provisioning_model(instance)):
+        words.append(model)
     return ", ".join(words)
 
 

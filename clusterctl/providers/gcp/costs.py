@@ -17,6 +17,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import GIB_MIB
 from clusterctl.util.assets import read_table
 
+_DISCOUNTED: Final = ("SPOT", "FLEX_START")
 # Google's definition of a month.
 HOURS_A_MONTH: Final = 730.0
 LOCAL_SSD_GIB: Final = 375
@@ -57,15 +58,19 @@ def total(parts: Iterable[float | None]) -> float | None:
 
 
 def of_machine(
-    name: str, gpus: Mapping[str, int], *, spot: bool, own_prices: Mapping[str, float] = MappingProxyType({})
+    name: str, gpus: Mapping[str, int], *, model: str, own_prices: Mapping[str, float] = MappingProxyType({})
 ) -> float | None:
     """Return the hourly price of a machine type without disks. ``gpus``: Google's name of added GPU -> count.
 
+    model: the provisioning model, such as STANDARD; FLEX_START has no prices in the table.
     own_prices: machine type -> the user's price including GPUs, which overrides the price table.
     """
+    spot = model == "SPOT"
     prices, machine = table(), gcp_nodes.machines().get(name)
     if name in own_prices:
         return own_prices[name]
+    if model == "FLEX_START":
+        return None
     if not spot and name in prices["machines"]:
         return float(prices["machines"][name])
     family = prices["families"].get(machine.family, {}) if machine else {}
@@ -79,16 +84,22 @@ def of_machine(
     return total([*parts, *(usd and usd * count for usd, count in added)])
 
 
-def of_local_ssds(count: int, *, spot: bool) -> float | None:
-    """Return the hourly price of ``count`` added local disks. For spot machines, it is unknown: None."""
+def of_local_ssds(count: int, *, model: str) -> float | None:
+    """Return the hourly price of added local disks. For spot and flex-start machines, it is unknown: None."""
     if count == 0:
         return 0.0
-    return None if spot else of_gib(table()["local_ssd"], count * LOCAL_SSD_GIB)
+    return None if model in _DISCOUNTED else of_gib(table()["local_ssd"], count * LOCAL_SSD_GIB)
 
 
 INSTANCE: Final = "google_compute_instance"
 OFF: Final = frozenset({"TERMINATED", "STOPPED", "SUSPENDED"})
 Attributes = Mapping[str, Any]
+
+
+def provisioning_model(instance: Attributes) -> str:
+    """Return the provisioning model of an instance, as Terraform describes it."""
+    models = (each.get("provisioning_model") for each in instance.get("scheduling") or ())
+    return next(filter(None, models), "STANDARD")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +133,8 @@ def node_price(spec: ClusterSpec, partition: Partition) -> float | None:
     disks = ((gcp_nodes.disk_type(nodes.boot_disk, machine.boot_disks), nodes.boot_disk.size), *extra)
     return total(
         [
-            of_machine(machine.name, gpus, spot=nodes.spot, own_prices=settings.prices),
-            of_local_ssds(nodes.local_ssds, spot=nodes.spot),
+            of_machine(machine.name, gpus, model=nodes.provisioning_model, own_prices=settings.prices),
+            of_local_ssds(nodes.local_ssds, model=nodes.provisioning_model),
             *(of_disk(kind, mib / GIB_MIB) for kind, mib in disks),
         ]
     )
@@ -162,8 +173,8 @@ def of_row(kind: str, row: Attributes) -> float | None:
         case "instance":
             added = row.get("guestAccelerators", ())
             gpus = {_last_part(gpu["acceleratorType"]): gpu["acceleratorCount"] for gpu in added}
-            spot = row.get("scheduling", {}).get("provisioningModel") == "SPOT"
-            price = of_machine(_last_part(row.get("machineType", "")), gpus, spot=spot)
+            model = row.get("scheduling", {}).get("provisioningModel", "STANDARD")
+            price = of_machine(_last_part(row.get("machineType", "")), gpus, model=model)
             # The API lists the disks separately.
             return 0.0 if row.get("status") in OFF else price
         case "disk":
@@ -182,13 +193,13 @@ def of_row(kind: str, row: Attributes) -> float | None:
 
 def _of_instance(instance: Attributes, own_prices: Mapping[str, float]) -> float | None:
     name = str(instance.get("machine_type"))
-    spot = any(each.get("provisioning_model") == "SPOT" for each in instance.get("scheduling") or ())
+    model = provisioning_model(instance)
     accelerators = instance.get("guest_accelerator") or ()
     gpus = {_last_part(str(gpu["type"])): int(gpu["count"]) for gpu in accelerators}
     machine = gcp_nodes.machines().get(name)
     added = max(len(instance.get("scratch_disk") or ()) - (machine.bundled_ssds if machine else 0), 0)
     off = instance.get("current_status") in OFF
-    running = [of_machine(name, gpus, spot=spot, own_prices=own_prices), of_local_ssds(added, spot=spot)]
+    running = [of_machine(name, gpus, model=model, own_prices=own_prices), of_local_ssds(added, model=model)]
     boot = [p for disk in instance.get("boot_disk") or () for p in disk.get("initialize_params") or ()]
     disks = (of_disk(str(disk.get("type")), float(disk.get("size") or 0)) for disk in boot)
     return total([*([] if off else running), *disks])

@@ -76,7 +76,10 @@ def image_machines(spec: ClusterSpec) -> Iterator[HostGroup]:
         nodes_of_builder = GcpNodes(boot_disk=disk, gvnic=nodes.gvnic)
         builder = machines()[_SMALL]
         if spec.software.nvidia.has_driver and machine.gpu:
-            builder, options = machine, {"spot": nodes.spot, "reservation": nodes.reservation}
+            builder, options = (
+                machine,
+                {key: getattr(nodes, key) for key in ("spot", "flex_start", "reservation")},
+            )
             nodes_of_builder = nodes_of_builder.model_copy(update=options)
         yield HostGroup(partition.name, nodes_of_builder, builder, image_of(nodes, machine), 1)
 
@@ -138,7 +141,7 @@ def describe_missing(api: Api, spec: ClusterSpec, chosen: Mapping[str, NodeImage
         if resource.get("status") not in {"READY", "PENDING"}:
             gpu = image.machine.gpu if image.machine.guest_accelerator else None
             added = {str(image.machine.accelerator): gpu.count} if gpu else {}
-            usd = costs.of_machine(image.machine.name, added, spot=image.nodes.spot)
+            usd = costs.of_machine(image.machine.name, added, model=image.nodes.provisioning_model)
             price = f", {usd:.2f} USD an hour" if usd else ""
             yield (
                 f"clusterctl first builds the node image {image.name}, once. This takes about {_MINUTES} on "

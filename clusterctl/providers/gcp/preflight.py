@@ -135,7 +135,10 @@ class _Checks:
                 path = f"{zone}/acceleratorTypes/{group.machine.accelerator}"
                 yield "machine-type-unavailable", group.title, path
             if group.nodes.reservation:
-                yield "reservation", group.title, f"{zone}/reservations/{group.nodes.reservation}"
+                # A reservation of another project is spelled with its project.
+                owner, _, name = group.nodes.reservation.rpartition("/reservations/")
+                place = f"{owner or self._project}/zones/{self.settings.zone}"
+                yield "reservation", group.title, f"{place}/reservations/{name}"
         if network.network:
             subnetwork = f"{self._project}/regions/{region}/subnetworks/{network.subnetwork}"
             yield "network-missing", "provider.network", f"{self._project}/global/networks/{network.network}"
@@ -229,10 +232,13 @@ class _Checks:
     def exists(self, code: str, where: str, path: str) -> Iterator[Finding]:
         """Yield an error if no resource exists at this REST path. Accept a resource that can't be read."""
         kind, _, name = path.removeprefix(f"{self._project}/").rpartition("/")
+        parts = path.split("/")
         with suppress(PermissionDeniedError):
             if self.api.find("storage" if kind == "b" else "compute", path) is None:
                 # Each error code has its own placeholder for the name.
-                words = dict.fromkeys(("bad", "machine", "reservation", "network", "bucket"), name)
+                words = dict.fromkeys(("bad", "machine", "network", "bucket"), name)
+                if "reservations" in parts:
+                    words = {"reservation": parts[parts.index("reservations") + 1], "project": parts[1]}
                 place = "Cloud Storage" if kind == "b" else kind
                 yield self._error(code, where, f"{name} does not exist in {place}", **words)
 
@@ -299,14 +305,16 @@ def _demand(groups: Collection[HostGroup]) -> tuple[Counter[str], Counter[str]]:
             continue
         regional["INSTANCES"] += count
         everywhere["CPUS_ALL_REGIONS"] += machine.vcpus * count
-        if machine.family in _CPUS and not nodes.spot:
+        # Spot and flex-start instances count on the preemptible quotas.
+        is_standard = nodes.provisioning_model == "STANDARD"
+        if machine.family in _CPUS and is_standard:
             regional[_CPUS[machine.family]] += machine.vcpus * count
         if machine.gpu:
             name = machine.gpu.type.upper().replace("-", "_")
-            metric = f"{'PREEMPTIBLE_' if nodes.spot else ''}NVIDIA_{name}_GPUS"
+            metric = f"{'' if is_standard else 'PREEMPTIBLE_'}NVIDIA_{name}_GPUS"
             regional[metric] += machine.gpu.count * count
             everywhere["GPUS_ALL_REGIONS"] += machine.gpu.count * count
-        metric = "PREEMPTIBLE_LOCAL_SSD_GB" if nodes.spot else "LOCAL_SSD_TOTAL_GB"
+        metric = "LOCAL_SSD_TOTAL_GB" if is_standard else "PREEMPTIBLE_LOCAL_SSD_GB"
         regional[metric] += nodes.local_ssds * _LOCAL_SSD_GB * count
     return regional, everywhere
 

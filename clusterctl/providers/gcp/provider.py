@@ -395,6 +395,7 @@ def _host(nodes: GcpNodes, machine: Machine) -> Variables:
     fields = {"local_ssds", "spot", "termination_action", "tier_1", "reservation"}
     return {
         **nodes.model_dump(mode="json", include=fields),
+        "flex_start": nodes.flex_start,
         "machine_type": machine.name,
         "image": image_of(nodes, machine).model_dump(mode="json"),
         "boot_disk": _disk(nodes.boot_disk, machine.boot_disks),

@@ -36,10 +36,12 @@ provider:
   filestore: {{}}
   partitions:
     held: {{reservation: mine}}
+    shared: {{reservation: projects/owner-project/reservations/theirs/reservationBlocks/block-1}}
     own: {{image: {{project: debian-cloud, family: debian-12}}}}
 partitions:
   - {{name: train, nodes: 2, gpus: {{type: l4}}}}
   - {{name: held, nodes: 3, gpus: {{type: a100}}}}
+  - {{name: shared, nodes: 3, gpus: {{type: a100}}}}
   - {{name: own, nodes: 1, gpus: {{type: t4}}}}
 software: {{nvidia: {{driver: open}}}}
 """
@@ -128,6 +130,12 @@ OBSTACLES: dict[str, tuple[Plant, str, str, str]] = {
         *("image-missing", "nvidia-580", "images list"),
     ),
     "reservation": (lambda g: has(g, "reservations/mine"), "reservation", "mine", "describe mine"),
+    "block of a shared reservation": (
+        lambda g: has(
+            g, f"projects/owner-project/zones/{ZONE}/reservations/theirs/reservationBlocks/block-1"
+        ),
+        *("reservation", "block-1", f"describe theirs --zone {ZONE} --project owner-project"),
+    ),
     "network": (
         lambda g: g.world.put("google_compute_network", LAN, name="other"),
         *("network-missing", "lan does not exist in", "networks subnets list"),
@@ -326,8 +334,9 @@ def test_unreadable_managed_policies_are_ignored(google: Google) -> None:
     assert found(PLAIN) == ()
 
 
-def test_a_bucket_that_the_login_may_not_look_at_may_be_there(google: Google) -> None:
-    google.fail("storage.buckets.get", 403, reason="forbidden")
+@pytest.mark.parametrize("call", ["storage.buckets.get", "compute.reservationBlocks.get"])
+def test_a_resource_that_the_login_may_not_look_at_may_exist(google: Google, call: str) -> None:
+    google.fail(call, 403, reason="forbidden")
     assert found(SPEC) == ()
 
 

@@ -31,7 +31,7 @@ PUBLISHED = {
 
 
 def of(name: str, gpus: dict[str, int] | None = None, *, spot: bool = False, **own: float) -> float | None:
-    return costs.of_machine(name, gpus or {}, spot=spot, own_prices=own)
+    return costs.of_machine(name, gpus or {}, model="SPOT" if spot else "STANDARD", own_prices=own)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -185,6 +185,10 @@ class TestNodes:
         assert with_disk - without == pytest.approx(0.17)
 
 
+def _model(host: dict[str, Any]) -> str:
+    return "SPOT" if host["spot"] else "FLEX_START" if host["flex_start"] else "STANDARD"
+
+
 def as_instance(name: str, host: dict[str, Any]) -> dict[str, Any]:
     """A host of the module's variables as Terraform plans its instance."""
     disk = {"size": host["boot_disk"]["size_gib"], "type": host["boot_disk"]["type"]}
@@ -194,7 +198,7 @@ def as_instance(name: str, host: dict[str, Any]) -> dict[str, Any]:
         "name": name,
         "machine_type": host["machine_type"],
         "guest_accelerator": [host["guest_accelerator"]] if host["guest_accelerator"] else [],
-        "scheduling": [{"provisioning_model": "SPOT" if host["spot"] else "STANDARD"}],
+        "scheduling": [{"provisioning_model": _model(host)}],
         "scratch_disk": [{}] * (host["local_ssds"] + machine.bundled_ssds),
         "boot_disk": [{"initialize_params": [disk]}],
     }

@@ -86,6 +86,11 @@ TRAIN = "partitions: [{name: train, nodes: 1%s}]\n"
         ("", ", gpus: {type: a100, count: 8}", "a2-highgpu-8g 8 x a100"),
         ("", ", gpus: {type: h100, count: 8}", "a3-highgpu-8g 8 x h100"),
         (", partitions: {train: {spot: true}}", ", gpus: {type: b200, count: 8}", "a4-highgpu-8g 8 x b200"),
+        (
+            ", partitions: {train: {flex_start: 2d}}",
+            ", gpus: {type: h100, count: 2}",
+            "a3-highgpu-2g 2 x h100",
+        ),
         (", partitions: {train: {spot: true}}", ", gpus: {type: l4, count: 1}", "g2-standard-4 1 x l4"),
         (", partitions: {train: {machine_type: c2-standard-60}}", "", "c2-standard-60 None"),
         ("", "", "e2-standard-4 None"),

@@ -7,11 +7,26 @@ locals {
     coalesce(var.host.image.family, var.host.image.name),
   ]))
 
-  # Google can't migrate hosts with GPUs or compact placement, and can't restart spot machines.
-  fixed      = var.host.has_gpu || var.host.spot || var.host.placement != null
-  restarting = !var.host.spot && var.host.placement == null
+  # Google can't migrate hosts with GPUs or compact placement, and can't restart spot and flex-start machines.
+  passing    = var.host.spot || var.host.flex_start != null
+  fixed      = var.host.has_gpu || local.passing || var.host.placement != null
+  restarting = !local.passing && var.host.placement == null
 
-  provisioning_model = var.host.spot ? "SPOT" : var.host.reservation_bound ? "RESERVATION_BOUND" : "STANDARD"
+  provisioning_model = (
+    var.host.spot ? "SPOT" :
+    var.host.flex_start != null ? "FLEX_START" :
+    var.host.reservation_bound ? "RESERVATION_BOUND" :
+    "STANDARD"
+  )
+  termination_actions = {
+    STANDARD   = null
+    FLEX_START = "DELETE"
+  }
+
+  # Flex-start machines can't use reservations, and must say so.
+  reservation_type = (
+    var.host.reservation != null ? "SPECIFIC_RESERVATION" : var.host.flex_start != null ? "NO_RESERVATION" : null
+  )
 
   # The name of a disk contains the properties that make it another disk, shortened to the limit of 63 characters.
   extra_disks = {
@@ -150,18 +165,30 @@ resource "google_compute_instance" "host" {
     automatic_restart           = local.restarting
     preemptible                 = var.host.spot
     provisioning_model          = local.provisioning_model
-    instance_termination_action = local.provisioning_model == "STANDARD" ? null : var.host.termination_action
+    instance_termination_action = lookup(local.termination_actions, local.provisioning_model, var.host.termination_action)
+
+    dynamic "max_run_duration" {
+      for_each = var.host.flex_start == null ? [] : [var.host.flex_start]
+
+      content {
+        seconds = max_run_duration.value
+      }
+    }
   }
 
   dynamic "reservation_affinity" {
-    for_each = var.host.reservation == null ? [] : [var.host.reservation]
+    for_each = local.reservation_type == null ? [] : [local.reservation_type]
 
     content {
-      type = "SPECIFIC_RESERVATION"
+      type = reservation_affinity.value
 
-      specific_reservation {
-        key    = "compute.googleapis.com/reservation-name"
-        values = [reservation_affinity.value]
+      dynamic "specific_reservation" {
+        for_each = var.host.reservation == null ? [] : [var.host.reservation]
+
+        content {
+          key    = "compute.googleapis.com/reservation-name"
+          values = [specific_reservation.value]
+        }
       }
     }
   }

@@ -30,6 +30,7 @@ variable "host" {
     }))
     has_gpu            = bool
     spot               = bool
+    flex_start         = optional(number)
     termination_action = string
     placement          = optional(string)
     nic_type           = string
