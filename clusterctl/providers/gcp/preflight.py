@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,6 +37,7 @@ _MOST_CALLS: Final = 12
 _DATA: Final = Path(__file__).with_name("data")
 # The number of parts of a machine type that name its family: a3-highgpu.
 _NAME_PARTS: Final = 2
+_BAD_REQUEST: Final = 400
 _NOT_FOUND: Final = 404
 _COUNTED: Final = "serviceusage.services.use"
 _DRIVER_IN: Final = re.compile(r"nvidia|-cu\d|accelerator|deeplearning")
@@ -211,10 +212,12 @@ class _Checks:
             if needed.get(condition) or getattr(self.settings, condition, False):
                 for role, names in roles.items():
                     permissions[role] += names
-        body = {"permissions": [name for names in permissions.values() for name in names]}
-        answer = self.api.post("cloudresourcemanager", f"{self._project}:testIamPermissions", body)
+        wanted = [name for names in permissions.values() for name in names]
+        granted, refusals = self._granted(wanted)
+        for name, exc in refusals.items():
+            yield self._not_checked(f"the permission {name}", exc)
         for role, names in permissions.items():
-            if missing := [name for name in names if name not in answer.get("permissions", ())]:
+            if missing := [name for name in names if name not in granted and name not in refusals]:
                 hint = _data()["unseen"].get(role)
                 reason = "; ".join(filter(None, (f"the login lacks {', '.join(missing)}", hint)))
                 finding = self._error(
@@ -222,12 +225,44 @@ class _Checks:
                 )
                 yield replace(finding, level="warning") if hint else finding
 
+    def _granted(self, names: Sequence[str]) -> tuple[set[str], dict[str, CloudError]]:
+        """Return (permissions that the login has, permission -> refusal if Google no longer knows it).
+
+        Google refuses all permissions of a request if it does not know one of them, so halves are asked.
+        """
+        try:
+            path, body = f"{self._project}:testIamPermissions", {"permissions": [*names]}
+            return {*self.api.post("cloudresourcemanager", path, body).get("permissions", ())}, {}
+        except CloudError as exc:
+            if exc.status != _BAD_REQUEST:
+                raise
+            if len(names) == 1:
+                return set(), {names[0]: exc}
+        middle = len(names) // 2
+        granted, refusals = self._granted(names[:middle])
+        more, more_refusals = self._granted(names[middle:])
+        return granted | more, refusals | more_refusals
+
+    def _not_checked(self, what: str, exc: CloudError) -> Finding:
+        fix = "if `up` fails because of it, correct it then; a newer clusterctl may be able to check it"
+        message = f"{what} could not be looked at"
+        return Finding(self.settings.project, "warning", "not-checked", message, exc.why, fix)
+
     def policy(self, name: str, reason: str) -> Iterator[Finding]:
         # A project outside organizations has no policies, and the Organization Policy API is rarely enabled.
-        with suppress(ApiOffError, PermissionDeniedError):
-            if enforces(org_policy(self.api, name)):
-                message = f"a policy of the organization blocks the cluster: {name}"
-                yield self._error("org-policy", self.settings.project, message, reason, constraint=name)
+        try:
+            is_enforced = enforces(org_policy(self.api, name))
+        except (ApiOffError, PermissionDeniedError):
+            return
+        except CloudError as exc:
+            # Google refuses a constraint that it has renamed or retired.
+            if exc.status not in {_BAD_REQUEST, _NOT_FOUND}:
+                raise
+            yield self._not_checked(f"the policy {name}", exc)
+            return
+        if is_enforced:
+            message = f"a policy of the organization blocks the cluster: {name}"
+            yield self._error("org-policy", self.settings.project, message, reason, constraint=name)
 
     def exists(self, code: str, where: str, path: str) -> Iterator[Finding]:
         """Yield an error if no resource exists at this REST path. Accept a resource that can't be read."""

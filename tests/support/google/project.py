@@ -2,6 +2,7 @@
 
     google.project.quotas["NVIDIA_L4_GPUS"] = (0, 0)            # its limit, and what is used
     google.project.denied.add("iap.tunnelInstances.accessViaIAP")
+    google.project.retired.add("compute.subnetworks.use")       # Google does not know it any more
     google.project.enforced.add("compute.requireOsLogin")
     google.project.metadata["enable-oslogin"] = "TRUE"
     google.project.has["zones/us-central1-a/machineTypes/g2-standard-4"] = None  # it is missing
@@ -49,6 +50,7 @@ class Project:
     quotas: dict[str, tuple[float, float]] = field(default_factory=dict)
     denied: set[str] = field(default_factory=set)
     enforced: set[str] = field(default_factory=set)
+    retired: set[str] = field(default_factory=set)
     metadata: dict[str, str] = field(default_factory=dict)
     has: dict[str, dict[str, Any] | None] = field(default_factory=dict)
     has_parent: bool = True
@@ -65,6 +67,11 @@ class Project:
                 parent = {"parent": {"type": "organization", "id": "987654321098"}} if self.has_parent else {}
                 return {"projectId": name, "projectNumber": NUMBER, "lifecycleState": "ACTIVE"} | parent
             case "cloudresourcemanager.projects.testIamPermissions":
+                if unknown := self.retired & set(body["permissions"]):
+                    # It answers only for permissions that a role on a project can have. Source:
+                    # cloud.google.com/resource-manager/reference/rest/v1/projects/testIamPermissions.
+                    message = f"Permission {min(unknown)} is not valid for this resource."
+                    raise RefusedError(400, message, "badRequest")
                 return {"permissions": [one for one in body["permissions"] if one not in self.denied]}
             case "cloudresourcemanager.projects.getEffectiveOrgPolicy":
                 return self._policy(body["constraint"])
@@ -90,6 +97,8 @@ class Project:
 
     def _policy(self, name: str) -> Any:
         constraint = name.removeprefix("constraints/")
+        if constraint in self.retired:
+            raise RefusedError(404, "Requested entity was not found.", "notFound")
         if ".managed." in constraint:
             raise RefusedError(400, _MANAGED.format(name), "badRequest")
         said: dict[str, Any] = {"constraint": name}

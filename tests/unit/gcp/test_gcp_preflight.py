@@ -193,6 +193,21 @@ def test_existing_network_needs_no_network_permission(google: Google) -> None:
     )
 
 
+def test_question_that_google_no_longer_knows_is_a_warning(google: Google) -> None:
+    """The other permissions of the same request, and the other policies, are still answered."""
+    google.project.retired |= {"compute.subnetworks.use", "compute.requireOsLogin"}
+    deny(google, "iam.serviceAccounts.actAs")
+    google.project.enforced.add("iam.disableServiceAccountCreation")
+    findings = found(SPEC)
+    by_level = {level: [one for one in findings if one.level == level] for level in ("error", "warning")}
+    assert sorted(one.code for one in by_level["error"]) == ["org-policy", "permission"]
+    assert {one.code for one in by_level["warning"]} == {"not-checked"}
+    (right,) = (one for one in by_level["warning"] if "compute.subnetworks.use" in one.what)
+    (policy,) = (one for one in by_level["warning"] if "compute.requireOsLogin" in one.what)
+    assert "HTTP 400" in right.why
+    assert "HTTP 404" in policy.why
+
+
 def test_conditional_role_is_only_a_warning(google: Google) -> None:
     """testIamPermissions of a project does not show it, nor one on the instances."""
     deny(google, "iap.tunnelInstances.accessViaIAP")
