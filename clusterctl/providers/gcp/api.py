@@ -376,6 +376,7 @@ def _late_keys_error(project: str, zone: str, names: list[str], timeout_s: float
 
 
 _ANSWER_S: Final = 25.0
+_LOG_IN_AGAIN: Final = "gcloud auth login"
 _INSTALL: Final = (
     "install the Google Cloud CLI (https://cloud.google.com/sdk/docs/install), then: gcloud auth login"
 )
@@ -395,14 +396,16 @@ def check_gcloud() -> None:
     if shutil.which("gcloud") is None:
         message = "gcloud is not installed on this machine"
         raise MachineError(message, code="tool-missing", why=reason, fix=_INSTALL)
-    argv = ["gcloud", "auth", "list", "--filter=status:ACTIVE", "--format=value(account)"]
+    # It asks Google for a token. The list of logins also has logins that have expired.
+    argv = ["gcloud", "auth", "print-access-token"]
     try:
         result = run(argv, timeout_s=_ANSWER_S)
     except (OSError, subprocess.TimeoutExpired) as exc:
         result = Result(1, "", str(exc))
+    if result.rc != 0 and _LOG_IN_AGAIN in result.stderr:
+        message = "gcloud is not logged in, or its login has expired"
+        fix, said = f"log in: `{_LOG_IN_AGAIN}`", result.stderr.partition("\n")[0]
+        raise MachineError(message, code="gcloud-login", why=f"{reason}\n{said}", fix=fix)
     if result.rc != 0:
-        fix = f"repair gcloud on this machine, or {_INSTALL}"
-        raise MachineError("`gcloud auth list` failed", code="gcloud-broken", why=result.reason, fix=fix)
-    if not result.stdout.strip():
-        fix = "log in: gcloud auth login"
-        raise MachineError("gcloud is not logged in", code="gcloud-login", why=reason, fix=fix)
+        fix = f"check this machine's network; or repair gcloud: {_INSTALL}"
+        raise MachineError(f"`{' '.join(argv)}` failed", code="gcloud-broken", why=result.reason, fix=fix)

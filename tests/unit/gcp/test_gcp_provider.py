@@ -198,8 +198,12 @@ def test_gcloud_is_looked_for_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     bin_folder = gcloud.install(tmp_path, tmp_path / "world.json")
     monkeypatch.setenv("PATH", f"{bin_folder}:{os.defpath}")
     provider_of(spec).check(spec)
-    (bin_folder / "account").write_text("")
-    with refused("gcloud-login", MachineError, "gcloud auth login"):
+    for state in ("none", "expired", "reauth"):
+        (bin_folder / "login").write_text(state)
+        with refused("gcloud-login", MachineError, "gcloud auth login"):
+            provider_of(spec).check(spec)
+    (bin_folder / "gcloud").write_text("#!/bin/sh\necho 'ERROR: Max retries exceeded' >&2; exit 1\n")
+    with refused("gcloud-broken", MachineError, "Max retries exceeded"):
         provider_of(spec).check(spec)
 
 
