@@ -321,6 +321,21 @@ class UnreachableError(TransportError):
     retryable = True
 
 
+class TunnelError(UnreachableError):
+    """The program that carries the SSH connection to a host did not reach the host.
+
+    ``has_grace``: a new host should be reached within a minute, so longer retries do not help.
+    """
+
+    has_grace = False
+
+
+class TunnelRefusedError(TransportError):
+    """The service that carries the SSH connection rejects the login, perhaps because the host is new."""
+
+    code = "tunnel-refused"
+
+
 class NoAnswerError(UnreachableError):
     """A command on a host printed nothing within its timeout and was killed."""
 

@@ -25,8 +25,12 @@ PAGE: Final = ROOT / "docs" / "errors.md"
 CAUSES: Final = ROOT / "clusterctl" / "scheduler" / "data" / "causes.toml"
 FAULTS: Final = ROOT / "clusterctl" / "hosts" / "data" / "nvidia.toml"
 REFUSALS: Final = tuple(
-    ROOT / "clusterctl" / "providers" / name
-    for name in ("gcp/data/diagnoses.yaml", "onprem/data/refusals.yaml")
+    ROOT / "clusterctl" / name
+    for name in (
+        "providers/gcp/data/diagnoses.yaml",
+        "providers/onprem/data/refusals.yaml",
+        "transport/data/tunnels.yaml",
+    )
 )
 # Positions of the arguments for code, message, cause and fix.
 POSITIONS: Final = {

@@ -15,7 +15,15 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from clusterctl.errors import ClusterctlError, KeyRefusedError, SlurmError, TransportError, UnreachableError
+from clusterctl.errors import (
+    ClusterctlError,
+    KeyRefusedError,
+    SlurmError,
+    TransportError,
+    TunnelError,
+    TunnelRefusedError,
+    UnreachableError,
+)
 from clusterctl.hosts.gpus import Driver, Gpu
 from clusterctl.spec import distributions
 from clusterctl.spec.units import format_size
@@ -326,6 +334,10 @@ _ANSWER_S = 60.0
 _PAUSE_S = 0.1
 # From 9.8 on, sshd blocks clients that retry too often (PerSourcePenalties).
 _REFUSED_PAUSE_S = 5.0
+# Each try starts the program that carries the connection, and IAP refuses logins that try too often.
+_TUNNEL_PAUSE_S = 5.0
+# How long Google may need to know a new host, a new grant or a new firewall rule, and sshd to start.
+GRACE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +371,8 @@ def ask_hosts(
     away: set[str] = set()
 
     def ask(name: str) -> HostReport | ClusterctlError:
-        while (pause_s := _pause_s(answer := _ask(to(name), requests[name]), new=new)) is not None:
+        patience = _Patience(new)
+        while (pause_s := patience.pause_s(answer := _ask(to(name), requests[name]))) is not None:
             away.add(name)
             if time.monotonic() > deadline or given_up.wait(pause_s):
                 break
@@ -416,12 +429,27 @@ def _ask(transport: Transport, request: ProbeRequest) -> HostReport | Clusterctl
         return exc
 
 
-def _pause_s(answer: HostReport | ClusterctlError, *, new: bool) -> float | None:
-    """Return the seconds to wait before the host is probed again; None if that would not help."""
-    # The host may be booting or about to boot.
-    if isinstance(answer, UnreachableError | StoppingError):
-        return _PAUSE_S
-    return _REFUSED_PAUSE_S if new and isinstance(answer, KeyRefusedError) else None
+@dataclass(slots=True)
+class _Patience:
+    """How long a host is probed again. new: see ``ask_hosts``. _refused_at: when its tunnel began to fail."""
+
+    new: bool
+    _refused_at: float | None = None
+
+    def pause_s(self, answer: HostReport | ClusterctlError) -> float | None:
+        """Return the seconds to wait before the host is probed again; None if that would not help."""
+        if isinstance(answer, TunnelError | TunnelRefusedError):
+            now = time.monotonic()
+            self._refused_at = self._refused_at or now
+            is_over = now - self._refused_at > GRACE_S
+            if isinstance(answer, TunnelError):
+                return None if self.new and answer.has_grace and is_over else _TUNNEL_PAUSE_S
+            return _TUNNEL_PAUSE_S if self.new and not is_over else None
+        self._refused_at = None
+        # The host may be booting or about to boot.
+        if isinstance(answer, UnreachableError | StoppingError):
+            return _PAUSE_S
+        return _REFUSED_PAUSE_S if self.new and isinstance(answer, KeyRefusedError) else None
 
 
 _DISTRIBUTION = ProbeRequest(space=())

@@ -19,7 +19,7 @@ from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.names import ADMIN_USER, MAX_ARRAY_SIZE, ROOT
 from clusterctl.state.facts import PartitionFacts, damaged, not_up
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.assets import render
+from clusterctl.util.assets import digest, render
 
 if TYPE_CHECKING:
     from clusterctl.spec.common import ProviderSettings
@@ -33,8 +33,15 @@ ARCHITECTURE = "x86_64"
 HEALTH_PROGRAM: Final = "/opt/clusterctl/health"
 # Above the ephemeral ports of the kernel. The role firewall opens the same range.
 SRUN_PORTS = "61000-64999"
-# gcloud takes seconds to start, and many may start at once.
+# A tunnel may need this long to open.
 PROXIED_TIMEOUT_S = 60
+# ssh's ProxyCommand for a host behind a jump host. All hosts behind the jump host share one connection to it,
+# which ends when it is idle. Arguments: the folder of the ssh_config, the name of the socket, the host's
+# address and port, the jump host. It changes to the folder, as a socket's path is limited to 107 bytes.
+JUMP: Final = (
+    'cd "$0" && exec ssh -F ssh_config -S "connections/$1" -o BatchMode=yes -o ControlMaster=auto '
+    '-o ControlPersist=10 -W "[$2]:$3" "$4"'
+)
 
 
 class Host(BaseModel):
@@ -47,6 +54,7 @@ class Host(BaseModel):
     disk_mib: limit of the disk space that the node may use. Default: no limit.
     proxy_command: program whose standard streams carry the SSH connection if there is no route to the host;
         `%p` stands for the port.
+    jump: name of the host that SSH connects through, if there is no other way to the host.
     job_environment: variables for every job on the host, unless the job sets them; `{interface}` in a value
         stands for the host's interface on the cluster's network.
     """
@@ -71,6 +79,7 @@ class Host(BaseModel):
     hostname: str | None = Field(None, description="the machine's short hostname, if it is not `name`")
     instance_id: str | None = Field(None, description="id of the machine; a recreated host has another")
     proxy_command: tuple[str, ...] = ()
+    jump: str | None = None
     job_environment: Mapping[str, str] = {}
     local_ssds: int = Field(0, description="number of local disks that form /scratch")
 
@@ -179,13 +188,22 @@ class Inventory(BaseModel):
         return next((h for h in self.hosts if h.name == name), None)
 
     def ssh_config(self, *, key: Path, known_hosts: Path) -> str:
-        """Return an ssh_config for all hosts. With it, ssh uses only these two files, and never prompts.
+        """Return an ssh_config for all hosts, which lies beside ``known_hosts``.
 
-        Hosts with a proxy command get a longer connection timeout. Paths are quoted, because paths may
-        contain spaces.
+        With it, ssh uses only these two files, and never prompts. Hosts behind a proxy command or a jump host
+        get a longer connection timeout. Paths are quoted, because paths may contain spaces.
         """
+        proxies = {host.name: self._proxy_command(host, known_hosts.parent) for host in self.hosts}
         values = {"key": key, "known_hosts": known_hosts, "proxied_timeout_s": PROXIED_TIMEOUT_S}
-        return render("ssh_config.j2", hosts=self.hosts, **values)
+        return render("ssh_config.j2", hosts=self.hosts, proxies=proxies, **values)
+
+    def _proxy_command(self, host: Host, folder: Path) -> tuple[str, ...]:
+        jump = self.host(host.jump) if host.jump else None
+        if jump is None:
+            return host.proxy_command
+        # A recreated jump host has another key, and so another connection.
+        name = f"jump-{digest(jump.host_key)}"
+        return ("sh", "-c", JUMP, str(folder.absolute()), name, "%h", "%p", jump.name)
 
     def known_hosts(self) -> str:
         """Return the content of known_hosts: a line per host, under the host's name (see HostKeyAlias)."""

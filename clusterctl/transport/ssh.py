@@ -7,6 +7,7 @@ known_hosts are used: no agent, no keys of the user, no trust on first use.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 import re
@@ -24,7 +25,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
-from clusterctl.errors import HostKeyError, KeyRefusedError, TransportError
+from clusterctl.errors import TransportError
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import (
     ENDED_BY_SIGNAL,
@@ -37,9 +38,12 @@ from clusterctl.transport.base import (
     wrap_command,
 )
 from clusterctl.transport.openssh import ALONE, NO_CONNECTION, OpenSSH, Talk, start_program
+from clusterctl.transport.refusals import connection_error, proxy_of
 from clusterctl.util.process import Result
 
 IDLE_S = 300
+# As in the `ssh_config`. While a host behind the jump host is connected, the connection is not idle.
+JUMP_IDLE_S = 10
 # A connection used more recently than this is used without a check: the next command notices if it is dead.
 FRESH_S = 60.0
 _ANSWER_S = 10.0
@@ -84,13 +88,14 @@ class Master:
 
 
 def open_master(
-    config: Path, host: str, user: str | None, *, stays: bool, start: bool = True
+    config: Path, host: str, user: str | None, *, stays: bool, start: bool = True, socket_name: str = ""
 ) -> Master | None:
     """Return a shared connection to a host. Return None if each command must connect separately.
 
     stays: whether to share the connection with later clusterctl commands, until the `ssh_config` file is
         replaced. Otherwise the connection ends with this process, even if the process is killed.
     start: whether to open a connection if no connection is open.
+    socket_name: use this socket, which the `ssh_config` names too. Needs ``stays``.
 
     Raises:
         HostKeyError, KeyRefusedError: the host has another key, or refuses the cluster's key.
@@ -104,7 +109,7 @@ def open_master(
         status = config.stat()
         # Machines may share a home, but a socket works only on the machine that created it.
         words = (os.uname().nodename, host, user, status.st_ino, status.st_mtime_ns)
-        name = hashlib.sha256(repr(words).encode()).hexdigest()[:16]
+        name = socket_name or hashlib.sha256(repr(words).encode()).hexdigest()[:16]
         with suppress(OSError):
             if time.time() - (folder / name).stat().st_mtime < FRESH_S:
                 return Master(folder, name, _connect(folder, name), stays)
@@ -112,7 +117,7 @@ def open_master(
         return None
     # ssh opens a connection if none is open, or if a killed ssh has left its socket. A connection that was
     # idle for long may be dead without its ssh knowing, as after a laptop's sleep, so the first try is short.
-    idle_s = IDLE_S if stays else _WATCHED_WITHIN_S
+    idle_s = JUMP_IDLE_S if socket_name else IDLE_S if stays else _WATCHED_WITHIN_S
     ssh = OpenSSH(config, user)
     options = ["-S", f"./{name}", "-o", "BatchMode=yes", "-o", "ControlMaster=auto"]
     options += ["-o", f"ControlPersist={idle_s}", *(() if stays else ("-f", "-N"))]
@@ -139,37 +144,6 @@ def end_all_connections(config: Path) -> None:
     with suppress(OSError):
         for socket_file in list(folder.iterdir()):
             _end_connection(folder, socket_file.name)
-
-
-def connection_error(host: str, config: Path, stderr: str, user: str | None = None) -> TransportError:
-    """Return the error for a host that ssh could not connect to. stderr: messages of ssh."""
-    lines = [line.rstrip("\r") for line in stderr.strip().split("\n")]
-    reason = "\n".join(line for line in lines if not line.startswith("@"))
-    if "REMOTE HOST IDENTIFICATION HAS CHANGED" in stderr:
-        problem = f"the host key of {host} has changed"
-        fix = (
-            "if you reinstalled or replaced the host, run `clusterctl up`; "
-            "otherwise another machine may be answering in its place"
-        )
-        return HostKeyError(problem, where=str(config), why=reason, fix=fix, host=host)
-    if "Host key verification failed" in stderr:
-        problem = f"the host key of {host} is not known"
-        fix = "run `clusterctl up`, which records the hosts' keys; clusterctl trusts no key on first use"
-        return HostKeyError(problem, where=str(config), why=reason, fix=fix, host=host)
-    if "Permission denied (" in stderr:
-        problem = f"{host} does not accept the cluster's SSH key" + (f" for user {user}" if user else "")
-        fix = "run `clusterctl up` again, which installs the key"
-        return KeyRefusedError(problem, where=str(config), why=reason, fix=fix, host=host)
-    if "Can't open user config file" in stderr or "bad configuration option" in stderr:
-        return TransportError(
-            f"the SSH configuration has no valid entry for {host}",
-            code="ssh-config-incomplete",
-            where=str(config),
-            why=reason,
-            fix="run `clusterctl up`, which writes the SSH configuration",
-            host=host,
-        )
-    return unreachable_error(host, config, "clusterctl can't connect by SSH", reason)
 
 
 def _run_ssh(words: list[str], folder: Path, limit_s: float) -> tuple[int | None, str]:
@@ -227,6 +201,53 @@ def _end_connection(folder: Path, name: str) -> None:
     (folder / name).unlink(missing_ok=True)
 
 
+class Jumps:
+    """The connections to the jump hosts of an `ssh_config`. All hosts behind a jump host share one."""
+
+    def __init__(self) -> None:
+        self._masters: dict[str, Master | None] = {}
+        self._failed: dict[str, tuple[float, TransportError]] = {}
+        self._lock = threading.Lock()
+
+    def open(self, host: str, config: Path) -> None:
+        """Open the connection to the jump host of ``host``, if it has one and no connection is open.
+
+        Raise the jump host's error, as an error of ``host``, if it can't be reached. Threads that wait for
+        the same connection get the same error, so a broken tunnel is tried once, not once for each host.
+        """
+        asked, jump = time.monotonic(), proxy_of(host, config).jump
+        if jump is None:
+            return
+        jump_host, name = jump
+        with self._lock:
+            master = self._masters.get(name)
+            if master is not None and not master.has_ended():
+                return
+            failed_at, error = self._failed.get(name, (0.0, None))
+            if error is None or failed_at < asked:
+                try:
+                    self._masters[name] = open_master(config, jump_host, None, stays=True, socket_name=name)
+                    return
+                except TransportError as exc:
+                    error = exc
+                    self._failed[name] = (time.monotonic(), exc)
+        raise _behind(host, jump_host, error)
+
+    def close(self) -> None:
+        with self._lock:
+            for master in filter(None, self._masters.values()):
+                master.close()
+            self._masters.clear()
+
+
+def _behind(host: str, jump_host: str, error: TransportError) -> TransportError:
+    """Return the error of a jump host as the error of a host behind it."""
+    copied = copy.copy(error)
+    copied.what = f"{host}: its SSH connection goes through {jump_host}, which can't be reached"
+    copied.host = host
+    return copied
+
+
 @dataclass(slots=True, eq=False)
 class SSHTransport:
     """Transport to a host of an `ssh_config` (see ``Transport``).
@@ -234,6 +255,7 @@ class SSHTransport:
     user: account on the host. Default: the user in the `ssh_config`.
     stays: leave the connection open for the next clusterctl command.
     max_output: maximum number of bytes of stdout that ``run`` accepts, and of stderr that it returns.
+    jumps: the connections to jump hosts, shared with the transports to other hosts.
     """
 
     host: str
@@ -243,6 +265,7 @@ class SSHTransport:
     stays: bool = False
     max_output: int = 64 << 20
     silence_s: float = SILENCE_S
+    jumps: Jumps = field(default_factory=Jumps)
     _master: Master | None = field(default=None, init=False)
     _running: set[subprocess.Popen[bytes]] = field(default_factory=set, init=False)
     _begun: dict[tuple[str, ...], tuple[ExitStack, Talk]] = field(default_factory=dict, init=False)
@@ -335,6 +358,7 @@ class SSHTransport:
                 self._master.close()
                 self._master = None
             if self._master is None:
+                self.jumps.open(self.host, self.config)
                 stays = self.stays and _may_stay(self.config)
                 self._master = open_master(self.config, self.host, self.user, stays=stays)
             return self._master
@@ -385,6 +409,8 @@ class Connections(ExitStack):
         self._ssh_config = ssh_config
         self._stays = stays
         self._open: dict[tuple[str, str | None], Transport] = {}
+        self._jumps = Jumps()
+        self.callback(self._jumps.close)
         self._lock = threading.Lock()
 
     def to(self, host: str, user: str | None = None) -> Transport:
@@ -392,6 +418,8 @@ class Connections(ExitStack):
         with self._lock:
             if (host, user) not in self._open:
                 stays = host == self._stays
-                self._open[host, user] = SSHTransport(host, self._ssh_config, user=user, stays=stays)
+                self._open[host, user] = SSHTransport(
+                    host, self._ssh_config, user=user, stays=stays, jumps=self._jumps
+                )
                 self.callback(self._open[host, user].close)
             return self._open[host, user]

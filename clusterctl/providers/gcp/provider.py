@@ -309,7 +309,10 @@ class GcpProvider(Provider):
             # The user's overrides of the module may set the size.
             cpus=output.get("cpus"),
             memory_mib=output.get("memory_mib"),
-            proxy_command=iap_tunnel(name, project=self._settings.project, zone=self._settings.zone),
+            proxy_command=()
+            if partition
+            else iap_tunnel(name, project=self._settings.project, zone=self._settings.zone),
+            jump=spec.controller_host if partition else None,
             job_environment=job_environment(machine, gvnic=nodes.gvnic or machine.gvnic_only),
             local_ssds=nodes.local_ssds + machine.bundled_ssds,
         )

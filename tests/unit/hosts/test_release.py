@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import KeyRefusedError, ProvisionError, TransportError
+from clusterctl.errors import (
+    KeyRefusedError,
+    ProvisionError,
+    TransportError,
+    TunnelError,
+    TunnelRefusedError,
+)
 from clusterctl.hosts import probe
-from clusterctl.hosts.probe import with_distributions
+from clusterctl.hosts.probe import ProbeRequest, probe_hosts, with_distributions
 from clusterctl.spec.distributions import UNSEEN
 from clusterctl.state.inventory import CONTROLLER, Inventory
 from clusterctl.state.workspace import Workspace
@@ -18,6 +25,13 @@ from tests.support.inventories import host_of, inventory_of
 from tests.support.messages import refused as rejected
 from tests.support.scripted import ScriptedTransport, Step
 from tests.unit.hosts.test_look import SYSTEM, answer
+
+
+def in_grace(error: TunnelError) -> TunnelError:
+    """An error that a new host may have for a minute."""
+    error.has_grace = True
+    return error
+
 
 ASKED = ("sudo", "-n", "sh", "...")
 
@@ -87,3 +101,41 @@ def test_one_that_does_not_answer_is_looked_at_by_hand(workspace: Workspace) -> 
     with pytest.raises(TransportError) as failed:
         report_steps(with_distributions(hosts(UNSEEN), workspace, lambda _: silent), SILENT)
     assert f"ssh -F {workspace.ssh_config} HOST" in failed.value.fix
+
+
+@pytest.mark.parametrize(
+    ("errors", "grace_s", "tries"),
+    [
+        ([TunnelRefusedError("4033")], 60.0, 2),
+        ([TunnelRefusedError("4033")], -1.0, 1),
+        ([in_grace(TunnelError("4003"))], 60.0, 2),
+        ([in_grace(TunnelError("4003"))], -1.0, 1),
+        ([TunnelError("the jump host does not reach it yet")], -1.0, 2),
+        ([TransportError("the login has expired", code="gcloud-login")], 60.0, 1),
+        ([TunnelRefusedError("4033"), KeyRefusedError("it has no account yet")], 60.0, 3),
+    ],
+)
+def test_refused_tunnel_of_a_new_host_has_a_minute(
+    errors: list[TransportError],
+    grace_s: float,
+    tries: int,
+    workspace: Workspace,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {"_TUNNEL_PAUSE_S": 0.0, "_REFUSED_PAUSE_S": 0.0, "GRACE_S": grace_s}.items():
+        monkeypatch.setattr(probe, name, value)
+    late = ScriptedTransport([*(Step(ASKED, error=error) for error in errors), *says("debian-12").left])
+    before = len(late.left)
+    with suppress(TransportError):
+        report_steps(with_distributions(hosts(UNSEEN), workspace, lambda _: late), SILENT)
+    assert before - len(late.left) == tries
+
+
+def test_refused_tunnel_of_a_known_host_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4047 and 4003 are waited for, because `up` starts a host that is switched off."""
+    monkeypatch.setattr(probe, "_TUNNEL_PAUSE_S", 0.0)
+    refusing = ScriptedTransport([Step(ASKED, error=TunnelRefusedError("4033")), *says("debian-12").left])
+    with rejected("hosts-unreachable", TransportError):
+        probe_hosts({"ctl": ProbeRequest()}, lambda _: refusing)
+    starting = ScriptedTransport([Step(ASKED, error=in_grace(TunnelError("4003"))), *says("debian-12").left])
+    assert probe_hosts({"ctl": ProbeRequest()}, lambda _: starting)["ctl"].distribution == "debian-12"

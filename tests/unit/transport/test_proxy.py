@@ -11,10 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import UnreachableError
+from clusterctl.errors import (
+    HostKeyError,
+    TransportError,
+    TunnelError,
+    TunnelRefusedError,
+    UnreachableError,
+)
 from clusterctl.state.inventory import Host
-from clusterctl.transport.ssh import SSHTransport, end_all_connections
+from clusterctl.transport.ssh import Connections, SSHTransport, end_all_connections
+from clusterctl.util.process import call_on_hosts
+from tests.support.google import gcloud
 from tests.support.inventories import inventory_of
+from tests.support.messages import refused
 from tests.support.processes import gone
 
 # ProxyCommand that connects its streams to a local port, as gcloud does, and records its pid.
@@ -23,8 +32,8 @@ import os, socket, sys, threading
 notes, port, mode = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 with open(notes, "a") as file:
     print(os.getpid(), file=file)
-if mode == "refused":
-    sys.exit("ERROR: (gcloud.compute.start-iap-tunnel) You do not currently have an active account selected.")
+if mode.endswith(".txt"):
+    sys.exit(open(mode).read())
 os.set_blocking(0, False)  # as gcloud does
 os.set_blocking(0, True)
 if mode == "silent":
@@ -44,9 +53,15 @@ if mode == "stubborn":
 """
 
 
+NODES = tuple(f"train-{number}" for number in range(1, 7))
+
+
 @pytest.fixture
 def behind(sshd, me, tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
-    """Write the ssh_config of a host behind a ProxyCommand. Return it and the file of pids."""
+    """Write the ssh_config of `node`, behind a ProxyCommand, and of NODES behind `node`.
+
+    Return it and the file of pids.
+    """
 
     def write(mode: str = "plain") -> tuple[Path, Path]:
         folder = tmp_path / 'it\'s "a" $HOME; folder'
@@ -63,8 +78,13 @@ def behind(sshd, me, tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
             host_key=sshd.host_key,
             proxy_command=(sys.executable, str(carrier), str(notes), "%p", mode),
         )
-        inventory = inventory_of(provider="gcp", hosts=(host,))
-        config, known_hosts = tmp_path / "ssh_config", tmp_path / "known_hosts"
+        one = host.model_copy(update={"address": "127.0.0.1", "proxy_command": (), "jump": "node"})
+        nodes = (one.model_copy(update={"name": name, "roles": ("compute",)}) for name in NODES)
+        inventory = inventory_of(provider="gcp", hosts=(host, *nodes))
+        # Too long for the path of a socket.
+        place = tmp_path / ("long folder" * 10)
+        (place / "connections").mkdir(mode=0o700, parents=True, exist_ok=True)
+        config, known_hosts = place / "ssh_config", place / "known_hosts"
         known_hosts.write_text(inventory.known_hosts())
         config.write_text(inventory.ssh_config(key=sshd.folder / "id", known_hosts=known_hosts))
         return config, notes
@@ -96,10 +116,11 @@ def test_plain_ssh_reads_the_same_file(behind):
 
 
 def test_what_the_program_says_is_the_reason(behind):
-    config, notes = behind("refused")
+    config, notes = behind("silent")
+    config.write_text(config.read_text().replace(" silent\n", " says-nothing.txt\n"))
     with pytest.raises(UnreachableError) as caught:
         SSHTransport("node", config).run(["true"])
-    assert "active account" in caught.value.why
+    assert "says-nothing.txt" in caught.value.why
     assert all(map(gone, pids(notes)))
 
 
@@ -173,3 +194,88 @@ def test_proxied_connection_that_stays_outlives_its_verb(behind):
     finally:
         end_all_connections(config)
     assert gone(pid)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "kind"),
+    [
+        (gcloud.refusal_text("4033"), "tunnel-refused", TunnelRefusedError),
+        (gcloud.refusal_text("403"), "tunnel-refused", TunnelRefusedError),
+        (gcloud.refusal_text("4047"), "tunnel-no-host", TunnelError),
+        (gcloud.refusal_text("4003"), "tunnel-no-port", TunnelError),
+        *(
+            (gcloud.login_text(state, "compute.start-iap-tunnel"), "gcloud-login", TransportError)
+            for state in gcloud.LOGINS
+        ),
+    ],
+    ids=["4033", "HTTP 403", "4047", "4003", *gcloud.LOGINS],
+)
+def test_refusal_of_the_tunnel_has_a_code(behind, tmp_path, text, code, kind):
+    said = tmp_path / "said.txt"
+    said.write_text(text)
+    config, _ = behind(str(said))
+    with refused(code, kind, host="node") as caught:
+        SSHTransport("node", config).run(["true"])
+    assert getattr(caught.value, "has_grace", True)
+    # The traceback is left out.
+    assert text.partition("\n")[0] in caught.value.why
+    assert "RunReceiveLocalData" not in caught.value.why
+    assert type(caught.value) is kind
+
+
+def test_hosts_behind_a_jump_host_share_one_tunnel(behind):
+    config, notes = behind()
+    with Connections(config) as connections:
+        answers, failed = call_on_hosts(NODES, lambda name: connections.to(name).run(["echo", name]).stdout)
+        assert (answers, failed) == ({name: f"{name}\n" for name in NODES}, {})
+        plain = subprocess.run(
+            ["ssh", "-F", config, NODES[0], "echo there"], capture_output=True, text=True, check=False
+        )
+        assert plain.stdout == "there\n", plain.stderr
+        (pid,) = pids(notes)
+    end_all_connections(config)
+    assert gone(pid)
+
+
+def test_plain_ssh_through_a_jump_host_needs_no_clusterctl(behind):
+    config, notes = behind()
+    argv = ["ssh", "-F", config, NODES[0], "echo there"]
+    for _ in range(2):
+        plain = subprocess.run(argv, capture_output=True, text=True, check=False)
+        assert plain.stdout == "there\n", plain.stderr
+    (pid,) = pids(notes)
+    end_all_connections(config)
+    assert gone(pid)
+
+
+def test_refused_jump_host_is_asked_once_for_all_hosts_behind_it(behind, tmp_path):
+    said = tmp_path / "said.txt"
+    said.write_text(gcloud.refusal_text("4033"))
+    config, notes = behind(str(said))
+    with Connections(config) as connections:
+        _, failed = call_on_hosts(NODES, lambda name: connections.to(name).run(["true"]))
+    assert {(name, error.host, error.code) for name, error in failed.items()} == {
+        (name, name, "tunnel-refused") for name in NODES
+    }
+    # A persistent ssh discards its program's messages, so each try starts the program twice.
+    assert len(pids(notes)) == 2
+
+
+def test_host_that_is_down_behind_a_jump_host_is_named(behind, sshd):
+    config, _ = behind()
+    head, found, rest = config.read_text().partition(f"Host {NODES[0]}\n")
+    config.write_text(head + found + rest.replace(f"Port {sshd.port}\n", "Port 1\n", 1))
+    with Connections(config) as connections:
+        with refused("jump-refused", TunnelError, NODES[0], host=NODES[0], has_grace=False):
+            connections.to(NODES[0]).run(["true"])
+        assert connections.to(NODES[1]).run(["echo", "there"]).stdout == "there\n"
+    end_all_connections(config)
+
+
+def test_host_key_behind_a_jump_host_is_checked(behind):
+    config, _ = behind()
+    known = config.parent / "known_hosts"
+    known.write_text("".join(line for line in known.read_text().splitlines(True) if NODES[0] not in line))
+    with Connections(config) as connections, pytest.raises(HostKeyError):
+        connections.to(NODES[0]).run(["true"])
+    end_all_connections(config)

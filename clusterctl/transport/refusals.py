@@ -1,0 +1,114 @@
+"""The meaning of the messages of ssh, and of programs that carry its connections, such as gcloud."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from clusterctl.errors import (
+    HostKeyError,
+    KeyRefusedError,
+    TransportError,
+    TunnelError,
+    TunnelRefusedError,
+)
+from clusterctl.state.inventory import JUMP
+from clusterctl.transport.base import unreachable_error
+from clusterctl.util import assets
+from clusterctl.util.assets import fill_in, first_rule, read_table
+
+_PROBLEM: Final = "clusterctl can't connect by SSH"
+_OPTION: Final = re.compile(r"--(project|zone)=(\S+)")
+# A traceback's lines are indented, or name the exception that the first line of gcloud's message has already.
+_TRACEBACK: Final = re.compile(r"^(Traceback |\s|googlecloudsdk\.)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rule(assets.Rule):
+    """An entry of tunnels.yaml. ``grace``: a new host is given a minute."""
+
+    grace: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """How an `ssh_config` reaches a host without a route.
+
+    command: the words of the program that carries the connection. Empty: ssh connects directly.
+    jump: the jump host, and the name of the socket of the connection to it that all hosts behind it share.
+    """
+
+    command: tuple[str, ...] = ()
+    jump: tuple[str, str] | None = None
+
+
+def proxy_of(host: str, config: Path) -> Proxy:
+    """Return how this `ssh_config`, which clusterctl wrote, reaches the host. No file: directly."""
+    text = config.read_text() if config.exists() else ""
+    _, _, rest = f"\n{text}".partition(f"\nHost {host}\n")
+    entry = rest.partition("\nHost ")[0]
+    line = next((line for line in entry.split("\n") if line.startswith("    ProxyCommand ")), "")
+    _, *command = shlex.split(line) or [""]
+    jump = (command[-1], command[4]) if JUMP in command else None
+    return Proxy(tuple(command), jump)
+
+
+def connection_error(host: str, config: Path, stderr: str, user: str | None = None) -> TransportError:
+    """Return the error for a host that ssh could not connect to. stderr: messages of ssh."""
+    lines = [line.rstrip("\r") for line in stderr.strip().split("\n")]
+    reason = "\n".join(line for line in lines if not line.startswith("@"))
+    if "REMOTE HOST IDENTIFICATION HAS CHANGED" in stderr:
+        problem = f"the host key of {host} has changed"
+        fix = (
+            "if you reinstalled or replaced the host, run `clusterctl up`; "
+            "otherwise another machine may be answering in its place"
+        )
+        return HostKeyError(problem, where=str(config), why=reason, fix=fix, host=host)
+    if "Host key verification failed" in stderr:
+        problem = f"the host key of {host} is not known"
+        fix = "run `clusterctl up`, which records the hosts' keys; clusterctl trusts no key on first use"
+        return HostKeyError(problem, where=str(config), why=reason, fix=fix, host=host)
+    if "Permission denied (" in stderr:
+        problem = f"{host} does not accept the cluster's SSH key" + (f" for user {user}" if user else "")
+        fix = "run `clusterctl up` again, which installs the key"
+        return KeyRefusedError(problem, where=str(config), why=reason, fix=fix, host=host)
+    if "Can't open user config file" in stderr or "bad configuration option" in stderr:
+        return TransportError(
+            f"the SSH configuration has no valid entry for {host}",
+            code="ssh-config-incomplete",
+            where=str(config),
+            why=reason,
+            fix="run `clusterctl up`, which writes the SSH configuration",
+            host=host,
+        )
+    if (proxy := proxy_of(host, config)).command:
+        return _tunnel_error(host, config, reason, proxy)
+    return unreachable_error(host, config, _PROBLEM, reason)
+
+
+def _tunnel_error(host: str, config: Path, reason: str, proxy: Proxy) -> TransportError:
+    """Return the error for a host that a program or a jump host did not connect to. reason: its messages."""
+    tunnel = proxy.jump[0] if proxy.jump else host
+    said = "\n".join(line for line in reason.split("\n") if not _TRACEBACK.match(line))
+    match = first_rule(read_table(Path(__file__).with_name("data") / "tunnels.yaml", tuple[_Rule, ...]), said)
+    if match is None:
+        plain = unreachable_error(host, config, _PROBLEM, said)
+        return TunnelError(plain.what, where=plain.where, why=said, fix=plain.fix, host=host)
+    rule, _ = match
+    command = proxy_of(tunnel, config).command
+    words = {"host": host, "tunnel": tunnel, **dict(_OPTION.findall(" ".join(command)))}
+    kind = TunnelError if rule.retryable else TunnelRefusedError if rule.grace else TransportError
+    error = kind(
+        f"{host}: {_PROBLEM}",
+        code=rule.code,
+        where=str(config),
+        why=f"{fill_in(rule.cause, words)}\n{said}",
+        fix=fill_in(rule.fix, words),
+        host=host,
+    )
+    if isinstance(error, TunnelError):
+        error.has_grace = rule.grace
+    return error
