@@ -40,6 +40,7 @@ POSITIONS: Final = {
     "BadValueError": (0, 1, None, None),
     "Fault": (0, 2, None, 3),
     "Problem": (4, 5, None, 6),
+    "SoftwareRefusal": (0, 1, 2, 3),
 }
 # Error classes for many conditions. Each call passes a code.
 BROAD: Final = frozenset(

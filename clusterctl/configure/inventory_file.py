@@ -337,6 +337,7 @@ def _distribution(distribution: Distribution) -> Variables:
         "openmpi_params_file": distribution.openmpi_conf,
         "openmpi_module": distribution.mpi_module or "",
         "job_env_python": distribution.python,
+        **({"cuda_oldest": distribution.oldest_cuda} if distribution.oldest_cuda else {}),
     }
 
 

@@ -20,7 +20,7 @@ _CUDA_ROLE: Final = "cuda"
 # The driver branch in which NVIDIA renamed the package of the fabric manager.
 _RENAMED: Final = 580
 # The major CUDA version of CuPy in the job environment.
-_CUDA: Final = "12"
+_CUDA: Final = 12
 _AT_GOOGLE: Final = frozenset({"bucket", "scratch"})
 # Packages that Ansible's modules need on a host and would otherwise install themselves.
 _OF_MODULES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -88,7 +88,7 @@ def _nvidia_packages(nvidia: Nvidia, distribution: Distribution) -> Iterator[str
     toolkit = nvidia.toolkit or ""
     branch = nvidia.of_branch or ""
     form = values["cuda_branch_form"].replace("%s", branch) if branch else ""
-    cuda = toolkit.partition(".")[0] or _CUDA
+    cuda = toolkit.partition(".")[0] or str(max(_CUDA, distribution.oldest_cuda))
     filled = {"@branch@": form, "@toolkit@": toolkit.replace(".", "-"), "@cuda@": cuda}
     filled |= {"@version@": "", "@driver_branch@": branch}
     names = [name for part in nvidia.parts for name in values["cuda_names"][part]]

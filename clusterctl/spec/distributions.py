@@ -34,6 +34,7 @@ class Distribution:
     slurm: the release of Slurm in the distribution's packages. None: it changes with updates.
     newer_slurm: release of Slurm that a node image can have instead of ``slurm`` -> Debian suite to use.
     slurm_without_pmix: releases in ``newer_slurm`` without packages of the PMIx plugin.
+    oldest_cuda: the oldest release of CUDA in NVIDIA's repository. 0: all that a spec can name.
     """
 
     release: str
@@ -50,6 +51,7 @@ class Distribution:
     slurm: str | None = None
     newer_slurm: Mapping[str, str] = field(default_factory=dict)
     slurm_without_pmix: Sequence[str] = ()
+    oldest_cuda: int = 0
 
     @property
     def python_version(self) -> str:
@@ -167,9 +169,10 @@ _REMOVED_KEYS: Final = {
 }
 
 
-class SlurmRefusal(NamedTuple):
-    """Why a cluster can't have a release of Slurm: error message, cause and fix."""
+class SoftwareRefusal(NamedTuple):
+    """Why a cluster can't have software that its spec names: code, error message, cause and fix."""
 
+    code: str
     what: str
     why: str
     fix: str
@@ -182,7 +185,7 @@ def is_removed(key: str, release: str) -> bool:
 
 def refuse_slurm(
     release: str, distribution: Distribution | None, *, makes_image: bool
-) -> SlurmRefusal | None:
+) -> SoftwareRefusal | None:
     """Return the reason why hosts can't have this release of Slurm. None: clusterctl knows no reason.
 
     distribution: the hosts' distribution, or ``None`` before the hosts are probed.
@@ -197,13 +200,28 @@ def refuse_slurm(
     if distribution is None or release in distribution.newer_slurm:
         if makes_image:
             return None
-        return SlurmRefusal(
+        return SoftwareRefusal(
+            "slurm-release",
             f"Slurm {release} is only for local nodes",
             "its packages come from Debian testing, which clusterctl installs only on local nodes",
             fix,
         )
-    return SlurmRefusal(
+    return SoftwareRefusal(
+        "slurm-release",
         f"{distribution.title} can't have Slurm {release}",
         f"its packages have {distribution.slurm or 'another release'}",
         fix,
+    )
+
+
+def refuse_toolkit(toolkit: str | None, distribution: Distribution) -> SoftwareRefusal | None:
+    """Return the reason why hosts can't have this version of the CUDA toolkit. None: they may have it."""
+    oldest = distribution.oldest_cuda
+    if not toolkit or int(toolkit.partition(".")[0]) >= oldest:
+        return None
+    return SoftwareRefusal(
+        "cuda-toolkit",
+        f"{distribution.title} can't have CUDA {toolkit}",
+        f"NVIDIA's repository for {distribution.title} has CUDA {oldest} and later",
+        f'write toolkit: "{oldest}.0" or later, or remove toolkit',
     )

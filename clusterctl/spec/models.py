@@ -17,12 +17,14 @@ from clusterctl.spec.base import (
     PRIVATE_NETWORKS,
     RECORDED,
     Fault,
+    Loc,
     Url,
     dotted,
     is_partial,
     repeated,
 )
 from clusterctl.spec.common import OF_OWN_MACHINES, Cluster, ProviderSettings
+from clusterctl.spec.distributions import Distribution, SoftwareRefusal
 from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.spec.units import shown
@@ -126,6 +128,7 @@ def faults(spec: ClusterSpec) -> Iterator[Fault]:
         yield from spec.refused(rows)
     else:
         yield from _slurm_release_faults(spec)
+    yield from _distribution_faults(spec)
     fields = (
         ("partitions", "name", [partition.name for partition in spec.partitions]),
         ("users", "name", [user.name for user in spec.users]),
@@ -149,8 +152,8 @@ def faults(spec: ClusterSpec) -> Iterator[Fault]:
 
 
 def _slurm_release_faults(spec: ClusterSpec) -> Iterator[Fault]:
-    """Yield a fault if the hosts, or lines of ``slurm.extra``, do not fit the release ``slurm.version``."""
-    at, version, provider = ("slurm", "version"), spec.slurm.version, spec.provider
+    """Yield a fault for each line of ``slurm.extra`` that does not fit the release ``slurm.version``."""
+    version = spec.slurm.version
     if not version:
         return
     for index, line in enumerate(spec.slurm.extra):
@@ -158,9 +161,31 @@ def _slurm_release_faults(spec: ClusterSpec) -> Iterator[Fault]:
         if distributions.is_removed(key, version):
             message = f"Slurm {version} no longer accepts {key} and would not start"
             yield Fault("setting-unknown-to-slurm", ("slurm", "extra", index), message, "remove the line")
-    release = provider.expected_release(spec)
-    # An unknown distribution is reported at its own field.
-    with suppress(ProvisionError):
+
+
+def _distribution_faults(spec: ClusterSpec) -> Iterator[Fault]:
+    """Yield a fault for each key that names software which the hosts' distribution does not have."""
+    # Wrong distributions, machine types and numbers of GPUs are reported at their own fields.
+    with suppress(ProvisionError, LookupError, TypeError, ValueError):
+        release = spec.provider.expected_release(spec)
         distribution = distributions.distribution_of(release) if release else None
-        if refusal := distributions.refuse_slurm(version, distribution, makes_image=provider.shares_kernel):
-            yield Fault("slurm-release", at, f"{refusal.what}: {refusal.why}", refusal.fix)
+        for loc, refusal in software_refusals(spec, distribution):
+            yield Fault(refusal.code, loc, f"{refusal.what}: {refusal.why}", refusal.fix)
+
+
+def software_refusals(
+    spec: ClusterSpec, distribution: Distribution | None
+) -> Iterator[tuple[Loc, SoftwareRefusal]]:
+    """Yield (key, reason) for the software in a spec that hosts with this distribution can't have.
+
+    distribution: None: unknown until the hosts are probed.
+    """
+    version, makes_image = spec.slurm.version, spec.provider.shares_kernel
+    if version and spec.has_slurm:
+        refusal = distributions.refuse_slurm(version, distribution, makes_image=makes_image)
+        if refusal:
+            yield ("slurm", "version"), refusal
+    if distribution is None:
+        return
+    if refusal := distributions.refuse_toolkit(spec.software.nvidia.toolkit, distribution):
+        yield ("software", "nvidia", "toolkit"), refusal

@@ -21,8 +21,8 @@ from clusterctl.hosts.roles import CLAIM, host_facts_request, requirements_of_ho
 from clusterctl.providers.base import address_of
 from clusterctl.providers.onprem.access import NO_LOGIN, SshHost, ssh_host
 from clusterctl.providers.onprem.login import Login, check_sudo, connect
-from clusterctl.spec.distributions import differing, distribution_of, refuse_slurm
-from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.distributions import differing, distribution_of
+from clusterctl.spec.models import ClusterSpec, software_refusals
 from clusterctl.spec.onprem import OnpremSettings, OnpremShared
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace
@@ -33,7 +33,7 @@ from clusterctl.util.progress import NO_LIMIT, Limit
 _NO_ADDRESS: Final = "network"
 _REACH: Final = remote_program("clusterctl.hosts.remote_reach").encode()
 # Codes of findings that stop `up` for all machines, also for those already in the cluster.
-UNFIT: Final = ("release-differs", "address", "slurm-release")
+UNFIT: Final = ("release-differs", "address", "slurm-release", "cuda-toolkit")
 # Address of this machine, if it is a host. It stays the same if other addresses of the machine change.
 _HERE: Final = "127.0.0.1"
 # Ansible adds settings that depend on the host, such as InfiniBand devices.
@@ -379,14 +379,13 @@ def cluster_findings(spec: ClusterSpec, hosts: Sequence[Host], report: DoctorRep
     candidates = [host for host in hosts if host.name in supported]
     if not candidates:
         return
-    release, address, slurm_release = UNFIT
+    release, address, *_ = UNFIT
     distributions = {host.name: distribution_of(facts[host.name].system.release) for host in candidates}
     for failure in differing(distributions):
         yield Finding(str(failure.host), "error", release, "its release differs", failure.cause, failure.fix)
     for name, distribution in distributions.items():
-        version = spec.slurm.version
-        if version and (refusal := refuse_slurm(version, distribution, makes_image=False)):
-            yield Finding(name, "error", slurm_release, refusal.what, refusal.why, refusal.fix)
+        for _, refusal in software_refusals(spec, distribution):
+            yield Finding(name, "error", *refusal)
     network = spec.provider.known_network
     if network is None and leader.name in facts:
         network = network_of(facts[leader.name], leader.address)

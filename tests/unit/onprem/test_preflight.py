@@ -247,6 +247,16 @@ def test_unsupported_slurm_release_is_found_before_changes(
     assert {one.host for one in wrong} == machines.facts.keys()
 
 
+def test_unsupported_cuda_toolkit_is_found_before_changes(tmp_path: Path) -> None:
+    machines = Machines(tmp_path, spec_of(software={"nvidia": {"toolkit": "12.9"}}))
+    assert machines.found() == ()
+    for facts in machines.facts.values():
+        facts["system"] |= {"id": "almalinux", "version": "10.1"}
+    assert {(one.host, one.level, one.code) for one in machines.found()} == {
+        (name, "error", "cuda-toolkit") for name in machines.facts
+    }
+
+
 @pytest.mark.parametrize(
     ("finding", "new", "ends"),
     [
@@ -258,6 +268,7 @@ def test_unsupported_slurm_release_is_found_before_changes(
         (("error", "release-differs"), [], True),  # no cluster can be made of them
         (("error", "address"), [], True),
         (("error", "slurm-release"), [], True),  # the spec asks for another one, while the cluster is up
+        (("error", "cuda-toolkit"), [], True),
     ],
 )
 def test_up_stops_at_errors_of_new_hosts_and_any_firewall(

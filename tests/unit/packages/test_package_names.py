@@ -32,14 +32,21 @@ NEWEST = 999  # a branch of NVIDIA's driver
 LEAST_ON_10 = 580  # which older ones the repository for EL 10 has is not recorded
 REPOSITORIES = {"baseos": "BaseOS", "appstream": "AppStream", "extras": "Extras", "epel": "EPEL"}
 REPOSITORIES |= {"cuda": "NVIDIA", "openhpc": "OpenHPC"}  # of the EL-shaped machines of the tests
-# Whatever the spec may ask for, and each branch of the driver after which names differ.
-SOFTWARE = [
-    (Software.model_validate({"slurm": slurm, "apptainer": True, "nvidia": nvidia}), int(branch or NEWEST))
-    for slurm in ("distribution", "openhpc")
-    for kind in ("open", "proprietary")
-    for branch in (None, "570", "580")
-    for nvidia in ({"driver": kind, "branch": branch, "toolkit": "12.9", "nccl": True, "dcgm": True},)
-]
+
+
+def software_of(distribution: Distribution) -> list[tuple[Software, int]]:
+    """Whatever the spec may ask for, and each branch of the driver after which names differ."""
+    toolkit = f"{distribution.oldest_cuda}.0" if distribution.oldest_cuda else "12.9"
+    least = LEAST_ON_10 if distribution.release == "rocky-10" else 0
+    return [
+        (Software.model_validate({"slurm": slurm, "apptainer": True, "nvidia": nvidia}), number)
+        for slurm in ("distribution", "openhpc")
+        for kind in ("open", "proprietary")
+        for branch in (None, "570", "580")
+        for nvidia in ({"driver": kind, "branch": branch, "toolkit": toolkit, "nccl": True, "dcgm": True},)
+        if (number := int(branch or NEWEST)) >= least
+    ]
+
 
 UNIT = re.compile(r"(?<![\w./@$-])[a-z][\w@-]*\.(?:service|timer|socket|mount)\b")
 PLACE = re.compile(r"/usr/(?:s?bin|lib(?:64|exec)?)/[\w./*+-]+")
@@ -152,9 +159,7 @@ def walk(tasks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize("release", KNOWN)
 def test_what_roles_ask_for_is_in_a_repository(release: str) -> None:
     missing = set[str]()
-    for software, branch in SOFTWARE:
-        if release == "rocky-10" and branch < LEAST_ON_10:
-            continue
+    for software, branch in software_of(KNOWN[release]):
         names = asked(KNOWN[release], software)
         slurm = "slurmctld" if KNOWN[release].family == "Debian" else "slurm-slurmctld"
         assert {"chrony", "gcsfuse", "munge", "mariadb-server"} < names
@@ -176,7 +181,7 @@ def test_each_fact_says_who_says_so_and_when() -> None:
         said = tomllib.loads(path.read_text())
         assert all(
             len(one["source"]) > 10 and one["date"].year >= 2025
-            for one in (*said["fact"], *said.get("files", ()))
+            for one in (*said["fact"], *said.get("files", ()), *said.get("repository", ()))
         )
         doubtful = [*said.get("unconfirmed", ()), *said.get("unconfirmed_files", ())]
         assert all(len(one["why"]) > 10 for one in doubtful)
@@ -187,7 +192,7 @@ def test_machines_have_exactly_the_packages_of_the_facts() -> None:
     facts = [one for one in recorded("fact") if "rocky-9" in one.of and 580 in one.branches]
     known = {(one.repository, name) for one in facts for name in one.names}
     guessed = {name for one in recorded("unconfirmed") if "rocky-9" in one.of for name in one.names}
-    wanted = [software for software, branch in SOFTWARE if branch >= LEAST_ON_10]
+    wanted = [software for software, branch in software_of(KNOWN["rocky-9"]) if branch >= LEAST_ON_10]
     names = {name for software in wanted for name in asked(KNOWN["rocky-9"], software)}
     played = [one for one in packages() if one.name in names]
     assert len(played) > 30

@@ -9,6 +9,7 @@ import platform
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,10 +19,10 @@ import yaml
 from clusterctl.errors import SpecError
 from clusterctl.hosts.roles import spec_variables
 from clusterctl.packages.os_packages import nvidia_preference, nvidia_stream, package_names
-from clusterctl.spec.distributions import distribution_of
+from clusterctl.packages.repository import RepositoryRequest
+from clusterctl.spec.distributions import distribution_of, releases
 from clusterctl.spec.load import parse_spec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.util.assets import data_folder
 from tests.support.forks import ansible
 from tests.support.messages import refused
 from tests.support.plays import program, run_play, run_tasks
@@ -38,9 +39,18 @@ RELEASES = {
         "distribution_major_version": "12",
         "distribution_release": "bookworm",
     },
+    "debian-13": {
+        "os_family": "Debian",
+        "distribution": "Debian",
+        "distribution_version": "13.2",
+        "distribution_major_version": "13",
+        "distribution_release": "trixie",
+    },
     "ubuntu-22.04": {"os_family": "Debian", "distribution": "Ubuntu", "distribution_version": "22.04"},
     "ubuntu-24.04": {"os_family": "Debian", "distribution": "Ubuntu", "distribution_version": "24.04"},
 }
+FACTS = tomllib.loads((Path(__file__).parents[1] / "packages/facts/nvidia.toml").read_text())
+SOURCES = {release: row for row in FACTS["repository"] for release in row["of"]}
 KERNEL = "6.1.0-test"
 NEW = "580.95.05"  # the version of the driver once it is installed
 HEADERS = ["kernel-devel-matched", "kernel-headers"]
@@ -123,6 +133,12 @@ CASES = {
     "that of CuPy": Case(
         "debian-12", {"installed": "580.95.05"}, {"cuda_nccl": True}, ["libnccl2=*+cuda12.*"]
     ),
+    "the oldest that the repository has": Case(
+        "rocky-10",
+        {"installed": "580.95.05"},
+        {"cuda_nccl": True, "cuda_dcgm": True},
+        ["libnccl-[0-9]*+cuda13.*", "datacenter-gpu-manager-4-cuda13"],
+    ),
 }
 
 
@@ -164,6 +180,7 @@ def variables(case: Case) -> dict[str, Any]:
         "case_facts": {**RELEASES[case.release], "kernel": KERNEL, "packages": {}},
         "cuda_found": found | case.found,
         "packages_bundle": "/a/bundle",
+        "cuda_oldest": distribution_of(case.release).oldest_cuda,
         "clusterctl_release": case.release,
         **case.asked,
     }
@@ -200,30 +217,39 @@ def played(tmp_path: Path, *tasks: dict[str, Any]) -> str:
     return done.stdout
 
 
-REPOSITORIES = {
-    "rocky-9": "rhel9/x86_64 rhel9/x86_64/D42D0685.pub",
-    "debian-12": "debian12/x86_64 debian12/x86_64/3bf863cc.pub",
-    "ubuntu-22.04": "ubuntu2204/x86_64 ubuntu2204/x86_64/3bf863cc.pub",
-}
+def test_repository_of_nvidia_is_recorded_for_each_distribution() -> None:
+    assert sorted(SOURCES) == sorted(RELEASES) == sorted(one.release for one in releases())
+    oldest = {release: row.get("oldest_cuda", 0) for release, row in SOURCES.items()}
+    assert oldest == {one.release: one.oldest_cuda for one in releases()}
 
 
-@pytest.mark.parametrize("release", REPOSITORIES)
-def test_packages_come_from_nvidias_repository_or_a_mirror_of_it(tmp_path: Path, release: str) -> None:
-    """Where they come from, and the key that they are held against."""
-    said = "{{ cuda_repository }} {{ cuda_repository_key }}"
+@pytest.mark.parametrize("release", RELEASES)
+def test_packages_come_from_nvidias_repository_or_a_mirror(tmp_path: Path, release: str) -> None:
+    """The URL of the repository, and of the key that its signatures are checked with."""
+    message = "{{ cuda_repository }} {{ cuda_repository_key }}"
     mirror = {"url": "http://here/cuda", "key": "http://here/key"}
     mirrors = {"the_projects": {}, "ours": {"nvidia": mirror}}
-    names = data_folder("ansible") / "roles/cuda/vars" / f"{RELEASES[release]['os_family']}.yml"
+    found = {"loaded": "", "switches": 0, "installed": "580"}
     text = played(
         tmp_path,
-        {"set_fact": {"ansible_facts": RELEASES[release]}},
-        {"include_vars": str(names)},
-        *({"debug": {"msg": said}, "vars": {"repositories_mirrors": one}} for one in mirrors.values()),
+        {"set_fact": {"ansible_facts": RELEASES[release], "clusterctl_release": release}},
+        {"include_role": {"name": "cuda", "tasks_from": "cards"}, "vars": {"cuda_found": found}},
+        *({"debug": {"msg": message}, "vars": {"repositories_mirrors": one}} for one in mirrors.values()),
     )
     theirs, ours = re.findall(r'"msg": "(.*)"', text)
-    home = "https://developer.download.nvidia.com/compute/cuda/repos/"
-    assert theirs.replace(home, "") == REPOSITORIES[release]
+    home = f"https://developer.download.nvidia.com/compute/cuda/repos/{SOURCES[release]['folder']}/x86_64"
+    assert theirs == f"{home} {home}/{SOURCES[release]['key']}"
     assert ours == "http://here/cuda http://here/key"
+
+
+@pytest.mark.parametrize("release", [name for name in RELEASES if name.startswith("rocky")])
+def test_bundle_takes_nvidias_packages_with_the_same_key(tmp_path: Path, release: str) -> None:
+    request = RepositoryRequest(
+        distribution_of(release), tmp_path, print, software=a_spec("{dcgm: true}").software
+    )
+    home = f"https://developer.download.nvidia.com/compute/cuda/repos/{SOURCES[release]['folder']}/x86_64"
+    assert request.sources[-1]["keys"] == [f"{home}/{SOURCES[release]['key']}"]
+    assert request.sources[-1]["repositories"] == {"cuda": f"{home}/"}
 
 
 def a_bus(folder: Path, *devices: tuple[str, str]) -> Path:
@@ -314,6 +340,7 @@ def a_spec(nvidia: str) -> ClusterSpec:
             {"nvidia-open-580.*", "nvidia-persistenced-580.*"},
             None,
         ),
+        ("rocky-10", "{nccl: true}", {"libnccl-[0-9]*+cuda13.*"}, None),
         ("debian-12", "{driver: open, nccl: true}", {"nvidia-open", "libnccl2=*+cuda12.*"}, None),
         ("debian-12", '{driver: open, branch: "570"}', {"nvidia-fabricmanager-570"}, None),
     ],

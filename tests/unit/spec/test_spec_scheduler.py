@@ -90,6 +90,28 @@ def test_one_that_they_may_have_is_not(text: str, asked: str) -> None:
     parse_spec(f'{text}slurm: {{version: "{asked}"}}\n', "c.yaml")
 
 
+TEN = "controller: {IMAGE}, partitions: {train: {IMAGE}}, zone: us".replace(
+    "IMAGE", "image: {project: rocky-linux-cloud, family: rocky-linux-10-optimized-gcp}"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (GCP.replace("zone: us", TEN), [("software.nvidia.toolkit", "cuda-toolkit")]),
+        (GCP, []),
+        (OWN, []),  # their distribution is unknown until `up` probes them
+    ],
+)
+def test_toolkit_older_than_the_repository_is_refused(text: str, found: list[tuple[str, str]]) -> None:
+    more = 'software: {nvidia: {toolkit: "12.9"}}\n'
+    if found:
+        assert problems(text + more) == found
+    else:
+        parse_spec(text + more, "c.yaml")
+    parse_spec(text + more.replace("12.9", "13.0"), "c.yaml")
+
+
 def test_keys_unknown_to_slurm_release_are_faults() -> None:
     more = 'slurm: {version: "26.05", extra: [MaxArraySize=5001, GetEnvTimeout=5]}\n'
     assert problems(LOCAL + more) == [("slurm.extra[1]", "setting-unknown-to-slurm")]
