@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,13 +17,22 @@ import yaml
 
 from clusterctl.util.assets import data_folder, install_inputs
 from tests.support.forks import ansible
-from tests.support.plays import run_play
+from tests.support.plays import program, run_play
 
 ROLES = data_folder("ansible") / "roles"
 
 
 def check(tmp_path: Path, role: str, facts: dict[str, Any], **variables: Any) -> str:
     """What the install half of a role says in check mode, on a machine with these facts."""
+    done = checked(tmp_path, role, facts, **variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def checked(
+    tmp_path: Path, role: str, facts: dict[str, Any], **variables: Any
+) -> subprocess.CompletedProcess[str]:
+    """As `check`; it may fail. Programs in tmp_path/bin go first."""
     play = {
         "hosts": "localhost",
         "vars": {"ansible_python_interpreter": sys.executable},
@@ -33,9 +45,8 @@ def check(tmp_path: Path, role: str, facts: dict[str, Any], **variables: Any) ->
     playbook = tmp_path / "play.yml"
     playbook.write_text(yaml.safe_dump([play]))
     argv = ["--check", "-i", "localhost,", "-c", "local", playbook]
-    done = ansible("ansible-playbook", argv, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    path = f"{tmp_path}/bin:{os.environ['PATH']}"
+    return ansible("ansible-playbook", argv, cwd=tmp_path, environ={"PATH": path})
 
 
 ROCKY = {
@@ -73,6 +84,49 @@ def test_a_mirror_takes_the_place_of_epel_and_of_openhpc(tmp_path: Path) -> None
     assert "would install epel-release" not in said
     for name in ("epel", "OpenHPC", "OpenHPC-updates"):
         assert f"repository {name}]" in said
+
+
+FACTS = Path(__file__).parents[1] / "packages/facts/el.toml"
+CODEREADY = tomllib.loads(FACTS.read_text())["codeready"]
+# The format of `dnf repolist --all`.
+LISTED = "{id:<70} Red Hat Enterprise Linux disabled"
+# Of `subscription-manager repos`, as Ansible's rhsm_repository expects it.
+UNSUBSCRIBED = "This system has no repositories available through subscriptions"
+
+
+def listing(row: dict[str, Any]) -> list[str]:
+    return [LISTED.format(id=name) for name in row["listed"].split()]
+
+
+@pytest.mark.parametrize("release", ["9", "10"])
+def test_codeready_builder_is_enabled_as_its_supplier_names_it(tmp_path: Path, release: str) -> None:
+    rows = [row for row in CODEREADY if row["release"] == release]
+    facts = ROCKY | {"distribution": "RedHat", "distribution_major_version": release}
+    tasks = [
+        {"ansible.builtin.set_fact": {"ansible_facts": facts}},
+        {"ansible.builtin.include_vars": str(ROLES / "repositories/vars/RedHat.yml")},
+        {
+            "ansible.builtin.debug": {"msg": "enabled: {{ repositories_codeready | join(' ') }}."},
+            "loop": [["", "repo id repo name status", *listing(row)] for row in rows],
+            "vars": {"repositories_listed": {"stdout_lines": "{{ item }}"}},
+        },
+    ]
+    done = run_play(
+        tmp_path, {"hosts": "compute", "gather_facts": False, "tasks": tasks}, ("ctl", "node"), known={}
+    )
+    assert done.returncode == 0, done.stdout
+    assert re.findall(r"enabled: (.*)\.\"", done.stdout) == [row["enabled"] for row in rows]
+
+
+@pytest.mark.parametrize("row", [CODEREADY[0], CODEREADY[-1]], ids=["listed", "unlisted"])
+def test_subscription_manager_is_asked_only_if_nothing_is_listed(tmp_path: Path, row: dict[str, Any]) -> None:
+    lines = "\n".join(listing(row))
+    program(tmp_path, "dnf", f"cat <<'END'\n{lines}\nEND")
+    program(tmp_path, "subscription-manager", f"echo '{UNSUBSCRIBED}.'")
+    facts = ROCKY | {"distribution": "RedHat", "distribution_major_version": row["release"], "packages": {}}
+    done = checked(tmp_path, "repositories", facts)
+    assert (UNSUBSCRIBED in done.stdout) != bool(row["enabled"]), done.stdout
+    assert (done.returncode == 0) == bool(row["enabled"])
 
 
 def test_on_rocky_linux_gcsfuse_comes_from_googles_repository(tmp_path: Path) -> None:

@@ -181,7 +181,8 @@ def test_each_fact_says_who_says_so_and_when() -> None:
         said = tomllib.loads(path.read_text())
         assert all(
             len(one["source"]) > 10 and one["date"].year >= 2025
-            for one in (*said["fact"], *said.get("files", ()), *said.get("repository", ()))
+            for kind in ("fact", "files", "repository", "codeready")
+            for one in said.get(kind, ())
         )
         doubtful = [*said.get("unconfirmed", ()), *said.get("unconfirmed_files", ())]
         assert all(len(one["why"]) > 10 for one in doubtful)
