@@ -237,7 +237,7 @@ def test_a_node_is_set_down_for_a_job_that_is_to_start_again(watcher: Any, slurm
         (REQUEUE, N3),
     ],
 )
-def test_a_job_that_waits_for_lost_nodes_may_use_excluded_nodes_again(
+def test_a_job_waiting_for_lost_nodes_may_use_excluded_nodes(
     watcher: Any, slurm: Slurm, script: str, excluded: str
 ) -> None:
     """Otherwise, the job would wait although a node is idle. The exclusions of its user stay."""

@@ -278,7 +278,7 @@ class Watcher:
     ran_on: job -> its nodes, in Slurm's form, until all of them have ended it, and a requeue starts it again.
     completing: job -> time at which Slurm was first seen to end it.
     fenced: job of ``completing`` -> time at which its processes were last killed.
-    lifted: jobs that wait for nodes out of service, and whose exclusions of nodes were lifted.
+    lifted: jobs that wait for nodes out of service, and may use excluded nodes again.
     settled: pending jobs that are not to start at once.
     stay: nodes that have answered again without old processes, but stay drained.
     losses: node -> (time, text) of each time at which it was set down while other nodes answered.
