@@ -33,7 +33,8 @@ from clusterctl.scheduler.session import SHORT_PATIENCE_S
 from clusterctl.scheduler.slurm_parse import fold_nodes
 from clusterctl.scheduler.standing import find_unusable_nodes
 from clusterctl.spec.load import Difference, differences
-from clusterctl.state.inventory import Inventory
+from clusterctl.spec.models import software_notes
+from clusterctl.state.inventory import Inventory, planned_distribution
 from clusterctl.state.workspace import Workspace
 
 _WORDS = {"make": "created", "change": "changed", "replace": "recreated", "remove": "removed"}
@@ -115,14 +116,15 @@ def plan_changes(cluster: ClusterContext, recreated: Collection[str] = ()) -> Ou
         provider.plan, spec, workspace, inputs=inputs_of_new_nodes(cluster), recreated=recreated
     )
     hosts = plan_hosts(keep={})
+    notes = software_notes(spec, hosts.distribution or planned_distribution(spec, workspace))
     if inventory is None:
-        return Outcome(plan := Plan(hosts), plan.summary, notes_on_unused_storage(spec))
+        return Outcome(plan := Plan(hosts), plan.summary, (*notes, *notes_on_unused_storage(spec)))
     impact = impact_of(cluster, inventory, hosts, cluster.scheduler(inventory, patience_s=SHORT_PATIENCE_S))
     if impact.keep:
         hosts = plan_hosts(keep=impact.keep)
     unknown = (Difference("spec", "the applied spec is unknown"),)
     plan = Plan(hosts, impact, differences(cluster.applied, spec) if cluster.applied else unknown)
-    return Outcome(plan, plan.summary)
+    return Outcome(plan, plan.summary, notes)
 
 
 def _reject_other_cluster(cluster: ClusterContext) -> None:
@@ -133,6 +135,9 @@ def _reject_other_cluster(cluster: ClusterContext) -> None:
         difference, spec_key = f"with `provider.type: {provider}`", "provider.type"
     elif inventory and inventory.scheduler != spec.scheduler:
         difference, spec_key = f"with `scheduler: {inventory.scheduler}`", "scheduler"
+    elif inventory and applied and applied.software.slurm != spec.software.slurm:
+        difference = f"with `software.slurm.from: {applied.software.slurm.origin}`"
+        spec_key = "software.slurm"
     else:
         return
     raise UsageError(

@@ -17,11 +17,11 @@ from clusterctl.hosts.probe import HostReport
 from clusterctl.hosts.roles import cluster_roles, spec_variables
 from clusterctl.packages.bundle import REPOSITORY, Bundle, mismatches, reject_defects
 from clusterctl.packages.os_packages import PLAIN
-from clusterctl.spec.common import Software
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.spec.hosts import is_this_machine
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import ADMIN_USER, MPI_SSH, MPI_SSH_FOLDER
+from clusterctl.spec.software import Software
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.base import Connect, Transport, split_lines
@@ -230,7 +230,7 @@ def install_mark(inventory: Inventory | None = None, software: Software = PLAIN)
         }
     inputs |= dict.fromkeys(sorted(f"package {name}" for name in software.packages), True)
     inputs |= {
-        "openhpc": software.slurm == "openhpc",
+        software.slurm.origin: software.slurm != PLAIN.slurm,
         "apptainer": software.apptainer,
         software.nvidia.model_dump_json(): software.nvidia.installs,
     }
@@ -343,8 +343,13 @@ def _distribution(distribution: Distribution) -> Variables:
 
 def _repositories(spec: ClusterSpec) -> Variables:
     mirrors = spec.software.mirrors.model_dump(exclude_none=True)
-    openhpc = {"repositories_openhpc": True} if spec.software.slurm == "openhpc" else {}
-    return {**openhpc, **({"repositories_mirrors": mirrors} if mirrors else {})}
+    slurm = spec.software.slurm
+    variables = {
+        "repositories_openhpc": slurm.origin == "openhpc",
+        "repositories_slurm": slurm.repository.model_dump() if slurm.repository else {},
+        "repositories_mirrors": mirrors,
+    }
+    return {name: value for name, value in variables.items() if value}
 
 
 def _auto_down(spec: ClusterSpec, inventory: Inventory) -> Variables:

@@ -36,9 +36,9 @@ from clusterctl.packages.wheelhouse import (
     store_lock,
     wheel_path,
 )
-from clusterctl.spec.common import Software
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.software import Software
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.assets import digest, file_sha256, gpu_lock, job_lock
@@ -344,7 +344,8 @@ def _needed_packages(release: str, spec: ClusterSpec | None) -> set[str]:
         return set()
     if spec is not None:
         return set(asked_packages(distribution, spec.software))
-    return set(package_names(distribution)) & set(package_names(distribution, Software(slurm="openhpc")))
+    openhpc = Software.model_validate({"slurm": {"from": "openhpc"}})
+    return set(package_names(distribution)) & set(package_names(distribution, openhpc))
 
 
 class Remembered(BaseModel):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from clusterctl.errors import ClusterctlError
-from clusterctl.spec.common import Nvidia, Software
 from clusterctl.spec.distributions import Distribution
+from clusterctl.spec.software import Nvidia, Software
 from clusterctl.util.assets import data_folder, read_table
 
 PLAIN: Final = Software()
@@ -59,7 +59,7 @@ def asked_packages(distribution: Distribution, software: Software) -> tuple[str,
 
 
 def packages_of(roles: Iterable[str], distribution: Distribution, software: Software) -> tuple[str, ...]:
-    openhpc = software.slurm == "openhpc"
+    openhpc = software.slurm.origin == "openhpc"
     return tuple(sorted({name for role in roles for name in _names(role, distribution, openhpc=openhpc)}))
 
 

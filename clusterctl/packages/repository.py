@@ -23,14 +23,17 @@ import requests
 
 from clusterctl.errors import MachineError, UsageError
 from clusterctl.packages.os_packages import PLAIN, Upstream, nvidia_preference, nvidia_stream
-from clusterctl.spec.common import Software
 from clusterctl.spec.distributions import Distribution
+from clusterctl.spec.software import Software
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.util import process
 from clusterctl.util.assets import file_sha256, read_table
 from clusterctl.util.progress import LineReporter
 
 _DATA: Final = Path(__file__).with_name("data")
+# Values of dnf's option `priority`: packages of the lower value win, even if they are older. 99: the default.
+_FIRST: Final = 10
+_LAST: Final = 99
 _ALWAYS: Final = {"LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
 
 
@@ -40,7 +43,7 @@ class RepositoryRequest:
 
     folder: cache folder for downloads. upstream: packages that are in no repository.
     archive: file with the repositories to use. None: the distribution's public repositories.
-    software: adds the repositories of OpenHPC and NVIDIA, if the spec needs them.
+    software: adds the repositories of Slurm, OpenHPC and NVIDIA, if the spec needs them.
     """
 
     distribution: Distribution
@@ -52,7 +55,7 @@ class RepositoryRequest:
 
     @property
     def sources(self) -> tuple[Mapping[str, Any], ...]:
-        """The public repositories, from archives.toml: the distribution's, OpenHPC's and NVIDIA's."""
+        """The repositories: from archives.toml, and the repository of Slurm that the spec names."""
         archives = read_table(_DATA / "archives.toml", dict[str, dict[str, Any]])
         if (archive := archives.get(self.distribution.release)) is None:
             raise UsageError(
@@ -60,8 +63,12 @@ class RepositoryRequest:
                 code="distribution-not-bundled",
                 fix=f"bundles can be created for {', '.join(archives)}",
             )
-        added = {"openhpc": self.software.slurm == "openhpc", "nvidia": self.software.nvidia.installs}
-        return (archive, *(archive[name] for name, is_asked in added.items() if is_asked and name in archive))
+        slurm = self.software.slurm
+        added = {"openhpc": slurm.origin == "openhpc", "nvidia": self.software.nvidia.installs}
+        sources = [archive[name] for name, is_asked in added.items() if is_asked and name in archive]
+        if own := slurm.repository:
+            sources.append({"keys": [own.key], "repositories": {"slurm": own.url}, "priority": _FIRST})
+        return (archive, *sources)
 
 
 _DEBS: Final = {"x86_64": "amd64"}  # by ARCHITECTURE
@@ -259,6 +266,7 @@ def _repositories(request: RepositoryRequest) -> tuple[str, tuple[str, ...]]:
         return _user_repositories(request.archive)
     text = "\n".join(
         f"[{name}]\nname={name}\nbaseurl={url}\ngpgcheck=1\ngpgkey={' '.join(source['keys'])}\n"
+        f"priority={source.get('priority', _LAST)}\n"
         for source in request.sources
         for name, url in source["repositories"].items()
     )

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from clusterctl.errors import Failure, HostKeyError, ProvisionError
 from clusterctl.providers.node_class import NodeClass
+from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.hosts import OnpremHost
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import format_size, shown_memory
@@ -134,6 +135,7 @@ class HostPlan:
     other_usd_per_hour: (cost now, cost after the plan) of other resources, without ``other_unpriced``.
     other_lost: other resources that are deleted or recreated, so that their data is lost.
     images: for each node template that must be built, a text with its machine, cost and time.
+    distribution: the distribution of the hosts, if the provider has asked them.
     """
 
     hosts: tuple[HostChange, ...]
@@ -144,6 +146,7 @@ class HostPlan:
     other_lost: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     images: tuple[str, ...] = ()
+    distribution: Distribution | None = None
 
     @property
     def changes(self) -> tuple[HostChange, ...]:

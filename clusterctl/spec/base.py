@@ -206,7 +206,8 @@ def _value_or_unknown(value: object, handler: ValidatorFunctionWrapHandler) -> A
 
 def _given_or_required(model: type[BaseModel], value: object) -> dict[str, object]:
     values, fields = value if isinstance(value, Mapping) else {}, model.model_fields.items()
-    return {name: values.get(name, UNKNOWN) for name, info in fields if name in values or info.is_required()}
+    keys = ((info.alias or name, info) for name, info in fields)
+    return {key: values.get(key, UNKNOWN) for key, info in keys if key in values or info.is_required()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from ipaddress import IPv4Network
 from typing import Annotated, ClassVar, Final, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from clusterctl.errors import BadValueError, UsageError
 from clusterctl.spec.base import (
@@ -18,17 +25,16 @@ from clusterctl.spec.base import (
     UNKNOWN,
     DurationS,
     Fault,
-    FileName,
     Model,
     SizeMib,
     Toggle,
-    Url,
     Usd,
     at_least,
     spelled,
 )
 from clusterctl.spec.hosts import HostRange, OnpremHost, Switch, expand
 from clusterctl.spec.names import ADMIN_USER, DATA, MAX_ARRAY_SIZE, MAX_COUNT, PROOF_PARTITION
+from clusterctl.spec.software import Software
 from clusterctl.spec.units import format_size, shown
 from clusterctl.util.assets import read_table
 
@@ -90,69 +96,6 @@ class Gpus(Model):
         return f"{self.count} x {self.type}"
 
 
-# The last driver branch for Maxwell, Pascal and Volta; the first branch without proprietary kernel modules.
-LAST_FOR_VOLTA: Final = 580
-_OPEN_ALONE: Final = 620
-
-
-class Nvidia(Model):
-    """The software for hosts with NVIDIA GPUs. An installed driver is never changed. See docs/gpus.md."""
-
-    driver: Literal["present", "open", "proprietary"] = Field(
-        "present",
-        description="the NVIDIA driver to install on hosts without a driver: with open kernel modules (for "
-        "Turing and newer: RTX 20, T4, A100, H100), or proprietary; present: install no driver",
-    )
-    branch: Annotated[str, PATTERNS["branch"]] | None = Field(
-        None,
-        description="branch of the driver to install; by default the newest, or 580 if proprietary",
-        examples=["580"],
-    )
-    toolkit: Annotated[str, PATTERNS["toolkit"]] | None = Field(
-        None,
-        description="version of the CUDA toolkit to install; by default none: CuPy includes CUDA's libraries",
-        examples=["12.9"],
-    )
-    nccl: Toggle = Field(False, description="install NCCL as a package, for programs not written in Python")
-    dcgm: Toggle = Field(False, description="install and run NVIDIA's data center GPU manager")
-
-    @model_validator(mode="after")
-    def _of_a_driver(self) -> Self:
-        if self.branch and self.driver == "present":
-            raise BadValueError("driver-branch", "branch needs driver: open or driver: proprietary")
-        if self.driver == "proprietary" and int(self.branch or 0) >= _OPEN_ALONE:
-            raise BadValueError(
-                "driver-branch",
-                f"branch {_OPEN_ALONE} and later have no proprietary driver: write driver: open",
-            )
-        return self
-
-    @property
-    def of_branch(self) -> str | None:
-        """The branch of NVIDIA's driver to install. None: the newest branch."""
-        return self.branch or (str(LAST_FOR_VOLTA) if self.driver == "proprietary" else None)
-
-    @property
-    def has_driver(self) -> bool:
-        """Whether clusterctl installs NVIDIA's driver on hosts without a driver."""
-        return self.driver != "present"
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """The parts of the Ansible role cuda that some host may need. The role selects each host's parts."""
-        chosen = {
-            self.driver: self.has_driver,
-            "toolkit": self.toolkit is not None,
-            "nccl": self.nccl,
-            "dcgm": self.dcgm,
-        }
-        return tuple(part for part, is_wanted in chosen.items() if is_wanted)
-
-    @property
-    def installs(self) -> bool:
-        return self != Nvidia()
-
-
 # With shorter intervals, slurmctld would never ask resumed nodes for their health.
 _Interval = Annotated[DurationS, at_least("5s")]
 
@@ -166,62 +109,6 @@ class Health(Model):
     )
     disk_free: SizeMib = spelled("50MiB", "least free space on each local file system of a node")
     clock_offset: DurationS = spelled("5s", "largest clock offset, where chrony runs")
-
-
-class PythonSettings(Model):
-    """The Python environment of jobs."""
-
-    requirements: FileName | None = Field(
-        None,
-        description="a pip requirements file with more packages for jobs; its path is relative to this file",
-    )
-
-
-class Repository(Model):
-    """A mirror of a project's package repository."""
-
-    url: Url = Field(description="the mirror's address")
-    key: Url | None = Field(
-        None, description="address of its signing key, if the key or its address is not the project's"
-    )
-
-
-class Mirrors(Model):
-    """Mirrors of repositories that do not belong to the distribution."""
-
-    epel: Repository | None = Field(None, description="EPEL, which has Slurm for Rocky Linux and RHEL")
-    openhpc: Repository | None = Field(
-        None,
-        description="OpenHPC for Rocky Linux and RHEL, up to its version: http://mirror.example.org/OpenHPC/3",
-    )
-    nvidia: Repository | None = Field(
-        None, description="NVIDIA's for the distribution: http://mirror.example.org/cuda/repos/rhel9/x86_64"
-    )
-
-
-class Software(Model):
-    """The software on the nodes."""
-
-    slurm: Literal["distribution", "openhpc"] = Field(
-        "distribution",
-        description="source of Slurm's packages: the distribution (EPEL on Rocky Linux), or OpenHPC (only on "
-        "Rocky Linux and RHEL)",
-    )
-    packages: tuple[Annotated[str, PATTERNS["package"]], ...] = Field(
-        (),
-        description="more packages of the distribution on all hosts, such as git; local nodes have them in "
-        "their image, so a change needs `down` and `up`",
-    )
-    mirrors: Mirrors = Field(Mirrors(), description="mirrors of package repositories")
-    python: PythonSettings = Field(PythonSettings(), description="the Python environment of jobs")
-    apptainer: Toggle = Field(
-        False,
-        description="install Apptainer, for `submit --container`, on hosts without it; not on local nodes",
-    )
-    cupy: Toggle = Field(
-        True, description="install CuPy and CUDA's libraries (2.1 GB) for jobs, on nodes with NVIDIA GPUs"
-    )
-    nvidia: Nvidia = Field(Nvidia(), description="software for hosts with NVIDIA GPUs; not on local nodes")
 
 
 class Monitoring(Model):
@@ -410,11 +297,9 @@ class ProviderSettings(Model):
 # A key that a provider or a scheduler does not allow, such as `partitions.gpus`; the message; the fix.
 Refusal = tuple[str, str, str]
 
-# Keys that are only allowed for the user's own machines.
-OF_OWN_MACHINES: Final[tuple[Refusal, ...]] = (
-    ("partitions.hosts", "hosts is only for your own machines", "write nodes, or provider: {type: onprem}"),
-    ("software.slurm", "OpenHPC has no packages for Debian, which the nodes run", "remove slurm"),
-    ("software.mirrors", "mirrors are only for Rocky Linux and RHEL; the nodes run Debian", "remove mirrors"),
+OF_OWN_MACHINES: Final[Refusal] = (
+    *("partitions.hosts", "hosts is only for your own machines"),
+    "write nodes, or provider: {type: onprem}",
 )
 
 

@@ -35,6 +35,7 @@ class Distribution:
     newer_slurm: release of Slurm that a node image can have instead of ``slurm`` -> Debian suite to use.
     slurm_without_pmix: releases in ``newer_slurm`` without packages of the PMIx plugin.
     oldest_cuda: the oldest release of CUDA in NVIDIA's repository. 0: all that a spec can name.
+    slurm_flaws: the known vulnerabilities of the distribution's Slurm, in words. Empty: nothing is known.
     """
 
     release: str
@@ -52,6 +53,7 @@ class Distribution:
     newer_slurm: Mapping[str, str] = field(default_factory=dict)
     slurm_without_pmix: Sequence[str] = ()
     oldest_cuda: int = 0
+    slurm_flaws: str = ""
 
     @property
     def python_version(self) -> str:
@@ -211,6 +213,18 @@ def refuse_slurm(
         f"{distribution.title} can't have Slurm {release}",
         f"its packages have {distribution.slurm or 'another release'}",
         fix,
+    )
+
+
+def refuse_slurm_source(origin: str, distribution: Distribution) -> SoftwareRefusal | None:
+    """Return the reason why hosts can't have Slurm from `software.slurm.from`. None: they can."""
+    if origin == "distribution" or distribution.family == "RedHat":
+        return None
+    return SoftwareRefusal(
+        "slurm-source",
+        f"{distribution.title} can't have Slurm from {origin}",
+        "only Rocky Linux and RHEL can have Slurm from elsewhere than the distribution",
+        "remove software.slurm",
     )
 
 

@@ -180,7 +180,7 @@ class GcpSettings(ProviderSettings):
         yield from _kept_storage_faults(self, spec)
         yield from _uid_faults(spec)
         yield from _other_faults(self, spec)
-        yield from spec.refused((*_OF_LOCAL_NODES, *OF_OWN_MACHINES))
+        yield from spec.refused((*_OF_LOCAL_NODES, OF_OWN_MACHINES))
 
     def nodes_of(self, partition: str) -> GcpNodes:
         return self.partitions.get(partition, GcpNodes())
@@ -263,9 +263,14 @@ def image_error(spec: Cluster) -> UsageError | None:
         )
     if spec.provider.expected_release(spec) is not None:
         return None
+    origin = spec.software.slurm.origin
     for key, problem in (
         ("provider.image.bake", "clusterctl can't build a node image" if settings_of(spec).bakes else ""),
         ("slurm.version", f"Slurm {spec.slurm.version} can't be guaranteed" if spec.slurm.version else ""),
+        (
+            "software.slurm",
+            f"Slurm from {origin} can't be guaranteed" if origin != "distribution" else "",
+        ),
     ):
         if problem:
             return UsageError(

@@ -106,7 +106,7 @@ def read_name(path: Path) -> tuple[str, SpecError | None]:
 
 def dump_spec(spec: ClusterSpec) -> str:
     """Return YAML that loads to the same spec. Fields without a value are omitted."""
-    return yaml_text(spec.model_dump(mode="json", exclude_none=True), offset=2)
+    return yaml_text(spec.model_dump(mode="json", by_alias=True, exclude_none=True), offset=2)
 
 
 def starter_spec(provider: str) -> str:
@@ -211,7 +211,8 @@ def differences(before: ClusterSpec, after: ClusterSpec) -> tuple[Difference, ..
 
 def _settings(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
     """Yield (dotted key, value) of each setting that is not about hosts, such as ``storage.keep``."""
-    for key, value in spec.model_dump(mode="json", exclude_none=True, exclude=_OF_THE_HOSTS).items():
+    values = spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=_OF_THE_HOSTS)
+    for key, value in values.items():
         yield from _flat(key, value, {"name", *(_OF_A_NODE if key == "partitions" else ())})
 
 

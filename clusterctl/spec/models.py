@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 from pydantic import ConfigDict, Discriminator, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from clusterctl.errors import BadValueError, ProvisionError
+from clusterctl.errors import BadValueError, Notice, ProvisionError
 from clusterctl.spec import distributions
 from clusterctl.spec.base import (
     INCONSISTENT,
@@ -27,6 +27,7 @@ from clusterctl.spec.common import OF_OWN_MACHINES, Cluster, ProviderSettings
 from clusterctl.spec.distributions import Distribution, SoftwareRefusal
 from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.onprem import OnpremSettings
+from clusterctl.spec.software import SlurmSource
 from clusterctl.spec.units import shown
 
 # A /24 has 256 addresses. Reserved: network, broadcast, this machine, and a few spare addresses.
@@ -35,6 +36,8 @@ MAX_LOCAL_HOSTS: Final = 250
 _OF_OTHER_NODES: Final = (
     ("partitions.gpus", "local nodes have no GPUs", "remove gpus"),
     ("software.apptainer", "local nodes are air-gapped and their image has no Apptainer", "remove apptainer"),
+    ("software.slurm", "local nodes have their distribution's Slurm", "remove slurm; see slurm.version"),
+    ("software.mirrors", "mirrors are only for Rocky Linux and RHEL; the nodes run Debian", "remove mirrors"),
     ("software.nvidia", "local nodes have no GPUs, and their kernel is this machine's", "remove nvidia"),
 )
 _OF_SLURM: Final = {
@@ -92,7 +95,7 @@ class LocalSettings(ProviderSettings):
             message = f"a local cluster can have at most {MAX_LOCAL_HOSTS} hosts, including the controller"
             hint = f"request at most {MAX_LOCAL_HOSTS - 1} nodes"
             yield Fault("too-many-hosts", ("partitions",), message, hint, at_key=True)
-        yield from spec.refused((*_OF_OTHER_NODES, *OF_OWN_MACHINES))
+        yield from spec.refused((*_OF_OTHER_NODES, OF_OWN_MACHINES))
 
 
 PROVIDERS: Final[Mapping[str, type[ProviderSettings]]] = {
@@ -187,5 +190,21 @@ def software_refusals(
             yield ("slurm", "version"), refusal
     if distribution is None:
         return
+    origin = spec.software.slurm.origin
+    if origin and spec.has_slurm and not makes_image:
+        refusal = distributions.refuse_slurm_source(origin, distribution)
+        if refusal:
+            yield ("software", "slurm", "from"), refusal
     if refusal := distributions.refuse_toolkit(spec.software.nvidia.toolkit, distribution):
         yield ("software", "nvidia", "toolkit"), refusal
+
+
+def software_notes(spec: ClusterSpec, distribution: Distribution | None) -> tuple[str, ...]:
+    """Return a warning if the distribution's Slurm is used and has known vulnerabilities."""
+    if distribution is None or not distribution.slurm_flaws:
+        return ()
+    # Local nodes can't have another Slurm, and only the user of this machine reaches them.
+    if spec.provider.shares_kernel or not spec.has_slurm or spec.software.slurm != SlurmSource():
+        return ()
+    fix = "a new cluster with `software: {slurm: {from: openhpc}}` has a maintained release"
+    return (Notice("slurm-vulnerable", f"{distribution.slurm_flaws}; {fix}: see docs/distributions.md"),)

@@ -15,6 +15,7 @@ from clusterctl.spec.distributions import distribution_of
 from tests.e2e.own import raised
 from tests.support.cluster import Cluster, records
 from tests.support.lab import Kind, Lab, lab
+from tests.support.messages import shows
 from tests.support.processes import eventually
 from tests.support.verbs import Clusterctl
 
@@ -26,6 +27,19 @@ CAROL = "groupadd -g 2222 carol; useradd -m -u 2222 -g 2222 -s /bin/bash carol"
 HER_KEYS = (
     "install -D -m 644 -o carol -g carol /dev/null ~carol/.ssh/authorized_keys"  # other modes than ours
 )
+CODEREADY = "rhui-codeready-builder-for-rhel-9-x86_64-rhui"
+# RHEL's image at Google: tests/unit/packages/facts/el.toml has the names of its repositories.
+AS_RHEL = rf"""
+echo 'Red Hat Enterprise Linux release 9.6 (Plow)' >/etc/redhat-release
+sed -i -E 's/^(NAME|PRETTY_NAME)=.*/\1="Red Hat Enterprise Linux"/; s/^ID=.*/ID="rhel"/' /etc/os-release
+cd /etc/yum.repos.d
+sed -i 's/^\[crb\]$/[{CODEREADY}-rpms]/' rocky.repo
+for kind in debug source; do
+    printf '\n[%s]\nname=%s\nbaseurl=http://dl.rockylinux.org/%s\nenabled=0\n' \
+        {CODEREADY}-$kind-rpms $kind $kind >>rocky.repo
+done
+"""
+EPEL = "https://dl.fedoraproject.org/pub/epel"
 SLEEPER = "#!/bin/bash\nmpirun --map-by ppr:1:node sleep 600\n"
 
 
@@ -149,11 +163,34 @@ def test_el_without_a_scheduler_and_with_openhpc(
             leads_clocks_that_follow_nobody(cluster, machines)
         for host in machines.hosts:
             host.inside.sh("cmp /etc/chrony.conf /root/chrony.conf")
-        text = machines.spec(cluster_name, software={"slurm": "openhpc"})
+        text = machines.spec(cluster_name, software={"slurm": {"from": "openhpc"}})
         with raised(machines, cluster_name, text, clusterctl.home, tmp_path) as cluster:
             assert cluster.ssh("node2", "rpm -q slurm-slurmd-ohpc").startswith("slurm-slurmd-ohpc-23.11")
             trained(cluster)
             changes_nothing(cluster)
+
+
+@pytest.mark.platform("stand-in", "rocky-9")
+def test_rhel_at_google_with_slurm_of_a_repository(
+    no_residue: None, cluster_name: str, clusterctl: Clusterctl, tmp_path: Path
+) -> None:
+    """CodeReady Builder is RHUI's. The repository that has Slurm is EPEL's, by another name."""
+    epel = {"url": f"{EPEL}/9/Everything/x86_64/"}
+    slurm = {"from": epel["url"], "key": f"{EPEL}/RPM-GPG-KEY-EPEL-9"}
+    with lab("el", 2, shared="/shared") as machines:
+        for host in machines.hosts:
+            host.inside.sh(AS_RHEL)
+        text = machines.spec(cluster_name, software={"slurm": slurm, "mirrors": {"epel": epel}})
+        with raised(machines, cluster_name, text, clusterctl.home, tmp_path) as cluster:
+            for node in ("node1", "node2"):
+                enabled = cluster.ssh(node, "dnf -q repolist --enabled").split()
+                assert [word for word in enabled if "codeready" in word] == [f"{CODEREADY}-rpms"]
+                assert {"epel", "clusterctl-slurm"} < {*enabled}
+                installed = cluster.ssh(node, "dnf -q list --installed slurm munge").splitlines()
+                assert installed[-1].split()[0::2] == ["slurm.x86_64", "@clusterctl-slurm"]
+            assert not shows(" ".join(cluster.raised["notes"]), "slurm-vulnerable")
+            trained(cluster, ["node2"])
+            assert play(cluster).rsplit("PLAY RECAP", 1)[1].count("changed=0") == 2
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def connected(
 def spec(machines: Lab, cluster_name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("spec") / "cluster.yaml"
     partitions = {"train": "node[1-2]"}
-    software = {"slurm": "openhpc", "apptainer": True}
+    software = {"slurm": {"from": "openhpc"}, "apptainer": True}
     path.write_text(machines.spec(cluster_name, controller="node1", partitions=partitions, software=software))
     return path
 

@@ -33,7 +33,7 @@ from clusterctl.util.progress import NO_LIMIT, Limit
 _NO_ADDRESS: Final = "network"
 _REACH: Final = remote_program("clusterctl.hosts.remote_reach").encode()
 # Codes of findings that stop `up` for all machines, also for those already in the cluster.
-UNFIT: Final = ("release-differs", "address", "slurm-release", "cuda-toolkit")
+UNFIT: Final = ("release-differs", "address", "slurm-release", "slurm-source", "cuda-toolkit")
 # Address of this machine, if it is a host. It stays the same if other addresses of the machine change.
 _HERE: Final = "127.0.0.1"
 # Ansible adds settings that depend on the host, such as InfiniBand devices.

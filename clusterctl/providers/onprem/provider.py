@@ -141,7 +141,7 @@ class OnpremProvider(Provider):
         ]
         kept = self._kept_storage_notes(spec) if not previous else ()
         lines = (*kept, *examination.notes, *examination.preview, *map(str, pending))
-        return HostPlan(tuple(changes), notes=lines)
+        return HostPlan(tuple(changes), notes=lines, distribution=examination.inventory.distribution)
 
     def apply(
         self,

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from clusterctl.cluster import converge
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.plan import Plan, preview
-from clusterctl.errors import UsageError
+from clusterctl.errors import Notice, UsageError
 from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.providers.base import HostChange, HostPlan, Size
+from clusterctl.spec.distributions import distribution_of, releases
+from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.software import SlurmSource
 from clusterctl.state.workspace import Workspace
 from tests.support.inventories import inventory_of
 from tests.support.messages import refused as rejected
@@ -28,6 +33,7 @@ class Stub:
     """A provider that says what it is told to, and leaves something in the workspace that it is given."""
 
     hosts: tuple[HostChange, ...] = (HostChange("d-ctl", "make", "the controller"),)
+    distribution: str = "debian-12"
     given: list[Workspace] = field(default_factory=list)
     seen: dict[str, bytes] = field(default_factory=dict)
 
@@ -56,7 +62,7 @@ class Stub:
         (workspace.root / "id").write_text(workspace.cluster_id())
         (workspace.root / "terraform").mkdir(exist_ok=True)
         (workspace.root / "terraform" / "plan").write_text("a plan")
-        return HostPlan(self.hosts, notes=("worth knowing",))
+        return HostPlan(self.hosts, notes=("worth knowing",), distribution=distribution_of(self.distribution))
 
     def sizes(self, spec: ClusterSpec) -> Mapping[str, Size]:
         del spec
@@ -112,6 +118,47 @@ def test_a_cluster_does_not_move_to_another_provider(tmp_path: Path) -> None:
     workspace.inventory.write_text(inventory_of(provider="gcp").model_dump_json())
     with rejected("up-with-other-provider", UsageError):
         look(workspace, Stub())
+
+
+@pytest.mark.parametrize(
+    ("distribution", "settings", "found"),
+    [
+        ("rocky-9", {}, ["slurm-vulnerable"]),
+        ("almalinux-9.6", {}, ["slurm-vulnerable"]),
+        ("rocky-9", {"software": {"slurm": {"from": "openhpc"}}}, []),
+        ("rocky-9", {"scheduler": "none"}, []),
+        ("rocky-10", {}, []),
+        ("debian-13", {}, []),
+    ],
+)
+def test_slurm_with_known_vulnerabilities_gives_a_note(
+    tmp_path: Path, distribution: str, settings: dict[str, Any], found: list[str]
+) -> None:
+    provider = {"type": "onprem", "controller": "a", "hosts": {"a": "10.0.0.1"}}
+    spec = spec_of({"name": "train", "hosts": "a"}, provider=provider, **settings)
+    for cluster, expected in ((spec, found), (SPEC, [])):  # local nodes can't have another Slurm
+        plan = look(Workspace(tmp_path / "d"), Stub(distribution=distribution), cluster)
+        assert [note.code for note in plan.notes if isinstance(note, Notice)] == expected
+
+
+def test_vulnerabilities_are_those_of_the_table_in_the_manual() -> None:
+    """The warnings name no vulnerability that docs/distributions.md does not."""
+    table = (Path(__file__).parents[3] / "docs/distributions.md").read_text()
+    warnings = {one.release: one.slurm_flaws for one in releases() if one.slurm_flaws}
+    assert warnings.keys() == {"rocky-9"}
+    named = re.findall(r"CVE-\d{4}-\d+", warnings["rocky-9"])
+    assert len(named) == 6
+    assert all(name in table for name in named)
+
+
+def test_cluster_that_is_up_keeps_the_source_of_slurm(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path / "d")
+    workspace.create()
+    workspace.inventory.write_text(inventory_of().model_dump_json())
+    workspace.spec.write_text(dump_spec(SPEC))
+    changed = SPEC.software.model_copy(update={"slurm": SlurmSource.model_validate({"from": "openhpc"})})
+    with rejected("up-with-other-provider", UsageError, "software.slurm"):
+        look(workspace, Stub(), SPEC.model_copy(update={"software": changed}))
 
 
 def test_hosts_that_no_up_was_done_with_are_not_fine(tmp_path: Path) -> None:

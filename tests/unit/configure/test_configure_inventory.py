@@ -18,8 +18,8 @@ from clusterctl.configure.inventory_file import (
     write_ansible_inventory,
     write_restore_inventory,
 )
-from clusterctl.spec.common import Software
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.software import Software
 from clusterctl.state.inventory import Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import data_folder
@@ -214,7 +214,7 @@ def test_packages_added_to_spec_are_installed_on_ready_hosts(
     inventory: Inventory,
 ) -> None:
     choices = (
-        *(Software(), Software(slurm="openhpc"), Software(apptainer=True)),
+        *(Software(), Software.model_validate({"slurm": {"from": "openhpc"}}), Software(apptainer=True)),
         *(Software(packages=("git",)), Software(packages=("git", "tree"))),
     )
     assert len({install_mark(inventory, one) for one in choices}) == len(choices)

@@ -79,10 +79,11 @@ def test_a_mirror_takes_the_place_of_epel_and_of_openhpc(tmp_path: Path) -> None
     folder = tmp_path / "repos"
     folder.mkdir()
     facts = ROCKY | {"packages": {"dnf": []}}
-    variables = {"repositories_mirrors": mirrors, "repositories_openhpc": True}
+    slurm = {"url": "http://here/slurm", "key": "http://here/key"}
+    variables = {"repositories_mirrors": mirrors, "repositories_openhpc": True, "repositories_slurm": slurm}
     said = check(tmp_path, "repositories", facts, **variables, repositories_folder=str(folder))
     assert "would install epel-release" not in said
-    for name in ("epel", "OpenHPC", "OpenHPC-updates"):
+    for name in ("epel", "OpenHPC", "OpenHPC-updates", "clusterctl-slurm"):
         assert f"repository {name}]" in said
 
 

@@ -14,8 +14,8 @@ from clusterctl.errors import UsageError
 from clusterctl.providers.local import layout
 from clusterctl.providers.local.layout import Existing
 from clusterctl.providers.local.provider import LocalProvider, image_keys
-from clusterctl.spec.common import Software
 from clusterctl.spec.models import ClusterSpec, LocalSettings
+from clusterctl.spec.software import Software
 from clusterctl.state.inventory import CONTROLLER
 from clusterctl.state.workspace import Workspace
 from tests.support.inventories import host_of, inventory_of

@@ -10,6 +10,7 @@ from clusterctl.hosts.probe import HostFacts
 from clusterctl.providers.onprem.members import inventory, members, preview
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremSettings
+from clusterctl.spec.software import SlurmSource
 from clusterctl.state.inventory import Inventory
 from tests.unit.hosts.test_doctor import WELL
 
@@ -149,7 +150,8 @@ def test_without_a_scheduler_nothing_of_slurm_is_installed() -> None:
 )
 def test_names_are_those_of_the_distribution(slurm: str, name: str) -> None:
     spec = spec_of()
-    spec = spec.model_copy(update={"software": spec.software.model_copy(update={"slurm": slurm})})
+    source = SlurmSource.model_validate({"from": slurm})
+    spec = spec.model_copy(update={"software": spec.software.model_copy(update={"slurm": source})})
     rocky = facts("n2").system.model_copy(update={"id": "rocky", "version": "9.6"})
     assert name in packages(spec, differing("n2", system=rocky))
 

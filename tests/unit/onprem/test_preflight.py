@@ -247,6 +247,16 @@ def test_unsupported_slurm_release_is_found_before_changes(
     assert {one.host for one in wrong} == machines.facts.keys()
 
 
+@pytest.mark.parametrize(("system", "found"), [({"id": "debian", "version": "12"}, True), ({}, False)])
+def test_slurm_from_elsewhere_is_only_for_enterprise_linux(
+    tmp_path: Path, system: Mapping[str, str], found: bool
+) -> None:
+    machines = Machines(tmp_path, spec_of(software={"slurm": {"from": "openhpc"}}))
+    for facts in machines.facts.values():
+        facts["system"] |= system
+    assert {one.code for one in machines.found()} == ({"slurm-source"} if found else set())
+
+
 def test_unsupported_cuda_toolkit_is_found_before_changes(tmp_path: Path) -> None:
     machines = Machines(tmp_path, spec_of(software={"nvidia": {"toolkit": "12.9"}}))
     assert machines.found() == ()
@@ -269,6 +279,7 @@ def test_unsupported_cuda_toolkit_is_found_before_changes(tmp_path: Path) -> Non
         (("error", "address"), [], True),
         (("error", "slurm-release"), [], True),  # the spec asks for another one, while the cluster is up
         (("error", "cuda-toolkit"), [], True),
+        (("error", "slurm-source"), [], True),
     ],
 )
 def test_up_stops_at_errors_of_new_hosts_and_any_firewall(

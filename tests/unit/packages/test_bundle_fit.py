@@ -10,10 +10,12 @@ from clusterctl.errors import BundleError
 from clusterctl.packages import bundle
 from clusterctl.packages.bundle import FORMAT, Manifest, mismatches, open_bundle, reject_defects, write_bundle
 from clusterctl.packages.os_packages import asked_packages, package_names
+from clusterctl.packages.repository import RepositoryRequest
 from clusterctl.packages.requirement_files import content_hash
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.load import load_spec
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.software import Software
 from clusterctl.util.assets import digest, gpu_lock
 from tests.support.messages import refused
 from tests.unit.packages.bundles import RELEASE, SPEC, a_bundle, system
@@ -84,7 +86,7 @@ def test_a_distribution_that_is_not_in_it_is_named(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("release", "software", "lacks"),
     [
-        ("rocky-9", "slurm: openhpc", ["slurm-ohpc", "slurm-slurmd-ohpc"]),
+        ("rocky-9", "slurm: {from: openhpc}", ["slurm-ohpc", "slurm-slurmd-ohpc"]),
         ("rocky-9", "apptainer: true", ["apptainer"]),
         (RELEASE, "apptainer: true", ["apptainer_1.3.6_amd64.deb"]),
     ],
@@ -102,6 +104,19 @@ def test_what_only_some_specs_ask_for_must_be_in_it_for_these(
     assert all(name in why for name in lacks)
     assert said(a_bundle(path, systems={release: full}), asking) == []
     assert said(path, None) == []
+
+
+def test_slurm_comes_from_the_repository_of_the_spec(folder: Path) -> None:
+    slurm = {"from": "https://repo.example.org/el9", "key": "https://repo.example.org/KEY"}
+    software = Software.model_validate({"slurm": slurm})
+    request = RepositoryRequest(distribution_of("rocky-9"), folder, print, software=software)
+    assert request.sources[-1] == {
+        "keys": [slurm["key"]],
+        "repositories": {"slurm": slurm["from"]},
+        "priority": 10,
+    }
+    plain = RepositoryRequest(distribution_of("rocky-9"), folder, print)
+    assert plain.sources == request.sources[:-1]
 
 
 def test_another_format_is_refused_and_other_fields_are_not(

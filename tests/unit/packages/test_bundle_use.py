@@ -23,10 +23,10 @@ from clusterctl.packages.wheelhouse import (
     wheel_path,
     wheelhouse,
 )
-from clusterctl.spec.common import Software
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.load import load_spec
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.software import Software
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import digest, gpu_lock, job_lock
 from tests.support.messages import refused

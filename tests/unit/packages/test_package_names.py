@@ -20,8 +20,8 @@ import yaml
 
 import clusterctl
 from clusterctl.packages.os_packages import package_names, packages_of
-from clusterctl.spec.common import Software
 from clusterctl.spec.distributions import Distribution, releases
+from clusterctl.spec.software import Software
 from clusterctl.util.assets import data_folder
 from tests.support.el.packages import base_names, packages
 

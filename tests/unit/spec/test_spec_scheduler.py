@@ -6,7 +6,7 @@ import pytest
 
 from clusterctl.errors import SpecError
 from clusterctl.spec.gcp import image_error
-from clusterctl.spec.load import parse_spec
+from clusterctl.spec.load import differences, dump_spec, parse_spec
 
 BASE = """\
 version: 1
@@ -110,6 +110,24 @@ def test_toolkit_older_than_the_repository_is_refused(text: str, found: list[tup
     else:
         parse_spec(text + more, "c.yaml")
     parse_spec(text + more.replace("12.9", "13.0"), "c.yaml")
+
+
+URL = "{from: 'https://repo.example.org/el9', key: 'https://repo.example.org/KEY'}"
+
+
+@pytest.mark.parametrize("source", ["openhpc", "{from: openhpc}", URL])
+def test_rocky_linux_may_have_slurm_from_elsewhere(source: str) -> None:
+    """The former spelling, without `from`, is accepted, and recorded as the present one."""
+    more = f"software: {{slurm: {source}}}\n"
+    for text in (GCP, OWN):
+        spec = parse_spec(text + more, "c.yaml")
+        assert parse_spec(dump_spec(spec), "dump.yaml") == spec
+        assert "from: " in dump_spec(spec)
+        assert differences(parse_spec(text, "c.yaml"), spec)[0].key == "software.slurm.from"
+    debian = TEN.replace("rocky-linux-cloud", "debian-cloud").replace(
+        "rocky-linux-10-optimized-gcp", "debian-12"
+    )
+    assert problems(GCP.replace("zone: us", debian) + more) == [("software.slurm.from", "slurm-source")]
 
 
 def test_keys_unknown_to_slurm_release_are_faults() -> None:

@@ -24,7 +24,6 @@ from tests.support.messages import refused
 Golden = Callable[[str, str], None]
 DOC = Path(__file__).parents[3] / "docs" / "spec.md"
 # Fields that a provider's starter does not show: it refuses them, or has no use for them.
-OF_RED_HATS_FAMILY = {"Software.slurm", "Software.mirrors"}
 OF_ANOTHER_PROVIDER = {
     "local": {
         "Partition.gpus",
@@ -32,7 +31,8 @@ OF_ANOTHER_PROVIDER = {
         "Software.apptainer",
         "Software.cupy",
         "Software.nvidia",
-        *OF_RED_HATS_FAMILY,
+        "Software.slurm",
+        "Software.mirrors",
     },
     "gcp": {
         "Partition.cpus",
@@ -40,9 +40,10 @@ OF_ANOTHER_PROVIDER = {
         "Partition.disk",
         "Partition.hosts",
         "Nvidia.branch",  # of a driver that is to be installed
-        *OF_RED_HATS_FAMILY,
+        "SlurmSource.key",  # of a repository at an address
+        "Software.mirrors",
     },
-    "onprem": {"Partition.cpus", "Partition.memory", "Partition.disk", "Nvidia.branch"},
+    "onprem": {"Partition.cpus", "Partition.memory", "Partition.disk", "Nvidia.branch", "SlurmSource.key"},
 }
 BEGIN, END = "<!-- reference: begin -->\n", "<!-- reference: end -->\n"
 
