@@ -136,12 +136,18 @@ def test_keys_unknown_to_slurm_release_are_faults() -> None:
     parse_spec(LOCAL + more.replace("26.05", "24.11"), "c.yaml")
 
 
-def test_refusal_image_of_unknown_distribution_no_slurm_release() -> None:
+@pytest.mark.parametrize(
+    ("key", "more"),
+    [
+        ("slurm.version", 'slurm: {version: "24.11"}'),
+        ("software.slurm", "software: {slurm: {from: openhpc}}"),
+    ],
+)
+def test_image_of_unknown_distribution_has_only_its_own_slurm(key: str, more: str) -> None:
     image = "image: {project: our-images, name: hpc-7}"
     text = GCP.replace("zone: us", f"controller: {{{image}}}, partitions: {{train: {{{image}}}}}, zone: us")
-    asked = parse_spec(f'{text}slurm: {{version: "24.11"}}\n', "c.yaml")
-    refused = image_error(asked)
+    refused = image_error(parse_spec(f"{text}{more}\n", "c.yaml"))
     assert refused is not None
     assert refused.code == "image-distribution-unknown"
-    assert refused.where == "slurm.version"
+    assert refused.where == key
     assert image_error(parse_spec(text, "c.yaml")) is None
