@@ -158,14 +158,11 @@ def gcp(
     cloud.addresses({host.name: host.address for host in inventory.hosts})
     world = cloud.store
     with world.change() as state:
-        keys = (host.host_key.split() for host in inventory.hosts)
-        state["guest_attributes"] = {
-            host.name: {kind: key} for host, (kind, key) in zip(inventory.hosts, keys, strict=True)
-        }
+        state["guest_attributes"] = {host.name: {} for host in inventory.hosts}  # until the agent publishes
         theirs = f"mallory:{inventory.hosts[0].host_key}"
         state["project_metadata"] = {"enable-oslogin": "TRUE", "ssh-keys": theirs}
     path = f"{gcloud.install(folder, cloud.store.path)}:{cloud.env['PATH']}"
-    with Google(world) as google, guest.metadata(world, inventory):
+    with Google(world) as google, guest.metadata(world, inventory.cluster_id, inventory.network):
         shell(
             beneath, f"{cluster_name}-ctl", "sudo useradd --uid 1000 packer"
         )  # its image has an account more
@@ -313,10 +310,9 @@ def test_image_has_nothing_of_the_machine_it_was_made_of(
     inside = nested_host(inventory, host.address)  # the agent has not made our account yet, or it has
     inside.sh(f"touch /opt/clusterctl/installed-{mark}-compute")
     inside.sh("test -s /etc/machine-id; test -s /etc/ssh/ssh_host_ed25519_key; test -s /etc/munge/munge.key")
-    kind, key = host.host_key.split()
     gcp.cloud.addresses({name: host.address})
     with gcp.google.world.change() as state:
-        state["guest_attributes"][name] = {kind: key}
+        state["guest_attributes"][name] = {}
     gcp.cloud.forget_log()
     said = gcp.runner("-o", "json", "-f", gcp.spec, "image", "bake")
     assert said.json["made"]

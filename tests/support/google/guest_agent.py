@@ -1,8 +1,9 @@
 #!/usr/bin/python3
-"""What Google's guest agent does with accounts, on a machine that is taken for a Compute Engine instance.
+"""What Google's guest agent does with host keys and accounts, on a machine taken for an instance.
 
-As non_windows_accounts.go and oslogin.go (both in google_guest_agent/) of GoogleCloudPlatform/guest-agent
-(2026-07) have it, once: metadata does not change here. Runs there alone: standard library only.
+As instance_setup.go, non_windows_accounts.go and oslogin.go (all in google_guest_agent/) of
+GoogleCloudPlatform/guest-agent (2026-07) have it, once: metadata does not change here, and host keys stay.
+Runs there alone: standard library only.
 """
 
 from __future__ import annotations
@@ -16,9 +17,16 @@ from pathlib import Path
 from typing import Any
 
 ADDRESS = "169.254.169.254"
-URL = f"http://{ADDRESS}/computeMetadata/v1/?recursive=true"
+URL = f"http://{ADDRESS}/computeMetadata/v1/"
 GROUPS = ("adm", "dip", "docker", "lxd", "plugdev", "video")
 TRUE = ("1", "t", "T", "TRUE", "true", "True")  # Go's strconv.ParseBool
+
+
+def ask(path: str, data: bytes | None = None) -> bytes:
+    method, headers = "GET" if data is None else "PUT", {"Metadata-Flavor": "Google"}
+    asked = urllib.request.Request(URL + path, data, headers, method=method)  # noqa: S310
+    with urllib.request.urlopen(asked, timeout=10) as answer:  # noqa: S310
+        return bytes(answer.read())
 
 
 def run(*argv: str) -> int:
@@ -38,12 +46,17 @@ def prepare() -> None:
 def await_metadata() -> dict[str, Any]:
     """There is none until the instance is made."""
     while True:
-        asked = urllib.request.Request(URL, headers={"Metadata-Flavor": "Google"})
         try:
-            with urllib.request.urlopen(asked, timeout=10) as answer:  # noqa: S310
-                return dict(json.load(answer))
+            return dict(json.loads(ask("?recursive=true")))
         except OSError:
             time.sleep(0.2)
+
+
+def publish_host_keys() -> None:
+    for file in Path("/etc/ssh").glob("ssh_host_*_key"):  # not all machines have the public ones
+        argv = ["ssh-keygen", "-y", "-f", str(file)]
+        kind, key, *_ = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.split()
+        ask(f"instance/guest-attributes/hostkeys/{kind}", key.encode())
 
 
 def await_a_refusal() -> None:
@@ -78,14 +91,14 @@ def add(user: str, keys: list[str]) -> None:
     run("gpasswd", "-a", user, "google-sudoers")
     file = Path(pwd.getpwnam(user).pw_dir) / ".ssh/authorized_keys"
     run("install", "-d", "-m", "0700", "-o", user, "-g", user, str(file.parent))
+    run("install", "-m", "0600", "-o", user, "-g", user, "/dev/null", str(file))
     file.write_text("".join(f"# Added by Google\n{key}\n" for key in keys))
-    run("chmod", "0600", str(file))
-    run("chown", f"{user}:{user}", str(file))
 
 
 def main() -> None:
     prepare()
     wanted = accounts(await_metadata())
+    publish_host_keys()
     await_a_refusal()
     run("groupadd", "google-sudoers")
     sudoers = Path("/etc/sudoers.d/google_sudoers")

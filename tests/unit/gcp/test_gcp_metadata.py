@@ -7,12 +7,16 @@ from collections.abc import Mapping
 import pytest
 
 from tests.support.google import guest_agent
-from tests.support.google.guest import METADATA, answer
+from tests.support.google.guest import GUEST_ATTRIBUTES, METADATA, answer, published
 
 FLAVOR = {"metadata-flavor": "Google"}
 TREE = {
-    "instance": {"attributes": {"enable-oslogin": "FALSE", "ssh-keys": "ada:ssh-ed25519 AAAA"}, "name": "n1"},
-    "project": {"attributes": {"enable-oslogin": "TRUE"}, "project-id": "mine"},
+    "instance": {
+        "attributes": {"enable-oslogin": "FALSE", "ssh-keys": "ada:ssh-ed25519 AAAA"},
+        "name": "n1",
+        "id": 7,
+    },
+    "project": {"attributes": {"a-b": "c"}, "project-id": "mine"},
 }
 KEYS = "instance/attributes/ssh-keys"
 
@@ -24,10 +28,16 @@ KEYS = "instance/attributes/ssh-keys"
         (KEYS, {"metadata-flavor": "google"}, (403, "")),
         (KEYS, {**FLAVOR, "x-forwarded-for": "1.2.3.4"}, (403, "")),
         ("instance/name", FLAVOR, (200, "n1")),
-        ("project/attributes/?recursive=true", FLAVOR, (200, '{"enable-oslogin": "TRUE"}')),
+        ("project/attributes/?recursive=true", FLAVOR, (200, '{"a-b": "c"}')),
         ("project/attributes/ssh-keys", FLAVOR, (404, "")),
         ("instance/name/", FLAVOR, (404, "")),
         ("instance/", FLAVOR, (501, "")),
+        ("instance/id", FLAVOR, (200, "7")),
+        (
+            "/project/?recursive=true&alt=json",
+            FLAVOR,
+            (200, '{"attributes": {"a-b": "c"}, "projectId": "mine"}'),
+        ),
     ],
 )
 def test_metadata_is_answered_as_google_does(
@@ -35,6 +45,22 @@ def test_metadata_is_answered_as_google_does(
 ) -> None:
     status, body, _ = answer(TREE, METADATA + target, headers)
     assert (status, body.decode() if status == 200 else "") == answered
+
+
+@pytest.mark.parametrize(
+    ("target", "headers", "enabled", "status"),
+    [
+        (f"{GUEST_ATTRIBUTES}hostkeys/ssh-ed25519", FLAVOR, "TRUE", 200),
+        (f"{GUEST_ATTRIBUTES}hostkeys/ssh-ed25519", FLAVOR, "FALSE", 403),
+        (f"{GUEST_ATTRIBUTES}hostkeys/ssh-ed25519", {}, "TRUE", 403),
+        (f"{METADATA}instance/name", FLAVOR, "TRUE", 405),
+    ],
+)
+def test_only_guest_attributes_can_be_written(
+    target: str, headers: Mapping[str, str], enabled: str, status: int
+) -> None:
+    instance = {"metadata": {"enable-guest-attributes": enabled}}
+    assert published(instance, target, headers)[0] == status
 
 
 @pytest.mark.parametrize(
