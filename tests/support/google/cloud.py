@@ -7,6 +7,7 @@
     cloud.fail("slow", seconds=2, times=1)
     cloud.instances["demo-ctl"]["machine_type"]       # what exists, by name, Terraform's attributes
     cloud.done()                                      # [("create", "google_compute_instance", "demo-ctl")]
+    cloud.given["google_compute_instance"]            # {"boot_disk.auto_delete", ...}: what was set
 
 The test's own process serves the provider: started anew, three times for a plan, it costs thrice as much.
 The ``terraform`` in ``cloud.bin``, first on the PATH of ``cloud.env``, tells Terraform where it is
@@ -148,7 +149,9 @@ class GoogleCloud:
     def _serve(self, version: str) -> None:
         limits = [(f"grpc.max_{way}_message_length", LARGEST) for way in ("send", "receive")]
         self._server = grpc.server(ThreadPoolExecutor(max_workers=32), options=limits)
-        rpc.add_ProviderServicer_to_server(Google(version, self.store), self._server)
+        provider = Google(version, self.store)
+        self.given = provider.given
+        rpc.add_ProviderServicer_to_server(provider, self._server)
         # A socket's path may be too long in a test's folder.
         port = self._server.add_insecure_port("127.0.0.1:0")
         self._server.start()

@@ -17,7 +17,8 @@ import pytest
 from clusterctl.providers.gcp.provider import variables
 from tests.unit.gcp import recorded
 from tests.unit.gcp.many import changes, copies, planned
-from tests.unit.gcp.module import CLUSTER_ID, NAMES, PUBLIC_KEY, spec_of
+from tests.unit.gcp.module import CLUSTER_ID, NAMES, PUBLIC_KEY, Module, spec_of
+from tests.unit.gcp.sent import REQUESTS, unrecorded
 
 pytestmark = pytest.mark.platform("rendered", "google-terraform")
 
@@ -37,10 +38,16 @@ def asked() -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
-    """What Terraform would make of the specs, of the longest names, and of the cluster that is recorded."""
+def module(tmp_path_factory: pytest.TempPathFactory) -> Module:
+    """The specs, the longest names, and the cluster that is recorded."""
     more = {"demo": recorded.asked(), "long": with_long_names(asked()["everything"])}
-    return copies(tmp_path_factory.mktemp("golden"), asked() | more).planned()
+    return copies(tmp_path_factory.mktemp("golden"), asked() | more)
+
+
+@pytest.fixture(scope="module")
+def plan(module: Module) -> Plan:
+    """What Terraform would make of them."""
+    return module.planned()
 
 
 def with_long_names(asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,6 +84,19 @@ def test_the_longest_names_are_not_too_long_for_google(plan: Plan) -> None:
 
 def test_the_recorded_plan_is_todays(plan: Plan) -> None:
     assert [*is_golden(recorded.PATH, recorded.as_file(changes(plan, "demo")))] == []
+
+
+@pytest.mark.usefixtures("plan")
+def test_a_field_that_no_recording_has_is_one_of_googles(module: Module) -> None:
+    """Recordings of what Google's provider sent for others have all fields of ours, or the file lists them.
+
+    Each of them is in Google's discovery document, which says what it is.
+    """
+    assert module.cloud.given.keys() == REQUESTS.sent.keys() | REQUESTS.without["types"]
+    given = {kind: module.cloud.given[kind] for kind in REQUESTS.sent}
+    lines = {field: said for kind in given for field, said in unrecorded(kind, given[kind])}
+    text = "".join(f"{field}: {said}\n" for field, said in sorted(lines.items()))
+    assert [*is_golden(GOLDEN / "unrecorded.txt", text)] == []
 
 
 def rendered(resources: Mapping[str, Sequence[str]], simplest: Mapping[str, Sequence[str]] = {}) -> str:

@@ -13,6 +13,7 @@ from clusterctl.providers.gcp.provider import variables
 from clusterctl.providers.gcp.terraform import Plan, read_changes
 from tests.unit.gcp.many import copies
 from tests.unit.gcp.module import CLUSTER_ID, PUBLIC_KEY, Module, spec_of
+from tests.unit.gcp.sent import REQUESTS
 
 INSTANCE = "google_compute_instance"
 PARTS = ("module.controller.", "module.nodes.")
@@ -44,6 +45,7 @@ def test_only_what_is_asked_for_otherwise_changes(tmp_path: Path, monkeypatch: p
         logging.setenv("TF_LOG_PATH", str(tmp_path / "terraform.log"))
         said = module.apply() + module.run("output", "-json").said
     _assert_that_outputs_and_rules_fit(module)
+    _assert_that_order_is_as_recorded(module)
     before = {name: each["instance_id"] for name, each in module.cloud.instances.items()}
 
     with module.cloud.store.change() as world:  # as Google's provider says which one the family stood for
@@ -101,6 +103,22 @@ def _assert_that_outputs_and_rules_fit(module: Module) -> None:
     assert lets_in["priority"] < next(each["priority"] for each in rules if each["deny"])
     accounts = {each["email"] for each in module.cloud.resources("google_service_account").values()}
     assert set(lets_in["target_service_accounts"]) == accounts
+
+
+def _assert_that_order_is_as_recorded(module: Module) -> None:
+    """What a resource refers to is there before it, so the module has no names where references belong."""
+    made = [entry["id"] for entry in module.cloud.store.read()["log"]]
+    for order in REQUESTS.order:
+        for kind in order.before:
+            there = module.cloud.resources(kind).values()
+            pairs = [
+                (made.index(one["id"]), made.index(each["id"]))
+                for each in module.cloud.resources(order.after).values()
+                for one in there
+                if any(one[key] in str(each) for key in ("id", "email", "name") if key in one)
+            ]
+            assert pairs, order
+            assert all(first < then for first, then in pairs), order
 
 
 def _changed(nodes: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -39,6 +39,7 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         self.store = store
         self.stopping = threading.Event()
         self.settings: Mapping[str, Any] = {}
+        self.given: dict[str, set[str]] = {}  # type -> all attributes that configurations set
         self.counted: str | None = None  # the project of X-Goog-User-Project, if that is sent
 
     def GetProviderSchema(self, request: Any, context: Any) -> Any:
@@ -78,6 +79,8 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         proposed = world.with_defaults(kind, proposed)
         if prior:
             proposed = world.kept(kind, proposed, prior)
+        else:
+            self.given.setdefault(kind, set()).update(set(_given(read_dynamic_value(request.config))))
         planned = self._with_labels(schema.with_unknowns(self._block(kind), proposed, prior))
         if prior and planned.get("desired_status") not in {None, prior.get("current_status")}:
             planned |= {"current_status": Unknown}  # it is started, or stopped
@@ -220,6 +223,21 @@ def _logged(store: Store, op: str, kind: str, name: str, identifier: str) -> Ite
             raise
         finally:
             cloud["log"].append(entry)
+
+
+def _given(config: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """The paths of all that a configuration sets; those of blocks have their names with dots."""
+    for name, value in config.items():
+        match value:
+            case None | []:
+                continue
+            case dict() if not value:
+                continue
+            case [{}, *_]:
+                for block in value:
+                    yield from _given(block, f"{above}{name}.")
+            case _:
+                yield f"{above}{name}"
 
 
 def _counted(settings: Mapping[str, Any]) -> str | None:
