@@ -22,6 +22,7 @@ from tests.unit.gcp.sent import REQUESTS, unrecorded
 
 pytestmark = pytest.mark.platform("rendered", "google-terraform")
 
+KMS_KEY = "projects/my-keys/locations/europe-west4/keyRings/disks/cryptoKeys/hpc"
 GOLDEN = Path(__file__).with_name("golden")
 SIMPLEST = "t4"  # the others show only in what they differ from it
 # Said once for all: they follow from others, or say the same of every resource.
@@ -39,8 +40,10 @@ def asked() -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def module(tmp_path_factory: pytest.TempPathFactory) -> Module:
-    """The specs, the longest names, and the cluster that is recorded."""
+    """The specs, the longest names, a key of one's own, and the cluster that is recorded."""
     more = {"demo": recorded.asked(), "long": with_long_names(asked()["everything"])}
+    zonal = {"tier": "ZONAL", "capacity_gib": 1024}  # the basic tiers take no key
+    more["keyed"] = {**asked()["everything"], "filestore": zonal, "kms_key": KMS_KEY}
     return copies(tmp_path_factory.mktemp("golden"), asked() | more)
 
 
@@ -80,6 +83,19 @@ def test_the_longest_names_are_not_too_long_for_google(plan: Plan) -> None:
     accounts = [each["account_id"] for each in resources.values() if "account_id" in each]
     # Google takes 6 to 30 characters.
     assert sorted(map(len, accounts)) == [29, 29]
+
+
+def test_own_key_encrypts_disks_filestore_and_bucket(plan: Plan) -> None:
+    resources = planned(plan, "keyed")
+    kinds = (
+        "google_compute_disk",
+        "google_compute_instance",
+        "google_filestore_instance",
+        "google_storage_bucket",
+    )
+    holders = [address for address in resources if re.search(rf"\b({'|'.join(kinds)})\.", address)]
+    assert holders
+    assert [address for address in holders if KMS_KEY not in str(resources[address])] == []
 
 
 def test_the_recorded_plan_is_todays(plan: Plan) -> None:

@@ -1,0 +1,61 @@
+"""Lists of docs/gcp.md and docs/howto/first-day-gcp.md that have a home in the code: they say the same."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+
+import pytest
+import yaml
+
+from clusterctl.providers.gcp.provider import services
+from clusterctl.spec.load import parse_spec
+from tests.support.processes import ROOT
+from tests.unit.gcp.recorded import SPEC
+
+PAGE = (ROOT / "docs" / "gcp.md").read_text()
+FIRST_DAY = (ROOT / "docs" / "howto" / "first-day-gcp.md").read_text()
+DATA = files("clusterctl.providers.gcp") / "data"
+API = re.compile(r"[a-z]+\.googleapis\.com")
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of the first table below a heading."""
+    text = PAGE.partition(f"\n## {heading}\n")[2].partition("\n|---")[2]
+    lines = text.partition("\n\n")[0].splitlines()[1:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def of(more: str) -> set[str]:
+    """The APIs that a cluster with this setting needs."""
+    spec = parse_spec(SPEC.replace("zone: us-central1-a", f"zone: us-central1-a{more}"), "cluster.yaml")
+    return set(services(spec.provider))
+
+
+def test_the_apis_to_enable_are_those_that_up_needs() -> None:
+    command, _, after = PAGE.partition("$ gcloud services enable ")[2].partition("```")
+    needed = of("")
+    assert set(API.findall(command)) == needed
+    more = of(", filestore: {tier: BASIC_SSD, capacity: 2560GiB}, bucket: {name: my-results}") - needed
+    assert set(API.findall(after.partition("\n\n4.")[0])) == more
+    assert of(", state: {bucket: my-state}") - needed == {"storage.googleapis.com"}
+    by_hand = FIRST_DAY.partition("$ gcloud services enable ")[2].partition("\n")[0]
+    assert set(API.findall(by_hand)) < needed
+
+
+def test_the_roles_are_those_of_the_preflight() -> None:
+    known = yaml.safe_load((DATA / "preflight.yaml").read_text())["rights"].values()
+    named = {
+        role for cells in rows("Required permissions") for role in re.findall(r"roles/\w+\.\w+", cells[0])
+    }
+    named |= {"roles/serviceusage.serviceUsageConsumer"}  # in the second column
+    assert named == {role for rights in known for role in rights}
+
+
+@pytest.mark.parametrize("cells", rows("Failures"), ids=lambda cells: str(cells[0].split("`")[1]))
+def test_a_code_is_retried_if_the_table_says_so(cells: list[str]) -> None:
+    known = yaml.safe_load((DATA / "diagnoses.yaml").read_text())
+    transient = {entry["code"] for entry in known if entry.get("transient")}
+    for code in re.findall("`([a-z-]+)`", cells[0]):
+        assert code in {entry["code"] for entry in known}
+        assert (code in transient) is cells[2].startswith("yes")
