@@ -33,7 +33,7 @@ from clusterctl.runs.page import (
     thinned,
     write_report,
 )
-from clusterctl.runs.series import Record, finite, hangs_in, is_number, records, restarts_in
+from clusterctl.runs.series import Record, finite, hangs_in, is_number, read_results, records, restarts_in
 from clusterctl.runs.telemetry import compare_ranks, node_charts
 from clusterctl.scheduler.attempts import Restart
 from clusterctl.scheduler.base import JobState, Outcome
@@ -168,14 +168,15 @@ def _run_report(row: Row) -> Report:
     software = _environment_section(row, missing)
     nodes, missing_telemetry = node_charts(row.folder, row.record.nodes)
     missing += missing_telemetry
-    if not facts.series:
+    results = [Table(*result) for result in read_results(row.folder, limit=_MOST_LINES)]
+    if not facts.series and not results:
         missing.append("metrics: the program wrote no metrics.jsonl, TensorBoard file or metrics.csv")
-    ranks = _rank_section(facts)
-    speed, restarts = list(_speed_lines(facts)), restarts_in(row.folder)
+    speed, restarts, ranks = list(_speed_lines(facts)), restarts_in(row.folder), _rank_section(facts)
     hangs = [
         f"{datetime.fromtimestamp(hang.since, UTC):%H:%M:%S} UTC: {hang}" for hang in hangs_in(row.folder)
     ]
     sections = [
+        Section("Results", tables=results),
         _metric_charts({"": facts}, missing),
         Section("Time of a step", speed, list(_step_charts(facts))),
         ranks,
@@ -204,8 +205,7 @@ def _without_empty(sections: Iterable[Section]) -> list[Section]:
 def _has_completed(row: Row) -> bool | None:
     """Return True if the run completed, False if it failed, None if it was cancelled or is still running."""
     with suppress(ValueError):
-        outcome = JobState(row.record.state).outcome
-        return {Outcome.COMPLETED: True, Outcome.FAILED: False}.get(outcome)
+        return {Outcome.COMPLETED: True, Outcome.FAILED: False}.get(JobState(row.record.state).outcome)
     return None
 
 

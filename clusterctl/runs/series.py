@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from io import BufferedReader
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +36,9 @@ _PAIR: Final = re.compile(r"\+{0,2}([A-Za-z][\w./@-]*)=(.*)", re.DOTALL)
 # They have no value, but a pair may follow.
 _HYDRA_FLAGS: Final = frozenset({"-m", "--multirun"})
 _MAX_NAMES: Final = 200
+_MAX_COLUMNS: Final = 16
+# Written by the bundled jobs that measure instead of training.
+_RESULTS: Final = ("bench.jsonl", "find.jsonl", "gemm.jsonl", "allreduce.jsonl")
 _MAX_TEXT: Final = 100
 _CSV_FILE: Final = "metrics.csv"
 # A CSV file without one of these columns does not hold metrics.
@@ -163,18 +166,45 @@ def _lines(folder: Path, name: str) -> Iterator[bytes]:
                 skips = True
 
 
-def _json_records(folder: Path) -> Iterator[Record]:
-    is_there = (folder / METRICS_FILE).is_file()
-    if is_there and _is_as_submitted(folder, METRICS_FILE, _submitted_files(folder)):
+def read_results(folder: Path, *, limit: int) -> Iterator[tuple[list[str], list[list[str]]]]:
+    """Yield the head and rows of a table for each kind of line in the bundled jobs' files of results.
+
+    limit: the number of rows. Of more lines, the last are shown.
+    """
+    for name in _RESULTS:
+        kinds: dict[str, deque[Mapping[str, Any]]] = {}
+        for line in _json_lines(folder, name):
+            kind = printable(str(line.get("kind", "")))[:_MAX_TEXT]
+            if kind in kinds or len(kinds) < len(_RESULTS):
+                kinds.setdefault(kind, deque(maxlen=limit)).append(line)
+        for kind, lines in kinds.items():
+            keys = [key for key in dict.fromkeys(chain.from_iterable(lines)) if key not in ("kind", "time")]
+            keys = [key for key in keys if any(line.get(key) is not None for line in lines)][:_MAX_COLUMNS]
+            cells = [[_cell(line.get(key)) for key in keys] for line in lines]
+            head = [printable(key)[:_MAX_TEXT] for key in keys] or [""]
+            yield [f"{kind}: {head[0]}", *head[1:]], cells
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_cell, value))[:_MAX_TEXT]
+    number = isinstance(value, float) and is_number(value)
+    return f"{value:.4g}" if number else printable("-" if value is None else str(value))[:_MAX_TEXT]
+
+
+def _json_lines(folder: Path, name: str) -> Iterator[dict[str, Any]]:
+    if (folder / name).is_file() and _is_as_submitted(folder, name, _submitted_files(folder)):
         return
-    for raw in _lines(folder, METRICS_FILE):
-        try:
+    for raw in _lines(folder, name):
+        # A running job may have written half of the line.
+        with suppress(ValueError, RecursionError):
             line = json.loads(raw)
-        except (ValueError, RecursionError):
-            # A running job may have written half of the line.
-            continue
-        if not isinstance(line, dict):
-            continue
+            if isinstance(line, dict):
+                yield line
+
+
+def _json_records(folder: Path) -> Iterator[Record]:
+    for line in _json_lines(folder, METRICS_FILE):
         kind = line.get("kind")
         kind = kind if isinstance(kind, str) else ""
         values: dict[str, float] = {}

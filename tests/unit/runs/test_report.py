@@ -323,6 +323,31 @@ def test_times_of_another_clock_are_left_out(tmp_path: Path) -> None:
     assert charts(report_of([row]))[TIMES].keys() == {"queue", "run"}
 
 
+def test_bundled_jobs_that_measure_have_tables_of_results(tmp_path: Path) -> None:
+    """Their files are their metrics: nothing is missing. Of many lines the last are shown."""
+    row = Row(made_run(tmp_path, 7))
+    sizes = [{"kind": "micro_batch", "time": TIME, "size": 1 << n, "samples_per_s": n / 3} for n in range(20)]
+    found = {"kind": "found", "time": TIME, "lr": 0.1}
+    hostile: list[Any] = [
+        {"kind": ["x"], "a\n\x1b[2J": "b" * 10**5},
+        [],
+        {},
+        {"kind": "found", "ranks": [0, 1]},
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in [*sizes, found, *hostile])
+    (row.folder / "find.jsonl").write_text(text + '{"half')
+    report = report_of([row])
+    assert not any(line.startswith("metrics:") for line in report.missing)
+    (results,) = [section for section in report.sections if section.title == "Results"]
+    by_size, best, *_ = results.tables
+    assert (by_size.head, len(by_size.rows)) == (["micro_batch: size", "samples_per_s"], 16)
+    assert by_size.rows[-1] == ["524288", "6.333"]
+    assert (best.head, best.rows) == (["found: lr", "ranks"], [["0.1", "-"], ["-", "0, 1"]])
+    shown = [cell for table in results.tables for cells in (table.head, *table.rows) for cell in cells]
+    assert max(map(len, shown)) < 300
+    assert all(cell.isprintable() for cell in shown)
+
+
 def test_an_array_without_metrics(tmp_path: Path) -> None:
     tasks = [{"id": f"7_{n}", "state": "COMPLETED", "nodes": NODES[:1]} for n in range(3)]
     report = report_of([Row(made_run(tmp_path, 7, tasks=tasks))])
