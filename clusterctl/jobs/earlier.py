@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from clusterctl.errors import MachineError, SchedulerError, UsageError, printable
-from clusterctl.jobs.source import token_of_run
+from clusterctl.jobs.source import field_of_run, token_of_run
 from clusterctl.jobs.watch import folder_of
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
@@ -58,7 +58,10 @@ def locate_run(run: str, entries: Sequence[JobEntry]) -> RunLocation:
     if not number.isdecimal():
         raise _no_run(run)
     entry = next((entry for entry in reversed(entries) if entry.job_id == number), None)
-    home = Path(entry.run_dir, *_inner(task)) if entry and entry.run_dir else None
+    top = Path(entry.run_dir) if entry and entry.run_dir else None
+    if entry is None:
+        top = _run_of_former_cluster(number)
+    home = top and top.joinpath(*_inner(task))
     return RunLocation(home if home and home.is_dir() else None, _files_of(entry, task), is_folder=False)
 
 
@@ -150,6 +153,12 @@ def _send(session: Session | None, run: str, location: RunLocation) -> tuple[str
             copies = Copies(transport.host, sent.folder, str(here), sent=True, renamed=os.fsdecode(FROM_JOB))
             record_copies(session.workspace, [copies])
     return sent.folder, f"run {printable(here.name)}: {format_size(sent.sent_bytes)} sent to {sent.folder}"
+
+
+def _run_of_former_cluster(number: str) -> Path | None:
+    """Return the only run in ./runs of a job with this number, whose cluster may be down."""
+    found = [path for path in RUNS.glob(f"*-{number}-*") if field_of_run(path, "job_id") == number]
+    return found[0].absolute() if len(found) == 1 else None
 
 
 def _no_run(run: str) -> UsageError:

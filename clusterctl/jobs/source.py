@@ -292,11 +292,16 @@ def _holds_no_source(folder: Path) -> bool:
 
 def token_of_run(folder: Path) -> str | None:
     """Return the token that identifies a collected run's job; None if the folder is not a collected run."""
+    token = field_of_run(folder, "token")
+    return token if isinstance(token, str) and _TOKEN.fullmatch(token) else None
+
+
+def field_of_run(folder: Path, name: str) -> object:
+    """Return a field of a collected run's record; None without a readable record that has it."""
     try:
-        token = read_json(os.fsencode(folder), RUN_FILE.encode(), _MOST_RECORD)["token"]
+        return read_json(os.fsencode(folder), RUN_FILE.encode(), _MOST_RECORD)[name]
     except (OSError, ValueError, LookupError, TypeError):
         return None
-    return token if isinstance(token, str) and _TOKEN.fullmatch(token) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.jobs.bundled import ChosenModel, reject_unless_fitting, run_on_this_machine, with_model
+from clusterctl.jobs.earlier import locate_run
 from clusterctl.jobs.source import Source
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec, Weights, job_spec
@@ -176,6 +177,18 @@ def test_only_jobs_that_use_a_model_get_one() -> None:
         with rejected("needs-trained-model", UsageError):
             reject_unless_fitting([job], None)
         reject_unless_fitting([job.model_copy(update={"args": (flag, "/shared/c")})], None)
+
+
+def test_a_number_names_a_run_of_a_cluster_that_is_down(here: Path) -> None:
+    for name, job_id in (("demo-14-train", "14"), ("my-14-3-train", "3")):
+        run = model(here / "runs" / name)
+        (run / "run.json").write_text(json.dumps({"job_id": job_id, "token": "0" * 8}))
+    assert locate_run("14", ()).here == here / "runs/demo-14-train"
+    assert locate_run("14_2", ()).here is None
+    assert locate_run("4", ()).here is None
+    model(here / "runs/other-14-train")
+    (here / "runs/other-14-train/run.json").write_text(json.dumps({"job_id": "14", "token": "1" * 8}))
+    assert locate_run("14", ()).here is None
 
 
 def test_here_only_what_is_here_can_be_used(session: Session) -> None:
