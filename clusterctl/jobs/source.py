@@ -228,11 +228,13 @@ class FolderWalk:
             return Item(item.path, Kind.LINK, item.origin, item.mode, item.mtime_ns, target=target)
         status = end.stat()
         if stat.S_ISDIR(status.st_mode):
+            above = Path(os.path.commonpath((root, end)))
+            send_all = f"submit with --folder {above}; or " if above.is_relative_to(Path.cwd()) else ""
             raise UsageError(
                 f"a link leads to a folder outside of {self.folder}",
                 code="links-lead-outside",
                 why=printable(f"{item.path} -> {item.target}"),
-                fix="exclude the link (--exclude NAME) and copy the data with `clusterctl put`",
+                fix=f"{send_all}exclude the link (--exclude NAME) and copy the data with `clusterctl put`",
             )
         return Item.of(item.path, item.origin, status)
 

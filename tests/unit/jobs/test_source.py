@@ -170,12 +170,16 @@ def test_links(project, tmp_path):
     assert files(project) == {"train.py", "sub/real.txt", "out"}
 
 
-def test_a_link_to_a_folder_outside_is_refused(project, tmp_path):
+def test_a_link_to_a_folder_outside_is_refused(project, tmp_path, monkeypatch):
+    """If it is in the current folder, the advice is to send that one."""
     (tmp_path / "datasets").mkdir()
     (project / "data").symlink_to(tmp_path / "datasets")
     with rejected("links-lead-outside", UsageError, f"data -> {tmp_path}/datasets", "clusterctl put"):
         found(project)
     assert files(project, exclude=("data",)) == {"train.py"}
+    monkeypatch.chdir(tmp_path)
+    with rejected("links-lead-outside", UsageError, f"--folder {tmp_path}"):
+        found(project)
 
 
 def test_hostfile_of_the_user_is_sent(project):
