@@ -103,6 +103,7 @@ def check(config: Command, *, several: bool | None = None, gpu: bool | None = No
         gpu: whether ranks compute on GPUs. None: not known yet.
     """
     if isinstance(config, TrainConfig):
+        MODELS[config.model.model].reject_unfit_data(config.data.data)
         _refuse_contradictions(config)
         _refuse_for_launch(config, several, gpu)
         _refuse_useless(config)

@@ -58,18 +58,14 @@ def open_dataset(
 
     Raises UsageError on every rank if the data does not exist, is invalid, or differs between nodes.
     """
-    data, model_input = config.data, MODELS[config.model.model].takes
+    data, model = config.data, MODELS[config.model.model]
+    model.reject_unfit_data(data.data)
     dtype = "float64" if config.precision.precision == "fp64" else "float32"
     kind, _, location = data.data.partition(":")
     if kind == "synthetic":
-        if model_input == "images":
+        if model.takes == "images":
             return synthetic_images(*_IMAGENET, dtype=dtype)
         return synthetic_tokens(_GPT2_VOCABULARY, data.sequence_length)
-    if (kind == "text") == (model_input == "images"):
-        fitting = "digits, idx:DIR or synthetic" if model_input == "images" else "text:FILE or synthetic"
-        raise UsageError(
-            f"--data {data.data}: the model takes {model_input}; use {fitting}", code="data-unfit-for-model"
-        )
     if kind == "text":
         return _text(config, Path(location), world, data_state)
     image_facts = None

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from payload.errors import UsageError
+
 Takes = Literal["images", "text", "masked text"]
 
 
@@ -20,6 +22,15 @@ class Entry:
     takes: Takes
     # Sizes that differ from the defaults of ``build``.
     sizes: Mapping[str, int | float] = field(default_factory=dict)
+
+    def reject_unfit_data(self, data: str) -> None:
+        """Raise UsageError if the value of ``--data`` names another kind of data than the model takes."""
+        kind = data.partition(":")[0]
+        if kind != "synthetic" and (kind == "text") == (self.takes == "images"):
+            fitting = "digits, idx:DIR or synthetic" if self.takes == "images" else "text:FILE or synthetic"
+            raise UsageError(
+                f"--data {data}: the model takes {self.takes}; use {fitting}", code="data-unfit-for-model"
+            )
 
 
 def _transformer(layers: int, heads: int, width: int) -> Mapping[str, int]:

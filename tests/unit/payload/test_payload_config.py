@@ -83,6 +83,7 @@ def test_bad_arguments_are_one_line(line: str) -> None:
 @pytest.mark.parametrize(
     ("line", "code", "named"),
     [
+        ("train --data text:a", "data-unfit-for-model", "--data text:a: the model takes images;"),
         ("train --schedule step", "bad-settings", "--schedule step: "),
         ("allreduce --cuda-aware --comm ring,naive", "setting-without-effect", "--cuda-aware has "),
         ("train --compress topk --zero 1", "bad-settings", "--compress topk and --zero 1 cannot "),
