@@ -110,6 +110,13 @@ def said(log: str, **job: object) -> Diagnosis:
         ("command-not-found", "slurmstepd-n1: error: execve(): nosuch: No such file or directory\n"),
         (
             "command-not-found",
+            TRACEBACK + '  File "/usr/lib/python3.13/subprocess.py", line 1972, in _execute_child\n'
+            "    raise child_exception_type(errno_num, err_msg, err_filename)\n"
+            "FileNotFoundError: [Errno 2] No such file or directory: 'git'\n",
+        ),
+        ("missing-file", TRACEBACK + "FileNotFoundError: [Errno 2] No such file or directory: 'git'\n"),
+        (
+            "command-not-found",
             f"{'-' * 74}\nmpirun was unable to find the specified executable file, and therefore\n"
             "did not launch the job.\n\nNode:       n1\nExecutable: nosuchprog\n",
         ),
