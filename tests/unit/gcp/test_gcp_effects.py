@@ -75,6 +75,7 @@ EFFECTS: Mapping[str, tuple[dict[str, Any], Mapping[str, set[str]]]] = {
     "kms_key": ({"provider": {"kms_key": KMS}}, {**REPLACED, "disks": {"replace"}}),
     "local_ssds": ({"train": {"local_ssds": 2}}, NODES),
     "spot": ({"train": {"spot": True}}, NODES),
+    "flex_start": ({"train": {"machine_type": "g2-standard-16", "flex_start": "2d"}}, NODES),
     "compact_placement": ({"train": {"compact_placement": True}}, NODES),
     "tier_1": (both(machine_type="n2-standard-32", tier_1=True), REPLACED),
     "zone": (
@@ -126,5 +127,5 @@ def test_every_setting_of_the_manuals_table_is_tried() -> None:
     table = page.partition("Effects of a spec change")[2].partition("\n\n")[2].partition("\n\n")[0]
     named = {word for row in table.splitlines() for word in re.findall("`([a-z_0-9]+)`", row.split("|")[1])}
     # Of these: test_gcp_same_cluster.py, test_gcp_storage.py. Of `network` the table only gives advice.
-    elsewhere = {"project", "network"}
+    elsewhere = {"project", "network", "shared_disk"}
     assert named - elsewhere <= {what.split()[0] for what in EFFECTS}
