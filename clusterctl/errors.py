@@ -331,9 +331,13 @@ class TunnelError(UnreachableError):
 
 
 class TunnelRefusedError(TransportError):
-    """The service that carries the SSH connection rejects the login, perhaps because the host is new."""
+    """The service that carries the SSH connection rejects the login.
+
+    ``has_grace``: the login may be valid for a new host within a minute. Otherwise, retries do not help.
+    """
 
     code = "tunnel-refused"
+    has_grace = False
 
 
 class NoAnswerError(UnreachableError):

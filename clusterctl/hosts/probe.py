@@ -405,9 +405,18 @@ def reports_of(hosts: Iterable[str], answers: Iterable[HostAnswer]) -> Mapping[s
     results = {host: result_of[host] for host in hosts}
     failed = {host: result for host, result in results.items() if isinstance(result, ClusterctlError)}
     if failed:
+        problem = f"{len(failed)} of {len(results)} hosts can't be reached"
+        failures = tuple(exc.on(host, "reach") for host, exc in failed.items())
+        error, *_ = failed.values()
+        is_explained = isinstance(error, TunnelError | TunnelRefusedError)
+        if is_explained and len({(failure.cause, failure.fix) for failure in failures}) == 1:
+            # The tunnel that all hosts share is broken.
+            raise TransportError(
+                problem, code="hosts-unreachable", why=error.why, fix=error.fix, failures=failures
+            )
         raise TransportError.of_hosts(
-            f"{len(failed)} of {len(results)} hosts can't be reached",
-            [exc.on(host, "reach") for host, exc in failed.items()],
+            problem,
+            failures,
             code="hosts-unreachable",
             fix="check the connection with `clusterctl ssh --admin HOST`, then run `clusterctl up` again",
         )
@@ -431,21 +440,19 @@ def _ask(transport: Transport, request: ProbeRequest) -> HostReport | Clusterctl
 
 @dataclass(slots=True)
 class _Patience:
-    """How long a host is probed again. new: see ``ask_hosts``. _refused_at: when its tunnel began to fail."""
+    """How long a host is probed again. new: see ``ask_hosts``. _since: when its tunnel began to fail."""
 
     new: bool
-    _refused_at: float | None = None
+    _since: float = field(default_factory=time.monotonic)
 
     def pause_s(self, answer: HostReport | ClusterctlError) -> float | None:
         """Return the seconds to wait before the host is probed again; None if that would not help."""
         if isinstance(answer, TunnelError | TunnelRefusedError):
-            now = time.monotonic()
-            self._refused_at = self._refused_at or now
-            is_over = now - self._refused_at > GRACE_S
-            if isinstance(answer, TunnelError):
-                return None if self.new and answer.has_grace and is_over else _TUNNEL_PAUSE_S
-            return _TUNNEL_PAUSE_S if self.new and not is_over else None
-        self._refused_at = None
+            may_help = isinstance(answer, TunnelError)
+            if self.new and answer.has_grace:
+                may_help = time.monotonic() - self._since < GRACE_S
+            return _TUNNEL_PAUSE_S if may_help else None
+        self._since = time.monotonic()
         # The host may be booting or about to boot.
         if isinstance(answer, UnreachableError | StoppingError):
             return _PAUSE_S
@@ -474,6 +481,8 @@ def with_distributions(
             yield answer.step
         reports = reports_of(requests, answers)
     except TransportError as exc:
+        if all(failure.fix == exc.fix for failure in exc.failures):
+            raise
         by_hand = f"ssh -F {shlex.quote(str(workspace.ssh_config))} HOST"
         fix = f"check the connection with `{by_hand}`, then run `clusterctl up` again"
         if is_new and any(failure.code == KeyRefusedError.code for failure in exc.failures):

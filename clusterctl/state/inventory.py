@@ -35,7 +35,7 @@ HEALTH_PROGRAM: Final = "/opt/clusterctl/health"
 SRUN_PORTS = "61000-64999"
 # A tunnel may need this long to open.
 PROXIED_TIMEOUT_S = 60
-# ssh's ProxyCommand for a host behind a jump host. All hosts behind the jump host share one connection to it,
+# ssh's ProxyCommand for a host behind a jump host. All hosts behind the jump host share a connection to it,
 # which ends when it is idle. Arguments: the folder of the ssh_config, the name of the socket, the host's
 # address and port, the jump host. It changes to the folder, as a socket's path is limited to 107 bytes.
 JUMP: Final = (

@@ -22,8 +22,6 @@ from clusterctl.util.assets import fill_in, first_rule, read_table
 
 _PROBLEM: Final = "clusterctl can't connect by SSH"
 _OPTION: Final = re.compile(r"--(project|zone)=(\S+)")
-# A traceback's lines are indented, or name the exception that the first line of gcloud's message has already.
-_TRACEBACK: Final = re.compile(r"^(Traceback |\s|googlecloudsdk\.)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +36,7 @@ class Proxy:
     """How an `ssh_config` reaches a host without a route.
 
     command: the words of the program that carries the connection. Empty: ssh connects directly.
-    jump: the jump host, and the name of the socket of the connection to it that all hosts behind it share.
+    jump: the jump host, and the socket's name of the connection to it, which all hosts behind it share.
     """
 
     command: tuple[str, ...] = ()
@@ -89,26 +87,28 @@ def connection_error(host: str, config: Path, stderr: str, user: str | None = No
     return unreachable_error(host, config, _PROBLEM, reason)
 
 
-def _tunnel_error(host: str, config: Path, reason: str, proxy: Proxy) -> TransportError:
+def _tunnel_error(host: str, config: Path, reason: str, proxy: Proxy) -> TunnelError | TunnelRefusedError:
     """Return the error for a host that a program or a jump host did not connect to. reason: its messages."""
     tunnel = proxy.jump[0] if proxy.jump else host
-    said = "\n".join(line for line in reason.split("\n") if not _TRACEBACK.match(line))
-    match = first_rule(read_table(Path(__file__).with_name("data") / "tunnels.yaml", tuple[_Rule, ...]), said)
+    match = first_rule(
+        read_table(Path(__file__).with_name("data") / "tunnels.yaml", tuple[_Rule, ...]), reason
+    )
+    # After gcloud's error come advice, a traceback and ssh's message about the closed connection.
+    first_line = next((line for line in reason.split("\n") if line.startswith("ERROR: ")), reason)
     if match is None:
-        plain = unreachable_error(host, config, _PROBLEM, said)
-        return TunnelError(plain.what, where=plain.where, why=said, fix=plain.fix, host=host)
+        plain = unreachable_error(host, config, _PROBLEM, first_line)
+        return TunnelError(plain.what, where=plain.where, why=plain.why, fix=plain.fix, host=host)
     rule, _ = match
     command = proxy_of(tunnel, config).command
     words = {"host": host, "tunnel": tunnel, **dict(_OPTION.findall(" ".join(command)))}
-    kind = TunnelError if rule.retryable else TunnelRefusedError if rule.grace else TransportError
+    kind = TunnelError if rule.retryable else TunnelRefusedError
     error = kind(
         f"{host}: {_PROBLEM}",
         code=rule.code,
         where=str(config),
-        why=f"{fill_in(rule.cause, words)}\n{said}",
+        why=f"{fill_in(rule.cause, words)}\n{first_line}",
         fix=fill_in(rule.fix, words),
         host=host,
     )
-    if isinstance(error, TunnelError):
-        error.has_grace = rule.grace
+    error.has_grace = rule.grace
     return error

@@ -202,7 +202,7 @@ def _end_connection(folder: Path, name: str) -> None:
 
 
 class Jumps:
-    """The connections to the jump hosts of an `ssh_config`. All hosts behind a jump host share one."""
+    """The connections to the jump hosts of an `ssh_config`, which all hosts behind a jump host share."""
 
     def __init__(self) -> None:
         self._masters: dict[str, Master | None] = {}
@@ -210,7 +210,7 @@ class Jumps:
         self._lock = threading.Lock()
 
     def open(self, host: str, config: Path) -> None:
-        """Open the connection to the jump host of ``host``, if it has one and no connection is open.
+        """Open the connection to the jump host of ``host``, if it is behind a jump host and not connected.
 
         Raise the jump host's error, as an error of ``host``, if it can't be reached. Threads that wait for
         the same connection get the same error, so a broken tunnel is tried once, not once for each host.

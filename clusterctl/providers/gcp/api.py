@@ -404,8 +404,8 @@ def check_gcloud() -> None:
         result = Result(1, "", str(exc))
     if result.rc != 0 and _LOG_IN_AGAIN in result.stderr:
         message = "gcloud is not logged in, or its login has expired"
-        fix, said = f"log in: `{_LOG_IN_AGAIN}`", result.stderr.partition("\n")[0]
-        raise MachineError(message, code="gcloud-login", why=f"{reason}\n{said}", fix=fix)
+        fix, first_line = f"log in: `{_LOG_IN_AGAIN}`", result.stderr.partition("\n")[0]
+        raise MachineError(message, code="gcloud-login", why=f"{reason}\n{first_line}", fix=fix)
     if result.rc != 0:
         fix = f"check this machine's network; or repair gcloud: {_INSTALL}"
         raise MachineError(f"`{' '.join(argv)}` failed", code="gcloud-broken", why=result.reason, fix=fix)

@@ -212,8 +212,8 @@ class _Checks:
             if needed.get(condition) or getattr(self.settings, condition, False):
                 for role, names in roles.items():
                     permissions[role] += names
-        wanted = [name for names in permissions.values() for name in names]
-        granted, refusals = self._granted(wanted)
+        needed_names = [name for names in permissions.values() for name in names]
+        granted, refusals = self._granted(needed_names)
         for name, exc in refusals.items():
             yield self._not_checked(f"the permission {name}", exc)
         for role, names in permissions.items():
@@ -243,9 +243,9 @@ class _Checks:
         more, more_refusals = self._granted(names[middle:])
         return granted | more, refusals | more_refusals
 
-    def _not_checked(self, what: str, exc: CloudError) -> Finding:
+    def _not_checked(self, item: str, exc: CloudError) -> Finding:
         fix = "if `up` fails because of it, correct it then; a newer clusterctl may be able to check it"
-        message = f"{what} could not be looked at"
+        message = f"{item} could not be looked at"
         return Finding(self.settings.project, "warning", "not-checked", message, exc.why, fix)
 
     def policy(self, name: str, reason: str) -> Iterator[Finding]:

@@ -84,6 +84,13 @@ def test_from_nothing_to_hosts_and_back(cloud: GoogleCloud, workspace: Workspace
     ]
     assert {host.host_key for host in inventory.hosts} == {f"ssh-ed25519 {HOST_KEY}"}
     assert [host.roles for host in inventory.hosts] == [("controller",), ("compute",), ("compute",)]
+    # One tunnel, to the controller.
+    assert [host.proxy_command[:4] for host in inventory.hosts] == [
+        ("gcloud", "compute", "start-iap-tunnel", HOSTS[0]),
+        (),
+        (),
+    ]
+    assert [host.jump for host in inventory.hosts] == [None, HOSTS[0], HOSTS[0]]
     assert inventory.network == "10.80.0.0/20"
     address = inventory.controller.address
     assert inventory.shared_folder == SharedFolder(kind="nfs", server=address, path="/shared")

@@ -27,7 +27,7 @@ from tests.support.scripted import ScriptedTransport, Step
 from tests.unit.hosts.test_look import SYSTEM, answer
 
 
-def in_grace(error: TunnelError) -> TunnelError:
+def in_grace(error: TunnelError | TunnelRefusedError) -> TransportError:
     """An error that a new host may have for a minute."""
     error.has_grace = True
     return error
@@ -106,13 +106,13 @@ def test_one_that_does_not_answer_is_looked_at_by_hand(workspace: Workspace) -> 
 @pytest.mark.parametrize(
     ("errors", "grace_s", "tries"),
     [
-        ([TunnelRefusedError("4033")], 60.0, 2),
-        ([TunnelRefusedError("4033")], -1.0, 1),
+        ([in_grace(TunnelRefusedError("4033"))], 60.0, 2),
+        ([in_grace(TunnelRefusedError("4033"))], -1.0, 1),
         ([in_grace(TunnelError("4003"))], 60.0, 2),
         ([in_grace(TunnelError("4003"))], -1.0, 1),
         ([TunnelError("the jump host does not reach it yet")], -1.0, 2),
-        ([TransportError("the login has expired", code="gcloud-login")], 60.0, 1),
-        ([TunnelRefusedError("4033"), KeyRefusedError("it has no account yet")], 60.0, 3),
+        ([TunnelRefusedError("the login has expired", code="gcloud-login")], 60.0, 1),
+        ([in_grace(TunnelRefusedError("4033")), KeyRefusedError("it has no account yet")], 60.0, 3),
     ],
 )
 def test_refused_tunnel_of_a_new_host_has_a_minute(
@@ -134,8 +134,21 @@ def test_refused_tunnel_of_a_new_host_has_a_minute(
 def test_refused_tunnel_of_a_known_host_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """4047 and 4003 are waited for, because `up` starts a host that is switched off."""
     monkeypatch.setattr(probe, "_TUNNEL_PAUSE_S", 0.0)
-    refusing = ScriptedTransport([Step(ASKED, error=TunnelRefusedError("4033")), *says("debian-12").left])
+    refusing = ScriptedTransport(
+        [Step(ASKED, error=in_grace(TunnelRefusedError("4033"))), *says("debian-12").left]
+    )
     with rejected("hosts-unreachable", TransportError):
         probe_hosts({"ctl": ProbeRequest()}, lambda _: refusing)
     starting = ScriptedTransport([Step(ASKED, error=in_grace(TunnelError("4003"))), *says("debian-12").left])
     assert probe_hosts({"ctl": ProbeRequest()}, lambda _: starting)["ctl"].distribution == "debian-12"
+
+
+def test_broken_tunnel_of_all_hosts_is_explained_once(workspace: Workspace) -> None:
+    """By the cause and the fix of the tunnel, not by advice to try each host."""
+    error = TunnelRefusedError(
+        "no tunnel", code="gcloud-login", why="it has expired", fix="gcloud auth login"
+    )
+    refusing = {name: ScriptedTransport([Step(ASKED, error=error)]) for name in ("ctl", "train-1")}
+    with rejected("gcloud-login", TransportError, why=error.why, fix=error.fix) as caught:
+        report_steps(with_distributions(hosts(UNSEEN, UNSEEN), workspace, refusing.__getitem__), SILENT)
+    assert {failure.host for failure in caught.value.failures} == set(refusing)

@@ -13,16 +13,16 @@ import pytest
 
 from clusterctl.errors import (
     HostKeyError,
-    TransportError,
     TunnelError,
     TunnelRefusedError,
     UnreachableError,
 )
 from clusterctl.state.inventory import Host
+from clusterctl.transport.refusals import proxy_of
 from clusterctl.transport.ssh import Connections, SSHTransport, end_all_connections
 from clusterctl.util.process import call_on_hosts
 from tests.support.google import gcloud
-from tests.support.inventories import inventory_of
+from tests.support.inventories import host_of, inventory_of
 from tests.support.messages import refused
 from tests.support.processes import gone
 
@@ -204,7 +204,7 @@ def test_proxied_connection_that_stays_outlives_its_verb(behind):
         (gcloud.refusal_text("4047"), "tunnel-no-host", TunnelError),
         (gcloud.refusal_text("4003"), "tunnel-no-port", TunnelError),
         *(
-            (gcloud.login_text(state, "compute.start-iap-tunnel"), "gcloud-login", TransportError)
+            (gcloud.login_text(state, "compute.start-iap-tunnel"), "gcloud-login", TunnelRefusedError)
             for state in gcloud.LOGINS
         ),
     ],
@@ -216,10 +216,9 @@ def test_refusal_of_the_tunnel_has_a_code(behind, tmp_path, text, code, kind):
     config, _ = behind(str(said))
     with refused(code, kind, host="node") as caught:
         SSHTransport("node", config).run(["true"])
-    assert getattr(caught.value, "has_grace", True)
-    # The traceback is left out.
-    assert text.partition("\n")[0] in caught.value.why
-    assert "RunReceiveLocalData" not in caught.value.why
+    assert caught.value.has_grace is (code != "gcloud-login")
+    # The traceback and the advice are left out.
+    assert caught.value.why.split("\n")[1:] == [text.partition("\n")[0]]
     assert type(caught.value) is kind
 
 
@@ -279,3 +278,14 @@ def test_host_key_behind_a_jump_host_is_checked(behind):
     with Connections(config) as connections, pytest.raises(HostKeyError):
         connections.to(NODES[0]).run(["true"])
     end_all_connections(config)
+
+
+def test_recreated_jump_host_has_a_connection_of_its_own(behind, me):
+    """The connection to the machine that is gone may be found dead only after a minute."""
+    config, _ = behind()
+    host, socket_name = proxy_of(NODES[0], config).jump
+    assert (host, proxy_of("node", config).jump, proxy_of("elsewhere", config).command) == ("node", None, ())
+    hosts = (host_of("node", "controller", host_key="ssh-ed25519 other"), host_of(NODES[0], jump="node"))
+    config.write_text(inventory_of(hosts=hosts).ssh_config(key=config, known_hosts=config))
+    assert proxy_of(NODES[0], config).jump == ("node", proxy_of(NODES[0], config).command[4])
+    assert proxy_of(NODES[0], config).jump[1] != socket_name
