@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -106,19 +107,20 @@ def _assert_that_outputs_and_rules_fit(module: Module) -> None:
 
 
 def _assert_that_order_is_as_recorded(module: Module) -> None:
-    """What a resource refers to is there before it, so the module has no names where references belong."""
-    made = [entry["id"] for entry in module.cloud.store.read()["log"]]
+    """Terraform makes each resource after those that recordings have before it: it refers to them."""
+    edges: dict[str, set[str]] = {}
+    for after, before in re.findall('"([^"]+)" -> "([^"]+)"', module.run("graph").stdout):
+        edges.setdefault(after, set()).add(before)
+
+    def before_it(address: str) -> set[str]:
+        return {address}.union(*map(before_it, edges.get(address, ())))
+
     for order in REQUESTS.order:
-        for kind in order.before:
-            there = module.cloud.resources(kind).values()
-            pairs = [
-                (made.index(one["id"]), made.index(each["id"]))
-                for each in module.cloud.resources(order.after).values()
-                for one in there
-                if any(one[key] in str(each) for key in ("id", "email", "name") if key in one)
-            ]
-            assert pairs, order
-            assert all(first < then for first, then in pairs), order
+        made = [address for address in edges if f".{order.after}." in address]
+        assert made
+        for address in made:
+            kinds = {word for each in before_it(address) for word in each.split(".")}
+            assert kinds >= set(order.before), address
 
 
 def _changed(nodes: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
