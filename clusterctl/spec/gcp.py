@@ -25,27 +25,32 @@ from clusterctl.spec.base import (
     spelled,
 )
 from clusterctl.spec.common import OF_OWN_MACHINES, Cluster, Gpus, Partition, ProviderSettings
+from clusterctl.spec.gcp_machines import (
+    PLAIN,
+    Machine,
+    MachineFacts,
+    data,
+    default_machine,
+    gpu_type,
+    unknown_gpu,
+    unknown_machine,
+    with_added,
+    with_stated,
+)
 from clusterctl.spec.gcp_nodes import (
     GPU_IMAGE,
-    PLAIN,
     PLAIN_IMAGE,
     GcpDisk,
     GcpNodes,
     Image,
-    Machine,
     Nodes,
     Project,
     Resource,
     check,
-    data,
-    default_machine,
     disk_size,
     disk_type,
-    gpu_type,
     image_of,
-    machines,
     release_of,
-    with_added,
 )
 from clusterctl.spec.names import did_you_mean
 from clusterctl.spec.units import GIB_MIB, format_size, shown
@@ -134,6 +139,14 @@ class GcpSettings(ProviderSettings):
         {}, description="your prices in USD per hour, by machine type; they override the built-in table"
     )
 
+    machine_types: Mapping[str, MachineFacts] = Field(
+        {}, description="machine types that clusterctl does not know, by name"
+    )
+
+    @property
+    def known_machines(self) -> Mapping[str, Machine]:
+        return with_stated(self.machine_types)
+
     @property
     def region_name(self) -> str:
         return self.zone.rsplit("-", 1)[0]
@@ -198,13 +211,14 @@ def machine_of(spec: Cluster, partition: Partition) -> Machine:
     name = settings_of(spec).nodes_of(partition.name).machine_type
     if name is None:
         return default_machine(wanted_gpus)
-    named = machines()[name]
+    named = settings_of(spec).known_machines[name]
     return with_added(named, wanted_gpus) if wanted_gpus and named.gpu is None else named
 
 
 def controller_machine(spec: Cluster) -> Machine:
     """Return the machine type of the controller. The spec's provider must be Google Cloud."""
-    return machines()[settings_of(spec).controller.machine_type or PLAIN]
+    settings = settings_of(spec)
+    return settings.known_machines[settings.controller.machine_type or PLAIN]
 
 
 DEFAULT_SHARED_DISK: Final = GcpDisk.model_validate({"size": "100GiB"})
@@ -230,8 +244,10 @@ def _nodes_by_name(spec: Cluster) -> dict[str, tuple[GcpNodes, bool]]:
     if not isinstance(spec.provider, GcpSettings):
         return {}
 
+    machine_types = spec.provider.known_machines
+
     def has_gpus(nodes: GcpNodes) -> bool:
-        machine = machines().get(nodes.machine_type or PLAIN)
+        machine = machine_types.get(nodes.machine_type or PLAIN)
         return machine is not None and machine.gpu is not None
 
     controller = spec.provider.controller
@@ -320,18 +336,18 @@ def _partition_faults(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
 
 
 def _node_faults(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
-    at, driver_for = ("provider", "controller"), ""
+    at, driver_for, machine_types = ("provider", "controller"), "", provider.known_machines
     for index, partition in enumerate(spec.partitions):
         if partition.name:
             name, settings = partition.name, provider.nodes_of(partition.name)
             where = ("provider", "partitions", name)
             gpus_at = ("partitions", index, "gpus")
-            node_machine, faults = check(Nodes(name, where, settings, partition.gpus, gpus_at))
+            node_machine, faults = check(Nodes(name, where, settings, machine_types, partition.gpus, gpus_at))
             yield from faults
             if node_machine and node_machine.gpu and not settings.image:
                 driver_for = driver_for or name
     controller = provider.controller
-    nodes = Nodes("the controller", at, controller)
+    nodes = Nodes("the controller", at, controller, machine_types)
     machine, faults = check(nodes)
     yield from faults
     if controller.local_ssds or (machine and machine.bundled_ssds):
@@ -437,7 +453,7 @@ def _kept_storage_faults(provider: GcpSettings, spec: Cluster) -> Iterator[Fault
         return
     if disk.size:
         yield from disk_size((*at, "size"), disk.size)
-    machine = machines().get(provider.controller.machine_type or PLAIN)
+    machine = provider.known_machines.get(provider.controller.machine_type or PLAIN)
     if disk.type and machine and disk.type not in machine.extra_disks:
         message = f"the controller ({machine.name}) can't have a disk of type {shown(disk.type)}"
         hint = f"write {' or '.join(machine.extra_disks)}, or remove the type"
@@ -449,7 +465,8 @@ def _other_faults(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
         message = "without Slurm, an image saves little time, because each node needs its own SSH keys"
         yield Fault("bake-without-slurm", ("provider", "image", "bake"), message, "remove bake")
     for name in provider.prices:
-        if name not in machines():
-            at, hint = ("provider", "prices", name), did_you_mean(name, machines())
-            message = f"there is no machine type {shown(name)}"
-            yield Fault("unknown-machine-type", at, message, hint, at_key=True)
+        if name not in (machine_types := provider.known_machines):
+            yield unknown_machine(name, ("provider", "prices", name), machine_types, at_key=True)
+    for name, facts in provider.machine_types.items():
+        if facts.gpus and facts.gpus.type and gpu_type(facts.gpus.type) is None:
+            yield unknown_gpu(facts.gpus.type, ("provider", "machine_types", name, "gpus", "type"))

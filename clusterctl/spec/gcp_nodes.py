@@ -1,19 +1,14 @@
-"""Instances of Google Cloud: machine types, disks, images, and checks of their combinations.
-
-data/google.toml has the properties of machine types: processors, memory, GPUs, allowed combinations.
-"""
+"""Instances of Google Cloud: their settings, disks and images, and checks of the combinations."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
-from typing import Annotated, Any, Final, Literal
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from clusterctl.errors import BadValueError
 from clusterctl.spec.base import (
     PATTERNS,
     UNKNOWN,
@@ -28,9 +23,19 @@ from clusterctl.spec.base import (
     either,
 )
 from clusterctl.spec.common import Gpus
-from clusterctl.spec.names import DATA, did_you_mean
+from clusterctl.spec.gcp_machines import (
+    DiskType,
+    Machine,
+    counts,
+    data,
+    default_machine,
+    gpu_type,
+    most_vcpus,
+    unknown_gpu,
+    unknown_machine,
+    with_added,
+)
 from clusterctl.spec.units import GIB_MIB, format_size, shown
-from clusterctl.util.assets import read_table
 
 Project = Annotated[str, PATTERNS["project"]]
 Resource = Annotated[str, PATTERNS["resource"]]
@@ -48,7 +53,7 @@ class GcpDisk(Model):
     """A persistent disk."""
 
     size: SizeMib = Field(description="its size, in whole GiB")
-    type: Literal["pd-standard", "pd-balanced", "pd-ssd", "hyperdisk-balanced"] | None = Field(
+    type: DiskType | None = Field(
         None,
         description="its type; by default pd-balanced, or hyperdisk-balanced if the machine type needs it",
     )
@@ -90,143 +95,9 @@ class GcpNodes(Model):
         return "SPOT" if self.spot else "FLEX_START" if self.flex_start else "STANDARD"
 
 
-# The default machine type of nodes without GPUs.
-PLAIN: Final = "e2-standard-4"
-# Processors per GPU of the N1 machine type that is chosen for attached GPUs.
-_VCPUS_BESIDE_A_GPU: Final = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """A machine type.
-
-    gpu: type and number of the machine's GPUs. The type is clusterctl's short name.
-    accelerator: Google's name of the GPU type.
-    guest_accelerator: whether the GPUs are added to the machine type, instead of included in the type.
-    local_ssds: the allowed numbers of additional local disks.
-    bundled_ssds: the number of local disks that the machine type includes.
-    only: names of the settings, such as ``spot``, without which Google does not offer this type. Empty: also
-        on demand.
-    flex_start: whether Google offers this type as flex-start instances.
-    reservation_bound: whether instances from a reservation need the provisioning model RESERVATION_BOUND.
-    """
-
-    name: str
-    family: str
-    vcpus: int
-    memory_mib: int
-    gpu: Gpus | None = None
-    accelerator: str | None = None
-    guest_accelerator: bool = False
-    compact_placement: bool = False
-    tier_1: bool = False
-    gvnic_only: bool = False
-    local_ssds: tuple[int, ...] = ()
-    bundled_ssds: int = 0
-    boot_disks: tuple[str, ...] = ()
-    extra_disks: tuple[str, ...] = ()
-    only: tuple[str, ...] = ()
-    flex_start: bool = False
-    reservation_bound: bool = False
-
-    @property
-    def has_nvswitches(self) -> bool:
-        """Whether NVSwitches connect the machine's GPUs. The instance itself may not see the switches."""
-        return bool(self.gpu and self.gpu.count > 1 and data()["gpus"][self.gpu.type].get("nvswitches"))
-
-
-@cache
-def data() -> Mapping[str, Any]:
-    return read_table(DATA / "google.toml", dict[str, Any])
-
-
-@cache
-def machines() -> Mapping[str, Machine]:
-    """Return name -> machine type, without attached GPUs. In a family, smaller types come first."""
-    rows: dict[str, Mapping[str, Any]] = {
-        f"{series}-{vcpus}": {"vcpus": vcpus, "gib": facts["gib"] * vcpus}
-        for series, facts in data()["series"].items()
-        for vcpus in facts["vcpus"]
-    }
-    rows |= data()["special"] | data()["with_gpus"]
-    return {name: _machine(name, row) for name, row in rows.items()}
-
-
-def _machine(name: str, row: Mapping[str, Any]) -> Machine:
-    family, vcpus = name.partition("-")[0], row["vcpus"]
-    facts = {**data()["families"][family], **row}
-    steps = facts.get("local_ssds_up_to", ())
-    return Machine(
-        name,
-        family,
-        vcpus,
-        int(facts["gib"] * GIB_MIB),
-        gpu=Gpus(type=row["gpu"], count=row["count"]) if "gpu" in row else None,
-        accelerator=_google(row["gpu"]) if "gpu" in row else None,
-        compact_placement=facts.get("compact_placement", False),
-        tier_1=vcpus >= facts.get("tier_1_from", vcpus + 1),
-        gvnic_only=facts.get("gvnic_only", False),
-        local_ssds=tuple(facts.get("local_ssds") or next((n for most, n in steps if vcpus <= most), ())),
-        bundled_ssds=facts.get("bundled_ssds", 0),
-        boot_disks=tuple(facts["boot_disks"]),
-        extra_disks=tuple(facts.get("extra_disks", facts["boot_disks"])),
-        only=tuple(facts.get("only", ())),
-        flex_start=facts.get("flex_start", False),
-        reservation_bound=facts.get("reservation_bound", False),
-    )
-
-
-def gpu_type(name: str) -> str | None:
-    """Return clusterctl's short name of a GPU model, if the name is known.
-
-    name: clusterctl's or Google's name of the model.
-    """
-    by_google = {facts["google"]: short for short, facts in data()["gpus"].items()}
-    return name if name in data()["gpus"] else by_google.get(name)
-
-
-def counts(gpu: str) -> tuple[int, ...]:
-    """Return the allowed numbers of GPUs per node, such as 1, 2, 4. ``gpu``: clusterctl's model name."""
-    attached = {int(count) for count in data()["attached"].get(gpu, {})}
-    with_gpus = (machine.gpu for machine in machines().values() if machine.gpu)
-    bundled = {gpus.count for gpus in with_gpus if gpus.type == gpu}
-    return tuple(sorted(attached | bundled))
-
-
-def most_vcpus(gpus: Gpus) -> int | None:
-    """Return the maximum of vCPUs of an N1 machine with these GPUs. None: N1 can't have these GPUs."""
-    limit: int | None = data()["attached"].get(gpus.type, {}).get(str(gpus.count))
-    return limit
-
-
-def default_machine(gpus: Gpus | None) -> Machine:
-    """Return the smallest machine type with these GPUs, or a small machine type if ``gpus`` is None.
-
-    Raises:
-        ValueError: no machine type has these GPUs. The checks of a spec reject such GPUs earlier.
-    """
-    if gpus is None:
-        return machines()[PLAIN]
-    if most_vcpus(gpus) is not None:
-        return with_added(machines()[f"n1-standard-{_VCPUS_BESIDE_A_GPU * gpus.count}"], gpus)
-    for machine in machines().values():
-        if machine.gpu == gpus:
-            return machine
-    raise BadValueError("gpu-count", f"no machine type has {gpus}")
-
-
-def with_added(machine: Machine, gpus: Gpus) -> Machine:
-    """Return ``machine``, which must be an N1 machine type, with these GPUs attached."""
-    return replace(machine, gpu=gpus, accelerator=_google(gpus.type), guest_accelerator=True)
-
-
 def disk_type(disk: GcpDisk, allowed: Sequence[str]) -> str:
     """Return the type of a disk: the type in the spec, or else the first type in ``allowed``."""
     return disk.type or allowed[0]
-
-
-def _google(gpu: str) -> str:
-    return str(data()["gpus"][gpu]["google"])
 
 
 PLAIN_IMAGE: Final = Image(project="rocky-linux-cloud", family="rocky-linux-9-optimized-gcp")
@@ -275,11 +146,13 @@ class Nodes:
 
     where: location of the settings.
     gpus_at: location of the partition's ``gpus``.
+    machine_types: name -> machine type, for all that clusterctl or the spec knows.
     """
 
     name: str
     where: Loc
     settings: GcpNodes
+    machine_types: Mapping[str, Machine]
     gpus: Gpus | None = None
     gpus_at: Loc = ()
 
@@ -306,10 +179,7 @@ def _machine_or_fault(nodes: Nodes) -> Machine | Fault | None:
             return None
         short_name = gpu_type(gpus.type)
         if short_name is None:
-            names = tuple(data()["gpus"])
-            hint = did_you_mean(gpus.type, names) or f"use {either(names)}"
-            message = f"Google Cloud has no GPU {shown(gpus.type)}"
-            return Fault("unknown-gpu", (*nodes.gpus_at, "type"), message, hint)
+            return unknown_gpu(gpus.type, (*nodes.gpus_at, "type"))
         gpus = Gpus(type=short_name, count=gpus.count)
         if gpus.count not in counts(short_name):
             hint = f"write count: {either(counts(short_name))}"
@@ -320,10 +190,9 @@ def _machine_or_fault(nodes: Nodes) -> Machine | Fault | None:
 
 
 def _named_machine(nodes: Nodes, name: str, gpus: Gpus | None) -> Machine | Fault:
-    at, named = (*nodes.where, "machine_type"), machines().get(name)
+    at, named = (*nodes.where, "machine_type"), nodes.machine_types.get(name)
     if named is None:
-        hint = did_you_mean(name, machines()) or f"families: {', '.join(data()['families'])}"
-        return Fault("unknown-machine-type", at, f"there is no machine type {shown(name)}", hint)
+        return unknown_machine(name, at, nodes.machine_types)
     if gpus is None or named.gpu == gpus:
         return named
     suitable, limit = default_machine(gpus).name, most_vcpus(gpus)
@@ -398,7 +267,9 @@ def _machine_faults(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
         ("flex_start", "machine-without-flex-start", "flex-start instances"),
     ):
         if getattr(settings, key) and not getattr(machine, key):
-            families = (family for family, facts in data()["families"].items() if key in facts)
+            families = (
+                family for family, facts in data()["families"].items() if key in facts and family != "unknown"
+            )
             message = f"machine type {name} does not support {feature}"
             yield Fault(code, (*where, key), message, f"use a machine type of {either(families)}")
     if settings.tier_1 and not machine.tier_1:
@@ -413,13 +284,16 @@ def _machine_faults(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
         hint = f"set an image for {nodes.name} with NVIDIA's proprietary driver, branch 580 or older"
         at = (*nodes.gpus_at, "type") if nodes.gpus_at else nodes.machine_at
         yield Fault("gpu-needs-closed-driver", at, message, hint)
+    if machine.arm and not settings.image:
+        message = f"{name} has Arm processors, for which the default image is not built"
+        yield Fault("machine-needs-arm-image", nodes.machine_at, message, "set an image for Arm")
     yield from _local_ssd_faults(nodes, machine)
     yield from _disk_faults(nodes, machine)
 
 
 def _tier_1_hint(machine: Machine) -> str:
     families = data()["families"].items()
-    from_vcpus = {name: facts["tier_1_from"] for name, facts in families if "tier_1_from" in facts}
+    from_vcpus = {name: facts["tier_1_from"] for name, facts in families if facts.get("tier_1_from")}
     if machine.family in from_vcpus:
         return f"use a {machine.family} with at least {from_vcpus[machine.family]} processors"
     return f"use a large machine type of {either(from_vcpus)}"

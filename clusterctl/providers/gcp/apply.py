@@ -25,7 +25,7 @@ from clusterctl.providers.gcp.orphans import cluster_id_of
 from clusterctl.providers.gcp.terraform import Action as TerraformAction
 from clusterctl.providers.gcp.terraform import Plan, ResourceChange, Terraform
 from clusterctl.providers.gcp.terraform_run import Diagnostic, Resource, shorten_list
-from clusterctl.spec import gcp_nodes
+from clusterctl.spec import gcp_machines
 from clusterctl.util.assets import first_rule, read_table
 from clusterctl.util.progress import Clock
 
@@ -343,7 +343,7 @@ def _host(
 
 def _describe(instance: Mapping[str, Any]) -> str:
     words = [str(instance.get("machine_type"))]
-    machine = gcp_nodes.machines().get(words[0])
+    machine = gcp_machines.machines().get(words[0])
     added = instance.get("guest_accelerator") or ()
     # Google lists the GPUs of a GPU machine type among the added accelerators.
     if machine is not None and machine.gpu is not None:

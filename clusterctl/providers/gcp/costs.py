@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from clusterctl.providers.gcp.terraform import STATE_FILE
-from clusterctl.spec import gcp, gcp_nodes
+from clusterctl.spec import gcp, gcp_machines, gcp_nodes
 from clusterctl.spec.common import Partition
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import GIB_MIB
@@ -66,7 +66,7 @@ def of_machine(
     own_prices: machine type -> the user's price including GPUs, which overrides the price table.
     """
     spot = model == "SPOT"
-    prices, machine = table(), gcp_nodes.machines().get(name)
+    prices, machine = table(), gcp_machines.machines().get(name)
     if name in own_prices:
         return own_prices[name]
     if model == "FLEX_START":
@@ -196,7 +196,7 @@ def _of_instance(instance: Attributes, own_prices: Mapping[str, float]) -> float
     model = provisioning_model(instance)
     accelerators = instance.get("guest_accelerator") or ()
     gpus = {_last_part(str(gpu["type"])): int(gpu["count"]) for gpu in accelerators}
-    machine = gcp_nodes.machines().get(name)
+    machine = gcp_machines.machines().get(name)
     added = max(len(instance.get("scratch_disk") or ()) - (machine.bundled_ssds if machine else 0), 0)
     off = instance.get("current_status") in OFF
     running = [of_machine(name, gpus, model=model, own_prices=own_prices), of_local_ssds(added, model=model)]

@@ -16,7 +16,8 @@ from clusterctl.providers.gcp.api import Api, Json, iap_tunnel
 from clusterctl.providers.node_class import KeptImage
 from clusterctl.spec import gcp
 from clusterctl.spec.distributions import UNSEEN
-from clusterctl.spec.gcp_nodes import GcpNodes, Image, Machine, image_of, machines
+from clusterctl.spec.gcp_machines import Machine, machines
+from clusterctl.spec.gcp_nodes import GcpNodes, Image, image_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import GIB_MIB
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder

@@ -25,9 +25,10 @@ from clusterctl.spec import gcp
 from clusterctl.spec.base import Model
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.gcp import GcpSettings
-from clusterctl.spec.gcp_nodes import Machine, disk_type, image_of, release_of
+from clusterctl.spec.gcp_machines import Machine, gpu_type
+from clusterctl.spec.gcp_nodes import disk_type, image_of, release_of
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.units import GIB_MIB
+from clusterctl.spec.units import GIB_MIB, format_size
 from clusterctl.util.assets import read_table
 from clusterctl.util.process import parallel_map
 
@@ -123,6 +124,7 @@ class _Checks:
             yield "quotas", partial(self.quotas, groups)
             for group in groups:
                 yield f"image of {group.title}", partial(self.image, group)
+                yield f"machine type of {group.title}", partial(self.machine_type, group)
         for code, where, path in self._named_resources(groups):
             if "compute.googleapis.com" not in disabled or path.startswith("b/"):
                 yield f"{path.rpartition('/')[2]} of {where}", partial(self.exists, code, where, path)
@@ -131,7 +133,6 @@ class _Checks:
         zone, network, region = self._zone, self.settings.network, self.settings.region_name
         yield "bad-zone", "provider.zone", zone
         for group in groups:
-            yield "machine-type-unavailable", group.title, f"{zone}/machineTypes/{group.machine.name}"
             if group.machine.accelerator:
                 path = f"{zone}/acceleratorTypes/{group.machine.accelerator}"
                 yield "machine-type-unavailable", group.title, path
@@ -266,16 +267,40 @@ class _Checks:
 
     def exists(self, code: str, where: str, path: str) -> Iterator[Finding]:
         """Yield an error if no resource exists at this REST path. Accept a resource that can't be read."""
+        with suppress(PermissionDeniedError):
+            if self.api.find("storage" if path.startswith("b/") else "compute", path) is None:
+                yield self._missing_error(code, where, path)
+
+    def _missing_error(self, code: str, where: str, path: str) -> Finding:
         kind, _, name = path.removeprefix(f"{self._project}/").rpartition("/")
         parts = path.split("/")
+        # Each error code has its own placeholder for the name.
+        words = dict.fromkeys(("bad", "machine", "network", "bucket"), name)
+        if "reservations" in parts:
+            words = {"reservation": parts[parts.index("reservations") + 1], "project": parts[1]}
+        place = "Cloud Storage" if kind == "b" else kind
+        return self._error(code, where, f"{name} does not exist in {place}", **words)
+
+    def machine_type(self, group: HostGroup) -> Iterator[Finding]:
+        """Yield an error if the zone lacks a machine type, or a finding if Google describes it otherwise."""
+        name, path = group.machine.name, f"{self._zone}/machineTypes/{group.machine.name}"
         with suppress(PermissionDeniedError):
-            if self.api.find("storage" if kind == "b" else "compute", path) is None:
-                # Each error code has its own placeholder for the name.
-                words = dict.fromkeys(("bad", "machine", "network", "bucket"), name)
-                if "reservations" in parts:
-                    words = {"reservation": parts[parts.index("reservations") + 1], "project": parts[1]}
-                place = "Cloud Storage" if kind == "b" else kind
-                yield self._error(code, where, f"{name} does not exist in {place}", **words)
+            if (row := self.api.find("compute", path)) is None:
+                yield self._missing_error("machine-type-unavailable", group.title, path)
+                return
+            own_facts, google_facts = _facts_of(group.machine), _facts_at_google(row)
+            differing = [key for key, value in google_facts.items() if own_facts[key] != value]
+            if differing:
+                facts = ", ".join(f"{key}: {value}" for key, value in google_facts.items())
+                wrong_facts = ", ".join(f"{key}: {own_facts[key]}" for key in differing)
+                yield Finding(
+                    group.title,
+                    "error" if "gpus" in differing else "warning",
+                    "machine-type-differs",
+                    f"Google's {name} is not as clusterctl or the spec describes it",
+                    f"Google says {facts}, not {wrong_facts}",
+                    f"set provider.machine_types: {{{name}: {{{facts}}}}}",
+                )
 
     def image(self, group: HostGroup) -> Iterator[Finding]:
         image, project = group.image, group.image.project
@@ -321,6 +346,34 @@ class _Checks:
                 words["dimension"] = f" --dimensions=region={place}"
             reason = f"the cluster needs {count}, but only {max(0, limit - used):g} of {limit:g} are free"
             yield self._error("quota", place, f"the quota {metric} is too small", reason, **words)
+
+
+def _facts_of(machine: Machine) -> dict[str, Any]:
+    """Return the keys and values of MachineFacts for a machine type, without GPUs that are added to it."""
+    gpus = None if machine.guest_accelerator else machine.gpu
+    return {
+        "vcpus": machine.vcpus,
+        "memory": format_size(machine.memory_mib),
+        "gpus": _flow(gpus.type, gpus.count) if gpus else None,
+        "bundled_ssds": machine.bundled_ssds,
+    }
+
+
+def _facts_at_google(row: Json) -> dict[str, Any]:
+    """Return the same of a machine type of the REST API, without values that Google does not tell."""
+    facts: dict[str, Any] = {}
+    if "guestCpus" in row:
+        facts = {"vcpus": row["guestCpus"], "memory": format_size(row["memoryMb"])}
+    for gpu in row.get("accelerators", ()):
+        name = gpu["guestAcceleratorType"]
+        facts["gpus"] = _flow(gpu_type(name) or name, gpu["guestAcceleratorCount"])
+    if "bundledLocalSsds" in row:
+        facts["bundled_ssds"] = row["bundledLocalSsds"].get("partitionCount", 0)
+    return facts
+
+
+def _flow(gpu: str, count: int) -> str:
+    return f"{{type: {gpu}, count: {count}}}"
 
 
 def _data() -> dict[str, Any]:

@@ -33,7 +33,8 @@ from clusterctl.providers.storage import KeptStorage, choose_storage_to_reuse, r
 from clusterctl.spec import gcp, gcp_nodes
 from clusterctl.spec.distributions import UNSEEN
 from clusterctl.spec.gcp import GcpSettings, GcsState
-from clusterctl.spec.gcp_nodes import GcpDisk, GcpNodes, Machine, image_of
+from clusterctl.spec.gcp_machines import Machine
+from clusterctl.spec.gcp_nodes import GcpDisk, GcpNodes, image_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import ADMIN_USER
 from clusterctl.spec.units import GIB_MIB

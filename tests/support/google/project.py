@@ -43,6 +43,33 @@ _FOUND: dict[str, dict[str, Any]] = {
 }
 
 
+# What Google says of some machine types: processors, memory in MB, GPUs and their number, local SSDs. Source:
+# GoogleCloudPlatform/cluster-autoscaler at 7d250507 (2026-08-21), deprecated_machine_types_config.go of
+# pkg/cloudprovider/gke/machinetypes; the names of the fields: Google's discovery document compute.v1 of
+# 2026-11-06.
+_MACHINES: dict[str, tuple[int, int, tuple[str, int] | None, int]] = {
+    "e2-standard-4": (4, 16384, None, 0),
+    "n1-standard-4": (4, 15360, None, 0),
+    "g2-standard-4": (4, 16384, ("nvidia-l4", 1), 0),
+    "a2-highgpu-1g": (12, 87040, ("nvidia-tesla-a100", 1), 0),
+    "a3-highgpu-8g": (208, 1916928, ("nvidia-h100-80gb", 8), 16),
+    "c4-standard-8": (8, 30720, None, 0),
+    "c4-standard-8-lssd": (8, 30720, None, 1),
+    "h4d-standard-192": (192, 737280, None, 0),
+    "g4-standard-12": (12, 46080, ("nvidia-rtx-pro-6000", 1), 0),
+}
+
+
+def _machine_type(name: str) -> dict[str, Any]:
+    if name not in _MACHINES:
+        return {}
+    vcpus, memory, gpu, ssds = _MACHINES[name]
+    said: dict[str, Any] = {"guestCpus": vcpus, "memoryMb": memory}
+    if gpu:
+        said["accelerators"] = [{"guestAcceleratorType": gpu[0], "guestAcceleratorCount": gpu[1]}]
+    return said | ({"bundledLocalSsds": {"partitionCount": ssds}} if ssds else {})
+
+
 @dataclass
 class Project:
     """``has``: path below the project -> what is special of it, or None."""
@@ -89,6 +116,8 @@ class Project:
                 if special is None:
                     raise RefusedError(404, f"The resource '{path}' was not found", "notFound")
                 said = _FOUND[method] | special
+                if method == "compute.machineTypes.get":
+                    said = _machine_type(name) | special
             case _:
                 return NotImplemented
         return (

@@ -418,6 +418,36 @@ def test_nvswitch_without_fabric_manager_is_a_warning(gpus: str, software: str, 
     assert not [*host_warnings(spec, ["demo-ctl"])]
 
 
+C5 = "c5-standard-8"
+GOOGLES_C5 = {"guestCpus": 8, "memoryMb": 30720}
+L4 = [{"guestAcceleratorType": "nvidia-l4", "guestAcceleratorCount": 1}]
+
+
+@pytest.mark.parametrize(
+    ("stated", "there", "level", "word"),
+    [
+        ("vcpus: 8, memory: 30GiB", GOOGLES_C5, "", ""),
+        ("vcpus: 4, memory: 30GiB", GOOGLES_C5, "warning", "vcpus: 8"),
+        ("vcpus: 8, memory: 32GiB", GOOGLES_C5, "warning", "memory: 30GiB"),
+        ("vcpus: 8, memory: 30GiB", GOOGLES_C5 | {"accelerators": L4}, "error", "{type: l4, count: 1}"),
+        (
+            "vcpus: 8, memory: 30GiB",
+            {"bundledLocalSsds": {"partitionCount": 2}},
+            "warning",
+            "bundled_ssds: 2",
+        ),
+    ],
+)
+def test_a_machine_type_is_compared_with_what_google_says(
+    google: Google, stated: str, there: dict[str, Any], level: str, word: str
+) -> None:
+    has(google, f"machineTypes/{C5}", **there)
+    nodes = f"machine_types: {{{C5}: {{{stated}}}}}, partitions: {{train: {{machine_type: {C5}}}}}"
+    findings = found(PLAIN.replace("zone:", f"{nodes}, zone:").replace(", gpus: {type: l4}", ""))
+    assert [(one.level, one.code) for one in findings] == ([(level, "machine-type-differs")] if level else [])
+    assert all(word in one.fix for one in findings)
+
+
 @pytest.mark.parametrize(("release", "said"), [("2204", True), ("2404", False)])
 def test_nodes_without_cgroup_v2_are_a_warning(release: str, said: bool) -> None:
     image = f"{{project: ubuntu-os-cloud, family: ubuntu-{release}-lts}}"

@@ -9,7 +9,7 @@ import pytest
 from clusterctl.providers.gcp import costs
 from clusterctl.providers.gcp.provider import variables
 from clusterctl.providers.registry import node_price
-from clusterctl.spec import gcp_nodes
+from clusterctl.spec import gcp_machines
 from clusterctl.spec.models import ClusterSpec
 from tests.unit.gcp.module import NAMES, spec_of
 
@@ -61,7 +61,7 @@ def test_what_is_not_in_the_table_is_not_guessed(name: str, gpus: dict[str, int]
 
 def test_spot_costs_less_than_on_demand_wherever_both_are_known() -> None:
     both = 0
-    for name in gcp_nodes.machines():
+    for name in gcp_machines.machines():
         plain, spot = of(name), of(name, spot=True)
         if plain is not None and spot is not None:
             both += 1
@@ -70,10 +70,10 @@ def test_spot_costs_less_than_on_demand_wherever_both_are_known() -> None:
 
 
 def test_all_names_in_the_table_exist() -> None:
-    known, table = gcp_nodes.machines(), costs.table()
+    known, table = gcp_machines.machines(), costs.table()
     assert set(table["machines"]) <= set(known)
     assert set(table["families"]) <= {one.family for one in known.values()}
-    assert set(table["gpus"]) <= {facts["google"] for facts in gcp_nodes.data()["gpus"].values()}
+    assert set(table["gpus"]) <= {facts["google"] for facts in gcp_machines.data()["gpus"].values()}
 
 
 def test_another_region_is_said_to_differ() -> None:
@@ -124,7 +124,7 @@ class TestHosts:
         )
 
     def test_disks_that_a_machine_type_brings_are_in_its_price(self) -> None:
-        machine = gcp_nodes.machines().get("a2-ultragpu-1g")
+        machine = gcp_machines.machines().get("a2-ultragpu-1g")
         assert machine is not None
         bundled = [{"interface": "NVME"}] * machine.bundled_ssds
         price = costs.HostPrices.by(spec()).of(instance(machine_type="a2-ultragpu-1g", scratch_disk=bundled))
@@ -192,7 +192,7 @@ def _model(host: dict[str, Any]) -> str:
 def as_instance(name: str, host: dict[str, Any]) -> dict[str, Any]:
     """A host of the module's variables as Terraform plans its instance."""
     disk = {"size": host["boot_disk"]["size_gib"], "type": host["boot_disk"]["type"]}
-    machine = gcp_nodes.machines().get(host["machine_type"])
+    machine = gcp_machines.machines().get(host["machine_type"])
     assert machine is not None
     return {
         "name": name,

@@ -12,7 +12,7 @@ import pytest
 from clusterctl.errors import MachineError, StalePlanError, UsageError
 from clusterctl.providers.gcp import provider
 from clusterctl.providers.gcp.preflight import job_environment, network_note, notes
-from clusterctl.spec import gcp_nodes
+from clusterctl.spec import gcp_machines, gcp_nodes
 from clusterctl.spec.distributions import UNSEEN
 from clusterctl.spec.gcp import GcsState
 from clusterctl.spec.models import ClusterSpec
@@ -225,7 +225,7 @@ def test_a_bucket_on_a_release_that_refuses_its_key_is_told_of(release: str, is_
 
 
 def test_jobs_get_what_their_machine_has() -> None:
-    l4, plain = gcp_nodes.machines()["g2-standard-4"], gcp_nodes.machines()["e2-standard-4"]
+    l4, plain = gcp_machines.machines()["g2-standard-4"], gcp_machines.machines()["e2-standard-4"]
     assert job_environment(l4, gvnic=True) == {
         "NCCL_DEBUG": "WARN",
         "NCCL_SOCKET_IFNAME": "={interface}",
@@ -236,4 +236,4 @@ def test_jobs_get_what_their_machine_has() -> None:
     assert set(job_environment(l4, gvnic=False)) == {"NCCL_DEBUG", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"}
     assert job_environment(plain, gvnic=True) == {}
     assert network_note(l4) is None
-    assert "GPUDirect-TCPX " in str(network_note(gcp_nodes.machines()["a3-highgpu-8g"]))
+    assert "GPUDirect-TCPX " in str(network_note(gcp_machines.machines()["a3-highgpu-8g"]))

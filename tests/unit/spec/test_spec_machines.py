@@ -7,8 +7,8 @@ from typing import get_args
 
 import pytest
 
-from clusterctl.errors import BadValueError
-from clusterctl.spec import gcp, gcp_nodes
+from clusterctl.errors import BadValueError, SpecError
+from clusterctl.spec import gcp, gcp_machines, gcp_nodes
 from clusterctl.spec.base import PATTERNS
 from clusterctl.spec.common import Gpus, Partition
 from clusterctl.spec.gcp import Filestore
@@ -31,20 +31,30 @@ DISK_TYPES = set(get_args(get_args(GcpDisk.model_fields["type"].annotation)[0]))
         ("a2-highgpu-8g", 96, 680, Gpus(type="a100", count=8), "nvidia-tesla-a100"),
         ("a2-ultragpu-1g", 12, 170, Gpus(type="a100-80gb", count=1), "nvidia-a100-80gb"),
         ("a3-megagpu-8g", 208, 1872, Gpus(type="h100-mega", count=8), "nvidia-h100-mega-80gb"),
+        ("c3d-highcpu-90", 90, 177, None, None),
+        ("c4-standard-8", 8, 30, None, None),
+        ("c4d-highcpu-2", 2, 3, None, None),
+        ("h3-standard-88", 88, 352, None, None),
+        ("h4d-standard-192", 192, 720, None, None),
+        ("n4-highmem-80", 80, 640, None, None),
+        ("n4d-standard-96", 96, 384, None, None),
+        ("z3-highmem-8-highlssd", 8, 64, None, None),
+        ("g4-standard-6", 6, 22, Gpus(type="rtx-pro-6000", count=1), "nvidia-rtx-pro-6000"),
+        ("a4x-highgpu-4g", 140, 884, Gpus(type="gb200", count=4), "nvidia-gb200"),
         ("a4-highgpu-8g", 224, 3968, Gpus(type="b200", count=8), "nvidia-b200"),
     ],
 )
 def test_what_a_machine_type_is(
     name: str, vcpus: int, memory_gib: int, gpu: Gpus | None, accelerator: str | None
 ) -> None:
-    one = gcp_nodes.machines().get(name)
+    one = gcp_machines.machines().get(name)
     assert one is not None
     assert (one.name, one.vcpus, one.memory_mib) == (name, vcpus, memory_gib * 1024)
     assert (one.gpu, one.accelerator, one.guest_accelerator) == (gpu, accelerator, False)
 
 
 def test_the_facts_hang_together() -> None:
-    for name, one in gcp_nodes.machines().items():
+    for name, one in gcp_machines.machines().items():
         assert PATTERNS["machine_type"].matches(name)
         assert one.family == name.split("-")[0]
         assert one.boot_disks, name
@@ -53,24 +63,24 @@ def test_the_facts_hang_together() -> None:
         assert not (one.local_ssds and one.bundled_ssds)
         assert max(one.local_ssds, default=0) <= 32
         assert one.tier_1 is False or one.gpu is None
-    assert set(gcp_nodes.data()["filestore"]) == set(get_args(Filestore.model_fields["tier"].annotation))
+    assert set(gcp_machines.data()["filestore"]) == set(get_args(Filestore.model_fields["tier"].annotation))
 
 
-@pytest.mark.parametrize("gpu", gcp_nodes.data()["gpus"])
+@pytest.mark.parametrize("gpu", gcp_machines.data()["gpus"])
 def test_every_gpu_can_be_had_in_each_number(gpu: str) -> None:
-    assert gcp_nodes.counts(gpu)
-    for count in gcp_nodes.counts(gpu):
+    assert gcp_machines.counts(gpu)
+    for count in gcp_machines.counts(gpu):
         wanted = Gpus(type=gpu, count=count)
-        one = gcp_nodes.default_machine(wanted)
+        one = gcp_machines.default_machine(wanted)
         assert one.gpu == wanted
-        limit = gcp_nodes.most_vcpus(wanted)
+        limit = gcp_machines.most_vcpus(wanted)
         assert one.guest_accelerator is (limit is not None)
         assert limit is None or one.vcpus <= limit
 
 
 @pytest.mark.parametrize("name", ["l4", "nvidia-l4"])
 def test_a_gpu_has_two_names(name: str) -> None:
-    assert gcp_nodes.gpu_type(name) == "l4"
+    assert gcp_machines.gpu_type(name) == "l4"
 
 
 GCP = "version: 1\nname: demo\nprovider: {type: gcp, project: my-project, zone: us-central1-a%s}\n"
@@ -102,9 +112,22 @@ def test_the_machine_type_of_a_partition(provider: str, partition: str, resolved
     assert f"{found.name} {found.gpu}" == resolved
 
 
+def test_a_machine_type_that_the_spec_describes() -> None:
+    facts = "vcpus: 16, memory: 60GiB, gpus: {type: l4}, disk_types: [pd-ssd], bundled_ssds: 2"
+    more = f", machine_types: {{g9-x-1: {{{facts}}}}}, partitions: {{train: {{machine_type: g9-x-1}}}}"
+    spec = parse_spec(GCP % more + TRAIN % "", "cluster.yaml")
+    found = gcp.machine_of(spec, spec.partitions[0])
+    assert (found.vcpus, found.memory_mib, found.gpu) == (16, 60 * 1024, Gpus(type="l4", count=1))
+    assert (found.boot_disks, found.bundled_ssds) == (("pd-ssd",), 2)
+    # Of an unknown family, only Google knows the limits.
+    assert (found.compact_placement, found.tier_1, found.flex_start) == (True, True, True)
+    with refused("unknown-machine-type", SpecError, "machine_types"):
+        parse_spec(GCP % more.replace("type: g9-x-1", "type: g9-x-2") + TRAIN % "", "cluster.yaml")
+
+
 def test_the_machine_type_of_the_controller() -> None:
     named = ", controller: {machine_type: n2-standard-8}"
-    for provider, name in (("", gcp_nodes.PLAIN), (named, "n2-standard-8")):
+    for provider, name in (("", gcp_machines.PLAIN), (named, "n2-standard-8")):
         assert gcp.controller_machine(parse_spec(GCP % provider + TRAIN % "", "c.yaml")).name == name
 
 
@@ -124,12 +147,12 @@ def test_local_nodes_have_no_machine_type() -> None:
 )
 def test_the_type_of_a_disk(name: str, asked: str | None, boot: str, extra: str) -> None:
     disk = GcpDisk.model_validate({"size": "100GiB", "type": asked})
-    one = gcp_nodes.machines()[name]
+    one = gcp_machines.machines()[name]
     assert gcp_nodes.disk_type(disk, one.boot_disks) == boot
     assert gcp_nodes.disk_type(disk, one.extra_disks) == extra
 
 
 def test_the_manual_names_every_gpu() -> None:
     text = (Path(__file__).parents[3] / "docs" / "spec.md").read_text()
-    listed = ", ".join(f"`{gpu}`" for gpu in gcp_nodes.data()["gpus"])
+    listed = ", ".join(f"`{gpu}`" for gpu in gcp_machines.data()["gpus"])
     assert listed in " ".join(text.replace(" or", ",").split())

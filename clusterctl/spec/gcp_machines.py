@@ -1,0 +1,216 @@
+"""Machine types of Google Cloud: processors, memory, GPUs, disks, and allowed combinations.
+
+data/google.toml has their properties as of its date. A spec may describe other machine types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field
+
+from clusterctl.errors import BadValueError
+from clusterctl.spec.base import Fault, Loc, Model, SizeMib, either
+from clusterctl.spec.common import Gpus
+from clusterctl.spec.names import DATA, did_you_mean
+from clusterctl.spec.units import GIB_MIB, shown
+from clusterctl.util.assets import read_table
+
+DiskType = Literal["pd-standard", "pd-balanced", "pd-ssd", "hyperdisk-balanced"]
+
+
+class MachineFacts(Model):
+    """A machine type that clusterctl does not know, or knows otherwise than Google."""
+
+    vcpus: Annotated[int, Field(ge=1, strict=True)] = Field(
+        description="its processors, as Google counts them"
+    )
+    memory: SizeMib = Field(description="its memory")
+    gpus: Gpus | None = Field(None, description="the GPUs that it includes")
+    disk_types: tuple[DiskType, ...] = Field(
+        (), description="types of its disks, the default first; by default those of its family"
+    )
+    bundled_ssds: Annotated[int, Field(ge=0, strict=True)] = Field(
+        0, description="number of local disks that it includes"
+    )
+
+
+# The default machine type of nodes without GPUs.
+PLAIN: Final = "e2-standard-4"
+# Processors per GPU of the N1 machine type that is chosen for attached GPUs.
+_VCPUS_BESIDE_A_GPU: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine type.
+
+    gpu: type and number of the machine's GPUs. The type is clusterctl's short name.
+    accelerator: Google's name of the GPU type.
+    guest_accelerator: whether the GPUs are added to the machine type, instead of included in the type.
+    local_ssds: the allowed numbers of additional local disks.
+    bundled_ssds: the number of local disks that the machine type includes.
+    only: names of the settings, such as ``spot``, without which Google does not offer this type. Empty: also
+        on demand.
+    flex_start: whether Google offers this type as flex-start instances.
+    reservation_bound: whether instances from a reservation need the provisioning model RESERVATION_BOUND.
+    arm: whether its processors are Arm's.
+    """
+
+    name: str
+    family: str
+    vcpus: int
+    memory_mib: int
+    gpu: Gpus | None = None
+    accelerator: str | None = None
+    guest_accelerator: bool = False
+    compact_placement: bool = False
+    tier_1: bool = False
+    gvnic_only: bool = False
+    local_ssds: tuple[int, ...] = ()
+    bundled_ssds: int = 0
+    boot_disks: tuple[str, ...] = ()
+    extra_disks: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    flex_start: bool = False
+    reservation_bound: bool = False
+    arm: bool = False
+
+    @property
+    def has_nvswitches(self) -> bool:
+        """Whether NVSwitches connect the machine's GPUs. The instance itself may not see the switches."""
+        return bool(self.gpu and self.gpu.count > 1 and data()["gpus"][self.gpu.type].get("nvswitches"))
+
+
+@cache
+def data() -> Mapping[str, Any]:
+    return read_table(DATA / "google.toml", dict[str, Any])
+
+
+@cache
+def machines() -> Mapping[str, Machine]:
+    """Return name -> machine type, without attached GPUs. In a family, smaller types come first."""
+    rows: dict[str, Mapping[str, Any]] = {}
+    for series, facts in data()["series"].items():
+        for vcpus in facts["vcpus"]:
+            gib = facts["gib"] * vcpus
+            row = {"vcpus": vcpus, "gib": int(gib) if facts.get("whole_gib") else gib}
+            rows[f"{series}-{vcpus}"] = row
+            if ssds := facts.get("lssd", {}).get(str(vcpus)):
+                rows[f"{series}-{vcpus}-lssd"] = {**row, "bundled_ssds": ssds}
+    rows |= data()["special"] | data()["with_gpus"]
+    return {name: _machine(name, row) for name, row in rows.items()}
+
+
+def with_stated(stated: Mapping[str, MachineFacts]) -> Mapping[str, Machine]:
+    """Return name -> machine type, also of those that a spec describes."""
+    return {**machines(), **{name: _stated_machine(name, facts) for name, facts in stated.items()}}
+
+
+def _stated_machine(name: str, facts: MachineFacts) -> Machine:
+    row: dict[str, Any] = {"vcpus": facts.vcpus, "gib": (facts.memory or 0) / GIB_MIB}
+    row["bundled_ssds"] = facts.bundled_ssds
+    if facts.gpus and (gpu := gpu_type(facts.gpus.type)):
+        row |= {"gpu": gpu, "count": facts.gpus.count}
+    if facts.disk_types:
+        row |= {"boot_disks": facts.disk_types, "extra_disks": facts.disk_types}
+    return _machine(name, row)
+
+
+def _machine(name: str, row: Mapping[str, Any]) -> Machine:
+    family, vcpus = name.partition("-")[0], row["vcpus"]
+    families = data()["families"]
+    facts = {**families.get(family, families["unknown"]), **row}
+    steps = facts.get("local_ssds_up_to", ())
+    return Machine(
+        name,
+        family,
+        vcpus,
+        int(facts["gib"] * GIB_MIB),
+        gpu=Gpus(type=row["gpu"], count=row["count"]) if "gpu" in row else None,
+        accelerator=_google(row["gpu"]) if "gpu" in row else None,
+        compact_placement=facts.get("compact_placement", False),
+        tier_1=vcpus >= facts.get("tier_1_from", vcpus + 1),
+        gvnic_only=facts.get("gvnic_only", False),
+        local_ssds=tuple(facts.get("local_ssds") or next((n for most, n in steps if vcpus <= most), ())),
+        bundled_ssds=facts.get("bundled_ssds", 0),
+        boot_disks=tuple(facts["boot_disks"]),
+        extra_disks=tuple(facts.get("extra_disks", facts["boot_disks"])),
+        only=tuple(facts.get("only", ())),
+        flex_start=facts.get("flex_start", False),
+        reservation_bound=facts.get("reservation_bound", False),
+        arm=facts.get("arm", False),
+    )
+
+
+def gpu_type(name: str) -> str | None:
+    """Return clusterctl's short name of a GPU model, if the name is known.
+
+    name: clusterctl's or Google's name of the model.
+    """
+    by_google = {facts["google"]: short for short, facts in data()["gpus"].items()}
+    return name if name in data()["gpus"] else by_google.get(name)
+
+
+def counts(gpu: str) -> tuple[int, ...]:
+    """Return the allowed numbers of GPUs per node, such as 1, 2, 4. ``gpu``: clusterctl's model name."""
+    attached = {int(count) for count in data()["attached"].get(gpu, {})}
+    with_gpus = (machine.gpu for machine in machines().values() if machine.gpu)
+    bundled = {gpus.count for gpus in with_gpus if gpus.type == gpu}
+    return tuple(sorted(attached | bundled))
+
+
+def most_vcpus(gpus: Gpus) -> int | None:
+    """Return the maximum of vCPUs of an N1 machine with these GPUs. None: N1 can't have these GPUs."""
+    limit: int | None = data()["attached"].get(gpus.type, {}).get(str(gpus.count))
+    return limit
+
+
+def default_machine(gpus: Gpus | None) -> Machine:
+    """Return the smallest machine type with these GPUs, or a small machine type if ``gpus`` is None.
+
+    Raises:
+        ValueError: no machine type has these GPUs. The checks of a spec reject such GPUs earlier.
+    """
+    if gpus is None:
+        return machines()[PLAIN]
+    if most_vcpus(gpus) is not None:
+        return with_added(machines()[f"n1-standard-{_VCPUS_BESIDE_A_GPU * gpus.count}"], gpus)
+    for machine in machines().values():
+        if machine.gpu == gpus:
+            return machine
+    raise BadValueError("gpu-count", f"no machine type has {gpus}")
+
+
+def with_added(machine: Machine, gpus: Gpus) -> Machine:
+    """Return ``machine``, which must be an N1 machine type, with these GPUs attached."""
+    return replace(machine, gpu=gpus, accelerator=_google(gpus.type), guest_accelerator=True)
+
+
+def unknown_machine(
+    name: str, at: Loc, machine_types: Mapping[str, Machine], *, at_key: bool = False
+) -> Fault:
+    """Return a fault about a machine type that neither clusterctl nor the spec knows. Google may offer it."""
+    describe = (
+        f"provider.machine_types: {{{name}: {{vcpus: N, memory: NGiB}}}}, "
+        f"as `gcloud compute machine-types describe {name} --zone ZONE` shows"
+    )
+    guess = did_you_mean(name, machine_types)
+    hint = f"{guess} If Google offers it: {describe}" if guess else describe
+    message = f"clusterctl does not know the machine type {shown(name)}"
+    return Fault("unknown-machine-type", at, message, hint, at_key=at_key)
+
+
+def unknown_gpu(name: str, at: Loc) -> Fault:
+    """Return a fault about a GPU model that clusterctl does not know. Google may offer it."""
+    names = tuple(data()["gpus"])
+    hint = did_you_mean(name, names) or f"use {either(names)}"
+    message = f"clusterctl does not know the GPU {shown(name)} on Google Cloud"
+    return Fault("unknown-gpu", at, message, hint)
+
+
+def _google(gpu: str) -> str:
+    return str(data()["gpus"][gpu]["google"])
