@@ -5,8 +5,8 @@ e03b7622 (2026-08-21), descriptions in services/compute/resource_compute_router_
 
 Flex-start instances: the same repository, website/docs/r/compute_instance.html.markdown, and the test
 flexStart of services/compute/resource_compute_instance_test.go; about-flex-start-vms of
-cloud.google.com/compute/docs/instances (2026-10); GoogleCloudPlatform/cluster-toolkit at 10470803 (2026-06-25),
-docs/slurm-dws-flex.md.
+cloud.google.com/compute/docs/instances (2026-10); GoogleCloudPlatform/cluster-toolkit at 10470803
+(2026-06-25), docs/slurm-dws-flex.md.
 
 Reservations: ReservationAffinity of the discovery document; expandReservationAffinity of the provider's
 services/compute/compute_instance_helpers.go; the nodeset's variables.tf of cluster-toolkit.
