@@ -145,13 +145,22 @@ class Saver:
             if self._lock:
                 self._lock.close()
 
-    def after(self, iteration: int, written: float, *, stop: bool = False, last: bool = False) -> None:
+    def after(
+        self,
+        iteration: int,
+        written: float,
+        *,
+        stop: bool = False,
+        last: bool = False,
+        evaluated: bool = True,
+    ) -> None:
         """Save a checkpoint if it is due after this iteration, and complete the previous checkpoint.
 
         Args:
             written: number of ranks on which the method ``written`` returned True in this iteration.
             stop: whether the run stops early. In this case, wait until the checkpoint is on disk.
             last: whether this is the last iteration.
+            evaluated: False if a signal interrupted the evaluation after this iteration.
 
         Raises PayloadError on every rank if a checkpoint could not be written.
         """
@@ -160,11 +169,11 @@ class Saver:
         if stop or last or iteration % self._interval == 0:
             if self._save:
                 self._complete(wait=False)
-            self._begin(iteration)
+            self._begin(iteration, evaluated=evaluated)
             if stop or self._wait:
                 self._finish()
 
-    def _begin(self, iteration: int) -> None:
+    def _begin(self, iteration: int, *, evaluated: bool) -> None:
         began = time.perf_counter()
         try:
             self._settle()
@@ -173,7 +182,9 @@ class Saver:
             self._failure = exc
         for (_, array), copy in zip(self._saved_shards, self._copies, strict=True):
             self._device.copy_out(array, copy)
-        manifest = replace(self._manifest, iteration=iteration, scalars=scalars(self._engine))
+        manifest = replace(
+            self._manifest, iteration=iteration, scalars=scalars(self._engine), evaluated=evaluated
+        )
         if self._world.rank == 0:
             try:
                 manifest = replace(manifest, model=self._save_model(self._incomplete(iteration)))

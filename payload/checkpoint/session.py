@@ -132,6 +132,8 @@ class Resumed:
     notes: list[str] = field(default_factory=list)
     path: Path | None = field(default=None, compare=False)
     model: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    # False: an evaluation is due before the next iteration.
+    evaluated: bool = True
 
 
 def start_of(resume_from: str, folder: Path, world: Communicator) -> str:
@@ -192,7 +194,7 @@ def resume(chosen: Chosen | None, engine: Engine, now: Manifest) -> Resumed:
     same_layout = manifest.layout == now.layout
     on_all_ranks(engine.mesh.world, lambda: _load(engine, path, manifest, own=same_layout))
     note = f"resuming from {path}{'' if same_layout else _resharding(manifest, now, engine)}"
-    return Resumed(manifest.iteration, [*chosen.notes, note], path, manifest.model)
+    return Resumed(manifest.iteration, [*chosen.notes, note], path, manifest.model, manifest.evaluated)
 
 
 def refuse_others(folder: Path, resume_from: str, world: Communicator) -> None:

@@ -204,6 +204,8 @@ class Manifest:
     files: Sequence[FileFacts]
     # Fields of ``saved_model.folder.ModelRecord``.
     model: Mapping[str, Any] = field(default_factory=dict)
+    # False: a signal interrupted the evaluation that is due after the iteration.
+    evaluated: bool = True
 
     def encode(self) -> str:
         """Return the manifest as JSON text that contains its own checksum."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from payload.checkpoint.saver import Saver, StopSignals
-from payload.checkpoint.session import CheckpointSession, resume
+from payload.checkpoint.session import CheckpointSession, Resumed, resume
 from payload.cli.config import TrainConfig
 from payload.cli.settings import to_toml
 from payload.comm.base import on_all_ranks
@@ -18,7 +19,7 @@ from payload.data.loader import Feed, Loader
 from payload.device.base import Device
 from payload.errors import ENDED, STOPPED, PayloadError, UsageError
 from payload.parallel.engine import Engine, Evaluation, StepResult
-from payload.parallel.pipeline import idle_share
+from payload.parallel.pipeline import MicroBatch, idle_share
 from payload.saved_model.writer import ModelWriter
 from payload.training.build import (
     build_engine,
@@ -36,6 +37,13 @@ from payload.training.schedule import LearningRate
 from payload.training.search import find
 from payload.training.timing import CommTimes, TimedOptimizer, timed_mesh, timed_units
 from payload.training.trace import Timeline
+
+# Batches of an evaluation between two looks for signals, per pipeline stage: a look empties the pipeline.
+_UNTIL_LOOK = 4
+
+
+class _StoppedError(Exception):
+    """A signal came during an evaluation. Raised on all ranks after the same batch."""
 
 
 def train(config: TrainConfig, device: Device, world: Transport, signals: StopSignals | None = None) -> int:
@@ -84,7 +92,7 @@ def train(config: TrainConfig, device: Device, world: Transport, signals: StopSi
         engine, description, metrics, data_state=dataset.data_state, save_model=save_model
     )
     with saving as saver:
-        evaluation = trainer.loop(resumed.iteration, saver)
+        evaluation = trainer.loop(resumed, saver)
     trace.write(config.run.out / "trace.json", world)
     if evaluation is None:
         metrics.close()
@@ -106,8 +114,8 @@ class Trainer:
     model: ModelWriter | None = None
     signals: StopSignals | None = None
 
-    def loop(self, done: int, saver: Saver | None) -> Evaluation | None:
-        """Run the iterations from ``done`` + 1 to the end of the schedule, or until any rank gets a signal.
+    def loop(self, resumed: Resumed, saver: Saver | None) -> Evaluation | None:
+        """Run the iterations that are left of the schedule, or until any rank gets a signal.
 
         Save the best model and the final model, and if there is a saver, checkpoints.
 
@@ -117,7 +125,11 @@ class Trainer:
         Raises:
             PayloadError: training diverged, or a checkpoint cannot be written. Raised on every rank.
         """
-        iterations = self.schedule.iterations
+        iterations, done, evaluation = self.schedule.iterations, resumed.iteration, None
+        if done >= iterations or not resumed.evaluated:
+            evaluation = self._evaluate_resumed(resumed, saver)
+            if evaluation is None:
+                return None
         feeds = self.loader.training(done + 1, iterations)
         for iteration in range(done + 1, iterations + 1):
             self.metrics.begin()
@@ -126,27 +138,39 @@ class Trainer:
                 feed = next(feeds)
             self.metrics.mark_data_ready()
             last = iteration == iterations
-            signalled = float(self.signals is not None and self.signals.came)
-            result = self.step(iteration, feed, (signalled, float(saver is not None and saver.written())))
+            flags = self._signalled(), float(saver is not None and saver.written())
+            result = self.step(iteration, feed, flags)
             asked_to_stop, written = result.flags
-            stop, evaluation = asked_to_stop > 0 and not last, None
-            if feed.slot.ends_epoch or last:
+            stop, evaluation, due = asked_to_stop > 0 and not last, None, feed.slot.ends_epoch or last
+            if due:
                 evaluation = self.evaluate(iteration, feed.slot.epoch, result)
+                stop = stop or evaluation is None
             if self.model and (stop or last):
                 self.model.conclude(iteration, evaluation)
             with self.trace.span("save", "checkpoint"):
                 if saver:
-                    saver.after(iteration, written, stop=stop, last=last)
+                    evaluated = evaluation is not None or not due
+                    saver.after(iteration, written, stop=stop, last=last, evaluated=evaluated)
             if stop:
                 self._report_stop(iteration, saver)
                 return None
-            if last:
-                return evaluation
-        # The resumed checkpoint is from the last iteration.
-        evaluation = self._evaluate(iterations)
-        if self.model:
-            self.model.conclude(iterations, evaluation)
         return evaluation
+
+    def _evaluate_resumed(self, resumed: Resumed, saver: Saver | None) -> Evaluation | None:
+        """Evaluate the resumed weights, because it is due or they are the final weights. None: a signal."""
+        done = resumed.iteration
+        if resumed.evaluated:
+            evaluation = self._evaluate(done)
+        else:
+            evaluation = self.evaluate(done, self.loader.order.at(done).epoch)
+        if self.model and (evaluation is None or done >= self.schedule.iterations):
+            self.model.conclude(done, evaluation)
+        if evaluation is None:
+            self._report_stop(done, saver)
+        return evaluation
+
+    def _signalled(self) -> float:
+        return float(self.signals is not None and self.signals.came)
 
     def _report_stop(self, iteration: int, saver: Saver | None) -> None:
         if self.signals:
@@ -167,25 +191,44 @@ class Trainer:
         self.metrics.iteration(iteration, feed.slot.epoch, result, lr=lr, samples=len(feed.slot.indices))
         return result
 
-    def evaluate(self, iteration: int, epoch: int, result: StepResult) -> Evaluation:
-        """Evaluate on the held-out samples, record and print the result, and save the model if it is best."""
+    def evaluate(self, iteration: int, epoch: int, result: StepResult | None = None) -> Evaluation | None:
+        """Evaluate on the held-out samples, record and print the result, and save the model if it is best.
+
+        result: of the iteration, if this run made it. Return None if a signal came.
+        """
         evaluation = self._evaluate(iteration)
+        if evaluation is None:
+            return None
         bytes_per_target = self.dataset.bytes_per_target
         self.metrics.evaluation(iteration, epoch, evaluation, bytes_per_target)
         if self.model:
             self.model.evaluated(iteration, evaluation)
-        line = f"epoch {epoch:3}  loss {result.loss:.4f}  test loss {evaluation.loss:.4f}"
+        loss = f"  loss {result.loss:.4f}" if result else ""
+        line = f"epoch {epoch:3}{loss}  test loss {evaluation.loss:.4f}"
         if bytes_per_target:
             line += f"  bits per byte {evaluation.bits_per_byte(bytes_per_target):.4f}"
         self.metrics.print_line(f"{line}  accuracy {evaluation.accuracy:.4f}")
         return evaluation
 
-    def _evaluate(self, iteration: int) -> Evaluation:
-        """Evaluate on the held-out samples. Raises PayloadError on every rank if the loss is not finite."""
-        evaluation = self.engine.evaluate(self.loader.held_out())
+    def _evaluate(self, iteration: int) -> Evaluation | None:
+        """Evaluate on the held-out samples, or return None if any rank gets a signal.
+
+        Raises PayloadError on every rank if the loss is not finite.
+        """
+        try:
+            evaluation = self.engine.evaluate(self._held_out())
+        except _StoppedError:
+            return None
         if not math.isfinite(evaluation.loss):
             raise _diverged(iteration, f"test loss {evaluation.loss}", "--lr")
         return evaluation
+
+    def _held_out(self) -> Iterator[MicroBatch]:
+        mesh = self.engine.mesh
+        for number, batch in enumerate(self.loader.held_out()):
+            if number % (_UNTIL_LOOK * mesh.pp.size) == 0 and any(mesh.world.sum([self._signalled()])):
+                raise _StoppedError
+            yield batch
 
     def notes(self) -> list[str]:
         """Return lines for the user about the data and the idle time of pipeline stages."""

@@ -11,8 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+import pytest
+
 from payload.checkpoint.folder import Lock
 from payload.saved_model.folder import read_record, read_weights
+from tests.unit.payload.conftest import Runner, records
 
 ROOT = Path(__file__).parents[3]
 
@@ -73,3 +76,34 @@ def test_a_run_without_checkpoints_leaves_its_model(tmp_path: Path) -> None:
     names = sorted(path.name for path in (tmp_path / "model").iterdir())
     assert names == ["best.safetensors", "final.safetensors", "model.json"]
     assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("flags", ["--pp 2", "--iterations 1"], ids=["between", "last"])
+def test_a_signal_in_an_evaluation_stops_it(
+    program: Runner, mpirun: Runner, tmp_path: Path, flags: str
+) -> None:
+    """The model is saved without it, and the run that resumes makes it up: as if there had been no signal."""
+    run = (
+        "--global-batch-size",
+        "1438",
+        "--hidden",
+        "8",
+        "--peak-tflops",
+        "1",
+        "--epochs",
+        "3",
+        *flags.split(),
+    )
+    out, undisturbed = tmp_path / "out", tmp_path / "undisturbed"
+    saved = ("--save-interval", "1000000", "--out", str(out))
+    program(2, "interrupted.py", *run, *saved, rc=75)
+    assert [record["step"] for record in records(out, "iteration", "evaluation")] == [1]
+    assert read_record(out / "model").files["final"].metrics is None
+    mpirun(2, "train", *run, *saved, "--resume", "auto")
+    mpirun(2, "train", *run, "--out", str(undisturbed))
+    evaluations = [
+        [(record["step"], record["epoch"], record["loss"]) for record in records(folder, "evaluation")]
+        for folder in (out, undisturbed)
+    ]
+    assert evaluations[0] == evaluations[1]
+    assert read_record(out / "model") == read_record(undisturbed / "model")
