@@ -156,9 +156,9 @@ def _send(session: Session | None, run: str, location: RunLocation) -> tuple[str
 
 
 def _run_of_former_cluster(number: str) -> Path | None:
-    """Return the only run in ./runs of a job with this number, whose cluster may be down."""
-    found = [path for path in RUNS.glob(f"*-{number}-*") if field_of_run(path, "job_id") == number]
-    return found[0].absolute() if len(found) == 1 else None
+    """Return the folder of the only run in ./runs of a job with this number. Its cluster may be down."""
+    folders = [path for path in RUNS.glob(f"*-{number}-*") if field_of_run(path, "job_id") == number]
+    return folders[0].absolute() if len(folders) == 1 else None
 
 
 def _no_run(run: str) -> UsageError:
