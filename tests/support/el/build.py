@@ -36,10 +36,13 @@ def build(base: Path, folder: Path) -> None:
         make_keys(root, web)
         _give_keys(root)
         every = packages()
-        quarry, tree = root / "quarry", root / "quarry/tree"
-        contents = [(package, stage(package, quarry, tree)) for package in every]
-        (quarry / "all.spec").write_text(spec(contents))
-        run(["chroot", str(root), *_RPMBUILD, "/quarry/all.spec"], action="building the packages")
+        quarry = root / "quarry"
+        # NVIDIA's packages have names and links of the distribution's packages, so they have their own spec.
+        for name, own in (("all", False), ("doca", True)):
+            some, tree = [one for one in every if (one.repo == "doca") == own], quarry / f"tree-{name}"
+            contents = [(package, stage(package, quarry, tree)) for package in some]
+            (quarry / f"{name}.spec").write_text(spec(contents, f"/quarry/{tree.name}"))
+            run(["chroot", str(root), *_RPMBUILD, f"/quarry/{name}.spec"], action="building the packages")
         publish(root, quarry / "rpms", every, web)
         index(root, web)
         for place in ("dl.rockylinux.org/pub/rocky", "dl.fedoraproject.org/pub/epel"):
@@ -114,6 +117,7 @@ _PLACES = {
     "extras": ("dl.rockylinux.org/pub/rocky/9/extras/x86_64/os", "rocky"),
     "epel": ("dl.fedoraproject.org/pub/epel/9/Everything/x86_64", "epel"),
     "cuda": ("developer.download.nvidia.com/compute/cuda/repos/rhel9/x86_64", "nvidia"),
+    "doca": ("linux.mellanox.com/public/repo/doca/2.10.0/rhel9.6/x86_64", "mellanox"),
     "openhpc": ("repos.openhpc.community/OpenHPC/3/EL_9", "openhpc"),
     "openhpc-updates": ("repos.openhpc.community/OpenHPC/3/updates/EL_9", "openhpc"),
 }
@@ -122,6 +126,7 @@ _KEYS = {
     "rocky": "dl.rockylinux.org/pub/rocky/RPM-GPG-KEY-Rocky-9",
     "epel": "dl.fedoraproject.org/pub/epel/RPM-GPG-KEY-EPEL-9",
     "nvidia": "developer.download.nvidia.com/compute/cuda/repos/rhel9/x86_64/D42D0685.pub",
+    "mellanox": "linux.mellanox.com/public/repo/doca/GPG-KEY-Mellanox.pub",
     "openhpc": (
         "github.com/openhpc/ohpc/raw/refs/heads/3.x/components/admin/ohpc-release/SOURCES/RPM-GPG-KEY-OpenHPC-3"
     ),

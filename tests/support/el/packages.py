@@ -57,13 +57,15 @@ def packages() -> tuple[Package, ...]:
     transplants = TypeAdapter(dict[str, Transplant]).validate_python(said)
     found = []
     for repo, name, epoch, version, release, arch in (*_base(), *_listed("cluster"), *_listed("more")):
-        holds = transplants.get(name, Transplant())
-        own = holds.like or name
+        key = f"{repo}/{name}" if f"{repo}/{name}" in transplants else name
+        holds = transplants.get(key, Transplant())
+        own = holds.like or key
         if holds.like:
             like = transplants[holds.like]
             holds = replace(like, requires=holds.requires, provides=holds.provides, pre=holds.pre)
         found.append(Package(repo, name, epoch, version, release, arch, holds, FILES / own))
-    if unknown := transplants.keys() - {package.name for package in found}:
+    known = {name for package in found for name in (package.name, f"{package.repo}/{package.name}")}
+    if unknown := transplants.keys() - known:
         raise ValueError(f"no package list names {', '.join(sorted(unknown))}")
     return tuple(found)
 
@@ -106,7 +108,7 @@ License: various
 %description
 For tests.
 %install
-cp -al /quarry/tree/. %{buildroot}/
+cp -al TREE/. %{buildroot}/
 """
 
 
@@ -139,9 +141,9 @@ def stage(package: Package, quarry: Path, tree: Path) -> tuple[str, ...]:
     return tuple(f"%config(noreplace) {x}" if x in config else x for x in dict.fromkeys(lines))
 
 
-def spec(contents: Sequence[tuple[Package, Sequence[str]]]) -> str:
-    """The spec of all packages, with their lines of `%files`."""
-    return _HEAD + "\n".join(_part(package, lines) for package, lines in contents)
+def spec(contents: Sequence[tuple[Package, Sequence[str]]], tree: str) -> str:
+    """The spec of these packages, with their lines of `%files`. ``tree``: where they are staged."""
+    return _HEAD.replace("TREE", tree) + "\n".join(_part(package, lines) for package, lines in contents)
 
 
 def _part(package: Package, lines: Sequence[str]) -> str:

@@ -31,5 +31,8 @@ done
 # A plugin that EL has in a package of its own, and that would want createrepo_c.
 rm usr/lib/python3/dist-packages/dnf-plugins/local.py etc/dnf/plugins/local.conf
 cp -a /usr/bin/python3.11 usr/bin/
+mkdir -p nvidia/bin
+cp -pL usr/bin/orterun usr/bin/orted usr/bin/ompi_info usr/bin/ompi-clean usr/bin/ompi-server nvidia/bin/
+patchelf --force-rpath --set-rpath /usr/mpi/gcc/openmpi-4.1.7rc1/lib64 nvidia/bin/*
 patchelf --force-rpath --set-rpath /usr/lib64/openmpi/lib usr/bin/orterun usr/bin/orted usr/bin/ompi_info \
     usr/bin/ompi-clean usr/bin/ompi-server
