@@ -115,7 +115,7 @@ def converge(
     has_changed = rendered.inputs != recorded.inputs
     groups = {} if limit else shared_inputs(cluster, inventory) if has_changed else recorded.groups
     needs_files = provisioned.classed or (groups and has_changed)
-    files = node_files(cluster.spec, inventory, workspace) if needs_files else {}
+    files = node_files(cluster.spec, inventory, workspace, reports) if needs_files else {}
     hosts = HostsToConfigure(inventory, recorded, reports, rendered, groups, files)
     work = hosts.choose_limited(limit) if limit else hosts.choose(provisioned.classed, again=again)
     if not work:

@@ -10,6 +10,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache, partial
 from operator import or_
 from pathlib import Path
@@ -19,7 +20,7 @@ import jinja2
 
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.configure import inventory_file
-from clusterctl.hosts.probe import Checksums, ProbeRequest
+from clusterctl.hosts.probe import Checksums, HostReport, ProbeRequest
 from clusterctl.hosts.roles import can_share_configuration, probe_requests, system_accounts
 from clusterctl.providers.node_class import NodeFile, NodeFiles
 from clusterctl.scheduler.slurm_conf import takes_nodes_by_reconfigure
@@ -53,20 +54,29 @@ def inputs_of_new_nodes(cluster: ClusterContext) -> str:
 _OWN: Final = "own_file"
 
 
-def node_files(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> NodeFiles:
+def node_files(
+    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, reports: Mapping[str, HostReport]
+) -> NodeFiles:
     """Return host -> path -> host-specific file, with the content that Ansible's tasks would write.
 
     Files that tasks copy from ``workspace.rendered`` must exist already.
+    reports: host -> facts. Hosts without facts have the distribution's Open MPI.
     """
     variables = inventory_file.role_variables(spec, inventory, workspace)
-    return {
-        host: {
+    files = {}
+    for host, request in probe_requests(spec, inventory, workspace).items():
+        params = Path(variables["openmpi_params_file"])
+        if host in reports and reports[host].openmpi:
+            params = Path(reports[host].openmpi, params.name)
+        values = {**variables, "inventory_hostname": host, "openmpi_params_file": str(params)}
+        of_mpi = (str(params.with_name(name)) for name in request.openmpi)
+        with_mpi = replace(request, files=(*request.files, *of_mpi))
+        files[host] = {
             path: file
             for role, task in _own_tasks()
-            for path, file in _files_of_task(role, task, {**variables, "inventory_hostname": host}, request)
+            for path, file in _files_of_task(role, task, values, with_mpi)
         }
-        for host, request in probe_requests(spec, inventory, workspace).items()
-    }
+    return files
 
 
 @cache

@@ -216,7 +216,7 @@ def provision(cluster: ClusterContext, decision: Decision, keys: Mapping[str, st
     def files(inventory: Inventory) -> NodeFiles:
         complete = completed(inventory)
         inputs_of(spec, complete, workspace, {}).write(workspace)
-        return node_files(spec, complete, workspace)
+        return node_files(spec, complete, workspace, {})
 
     made = cluster.provider.apply(
         spec,

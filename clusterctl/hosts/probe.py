@@ -50,6 +50,7 @@ Checksums = Mapping[str, str]
 class ProbeRequest:
     """The items that a probe reports about a host. The key of an item's checksum is its kind and name.
 
+    openmpi: names of files in the folder of Open MPI's parameters, which the host finds out.
     blocks: file -> first and last line of a block. alone: files that must be the only *.conf in their folder.
     rivals: file -> pattern that no line of a later file in the folder may match. numbers: account -> uid.
     far_homes: homes that only the controller checks. units: unit -> files that the unit reads at its start.
@@ -61,6 +62,7 @@ class ProbeRequest:
     files: tuple[str, ...] = ()
     blocks: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     paths: tuple[str, ...] = ()
+    openmpi: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
     alone: tuple[str, ...] = ()
     rivals: Mapping[str, str] = field(default_factory=dict)
@@ -196,7 +198,11 @@ class HostFacts(_Answer):
 
 
 class NodeAnswer(_Answer):
-    """The facts of a node. ``said``: output of the command ``NODE_ARGV``. ``cards``: GPUs on the PCI bus."""
+    """The facts of a node.
+
+    said: output of the command ``NODE_ARGV``. cards: number of GPUs on the PCI bus.
+    openmpi: folder of Open MPI's parameters. Empty without Open MPI.
+    """
 
     system: System
     said: str
@@ -206,6 +212,7 @@ class NodeAnswer(_Answer):
     cgroup_plugin: bool | None = None
     accounts: Mapping[str, int] = {}
     groups: Mapping[str, int] = {}
+    openmpi: str = ""
 
 
 class _ProbeAnswer(_Answer):
@@ -219,7 +226,7 @@ class HostReport:
     """The answer of a host to a probe.
 
     facts: the hardware; None without slurmd, or if not requested. full: file systems without free space.
-    cards: number of NVIDIA GPUs on the PCI bus.
+    cards: number of NVIDIA GPUs on the PCI bus. openmpi: folder of Open MPI's parameters; "" if not known.
     """
 
     facts: NodeFacts | None
@@ -234,6 +241,7 @@ class HostReport:
 
 
 class StoppingError(TransportError):
+    openmpi: str = ""
     """The host answers, but is shutting down."""
 
     code = "host-stopping"
@@ -268,8 +276,8 @@ def parse_report(text: str) -> HostReport:
     facts, driver = read_node(node.said)
     facts = facts and replace(facts, cgroups=node.cgroup_plugin is not False)
     full = tuple(disk for disk in node.space if disk.is_full)
-    release, numbers = node.system.release, (node.accounts, node.groups)
-    return HostReport(facts, node.checksums, full, release, driver, node.cards, host, *numbers)
+    release, others = node.system.release, (node.accounts, node.groups, node.openmpi)
+    return HostReport(facts, node.checksums, full, release, driver, node.cards, host, *others)
 
 
 NODE_ARGV = ("sh", "-c", Path(__file__).with_name("data").joinpath("node.sh").read_text())

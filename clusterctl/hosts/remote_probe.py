@@ -53,16 +53,16 @@ INSTALLED = re.compile(
     rb"Status: \S+ \S+ (?!not-installed|config-files)\S+\n"
 )
 RPM = 'command -v rpm && { rpm --query --whatprovides --queryformat= "$@"; true; }'
+# Debian, EL. NVIDIA's package for EL has the name of EL's package, but another prefix.
+OPENMPI_LIST, OPENMPI_RPM = "/var/lib/dpkg/info/openmpi-bin.list", ["rpm", "--query", "--list", "openmpi"]
+OPENMPI_PARAMS = "/openmpi-mca-params.conf"
 # Fields of /etc/passwd up to the uid.
 ROW = 3
-MISSING = "missing"
-UNKNOWN = "no answer"
-SELINUX = "/sys/fs/selinux/enforce"
-OS_RELEASE = "/etc/os-release"
+MISSING, UNKNOWN, TEXT = "missing", "no answer", 4096
+SELINUX, OS_RELEASE = "/sys/fs/selinux/enforce", "/etc/os-release"
 BOOT_S = 20
 OWNER_ALL = stat.S_IRWXU
 OTHERS_WRITE_OWNER_ALL = stat.S_IRWXU | stat.S_IWGRP | stat.S_IWOTH
-TEXT = 4096
 # The second time changes if a daemon re-executes itself, as slurmctld 23.11 at `scontrol reconfigure`.
 STARTED = ("InactiveExitTimestampMonotonic", "ExecMainStartTimestampMonotonic")
 PROPERTIES = ",".join(("Id", "LoadState", "ActiveState", "UnitFileState", *STARTED))
@@ -257,6 +257,12 @@ def package_marks(names: Sequence[str]) -> Dict[str, str]:
     return {name: "not installed" if name in missing else "installed" for name in names}
 
 
+def openmpi_folder() -> str:
+    """Return the folder of Open MPI's parameters, as the package database lists it; "" without Open MPI."""
+    lines = (read(OPENMPI_LIST) or run(OPENMPI_RPM) or "").splitlines()
+    return next((line[: -len(OPENMPI_PARAMS)] for line in lines if line.endswith(OPENMPI_PARAMS)), "")
+
+
 def databases() -> List[str]:
     output = run(["my_print_defaults", "mysqld", "server", "mariadb", "mariadbd"]) or ""
     configured = [line[len("--datadir=") :] for line in output.splitlines() if line.startswith("--datadir=")]
@@ -401,8 +407,9 @@ def accounting_mark(queries: List[List[str]]) -> str:
     return digest("\n\n".join("\n".join(sorted(text.splitlines())) for text in answers if text).encode())
 
 
-def checksums(request: Dict[str, Any]) -> Dict[str, str]:
-    marks = {"file " + path: file_mark(path) for path in request["files"]}
+def checksums(request: Dict[str, Any], openmpi: str) -> Dict[str, str]:
+    files = [*request["files"], *("{}/{}".format(openmpi, name) for name in request["openmpi"])]
+    marks = {"file " + path: file_mark(path) for path in files}
     marks.update({"block " + path: block_mark(path, *edges) for path, edges in request["blocks"].items()})
     marks.update({"path " + path: "there" if Path(path).exists() else MISSING for path in request["paths"]})
     marks.update({"absent " + p: "there" if os.path.lexists(p) else "absent" for p in request["absent"]})
@@ -461,12 +468,14 @@ def main() -> None:
         if request["host"] is not None:
             answer["host"] = host_facts(request["host"])
         if request["node"]:
+            openmpi = openmpi_folder() if request["openmpi"] else ""
             answer["node"] = {
                 "system": system(),
                 "cards": [kind for kind, _ in nvidia_devices()].count(PCI_DISPLAY),
                 "said": run(request["node_argv"], 3 * ASK_S) or "",
                 "cgroup_plugin": cgroup_plugin(),
-                "checksums": checksums(request),
+                "openmpi": openmpi,
+                "checksums": checksums(request, openmpi),
                 "space": space(request["space"]),
                 "accounts": accounts([*request["numbers"]], set(request["numbers"].values())),
                 "groups": accounts([*request["numbers"]], set(request["numbers"].values()), "group"),

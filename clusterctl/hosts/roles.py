@@ -10,9 +10,10 @@ items in these files, so that `down` can restore it. Keys that only clusterctl r
     packages: as needed           packages depend on the host; or a list; default: the role's *_packages
     ports: {6817: slurmctld}      listening daemons by port
     drift:                        items that `up` and `plan` compare with their state after the last `up`
-      - files, blocks, paths, units (with the files that each reads at its start), accounting (words for
-        sacctmgr), absent (paths), alone (files without another *.conf in their folder), rivals (a pattern
-        that no line of a later file in the folder may match, by file)
+      - files, blocks, paths, openmpi (files beside Open MPI's parameters), units (with the files that each
+        reads at its start), accounting (words for sacctmgr), absent (paths), alone (files without another
+        *.conf in their folder), rivals (a pattern that no line of a later file in the folder may match, by
+        file)
     hint: see ...                 advice if a task of the role fails
 """
 
@@ -22,7 +23,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, Final
 
 from pydantic_core import to_jsonable_python
@@ -141,8 +141,6 @@ def probe_requests(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         "cluster": spec.name,
         "cluster_id": inventory.cluster_id,
         "shared": inventory.shared,
-        "openmpi_conf": inventory.distribution.openmpi_conf,
-        "prte_conf": str(Path(inventory.distribution.openmpi_conf).with_name("prte-mca-params.conf")),
         "mariadb_conf": inventory.distribution.mariadb_conf,
         "public_key": workspace.public_key.read_text().strip(),
     }
@@ -178,6 +176,7 @@ def _probe_request(
         files=tuple(path for entry in drift for path in entry.get("files", ())),
         blocks={path: tuple(edges) for entry in drift for path, edges in entry.get("blocks", {}).items()},
         paths=tuple(path for entry in drift for path in entry.get("paths", ())),
+        openmpi=tuple(name for entry in drift for name in entry.get("openmpi", ())),
         absent=tuple(path for entry in drift for path in entry.get("absent", ())),
         alone=tuple(path for entry in drift for path in entry.get("alone", ())),
         rivals={path: line for entry in drift for path, line in entry.get("rivals", {}).items()},

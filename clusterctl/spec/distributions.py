@@ -28,7 +28,8 @@ class Distribution:
     """A release of a Linux distribution, such as Debian 13.
 
     python: path of the interpreter that creates the job environment.
-    mpi_module: environment module of Open MPI. None: Open MPI needs no module.
+    openmpi_conf: Open MPI's parameters. mpi_module: environment module of Open MPI; None: it needs no module.
+        Both are of the distribution's package: a host may have NVIDIA's, with another prefix and no module.
     glibc_minor: the x of glibc 2.x.
     cgroup_v2: whether the distribution's Slurm supports cgroup version 2.
     slurm: the release of Slurm in the distribution's packages. None: it changes with updates.
@@ -44,7 +45,6 @@ class Distribution:
     python: str
     glibc_minor: int
     openmpi_conf: str
-    mpi_bin: str
     mariadb_conf: str
     mariadb_socket: str
     mpi_module: str | None = None

@@ -66,6 +66,16 @@ Type=oneshot
 ExecStart=/usr/local/sbin/boot
 [Install]
 WantedBy=multi-user.target"""
+# NVIDIA's network software with its Open MPI, as on Google's images for GPUs and on sites with InfiniBand.
+DOCA = """\
+[doca]
+name=DOCA Online Repo
+baseurl=https://linux.mellanox.com/public/repo/doca/2.10.0/rhel9.6/x86_64
+gpgkey=https://linux.mellanox.com/public/repo/doca/GPG-KEY-Mellanox.pub
+enabled=1"""
+# The first is NVIDIA's, the second the distribution's: prefix and file of parameters.
+NVIDIA_MPI = ("/usr/mpi/gcc/openmpi-4.1.7rc1", "/usr/mpi/gcc/openmpi-4.1.7rc1/etc/openmpi-mca-params.conf")
+EL_MPI = ("/usr/lib64/openmpi", "/etc/openmpi-x86_64/openmpi-mca-params.conf")
 # A firewall that answers nothing: neither to the machine itself, of one address, nor to the others.
 SHUT = """\
 table ip lab {
@@ -122,6 +132,11 @@ def machines(no_residue: None) -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def before(machines: Lab) -> dict[str, str]:
+    """The traces of machines, of which the GPU host has NVIDIA's Open MPI."""
+    repos = "/etc/yum.repos.d"
+    host = machines.host("node2").inside
+    host.sh(f"cat >{repos}/doca.repo <<'EOF'\n{DOCA}\nEOF")
+    host.sh("dnf -q -y install openmpi rdma-core ucx >/dev/null")
     return traces(machines)
 
 
@@ -254,6 +269,38 @@ def test_gpu_host_has_the_packages_and_a_note_about_its_reboot(rocky: Cluster) -
     (needed,) = (line for line in rocky.raised["shown"].splitlines() if "node reboot node2" in line)
     assert needed.startswith("note: node2: ")
     assert shows(needed, "reboot-needed")
+
+
+@pytest.mark.platform("stand-in", "doca")
+def test_open_mpi_of_each_package_reads_the_clusters_parameters(rocky: Cluster) -> None:
+    """The GPU host has NVIDIA's package, which has the distribution's name and another prefix."""
+    for node, version, (prefix, params) in (("node1", "4.1.1", EL_MPI), ("node2", "4.1.7rc1", NVIDIA_MPI)):
+        assert rocky.ssh(node, "rpm -q --qf %{version} openmpi") == version
+        profile = ". /opt/clusterctl/job-profile.sh"
+        assert (
+            rocky.ssh(node, f"{profile}; readlink -f $(command -v mpirun)").strip() == f"{prefix}/bin/orterun"
+        )
+        shown = rocky.ssh(node, f"{profile}; ompi_info --parsable --all | grep :btl_tcp_if_include:source:")
+        assert shown.rstrip(")\n").endswith(":file (/etc/openmpi/openmpi-mca-params.conf"), shown
+        assert rocky.ssh(node, "readlink -f /etc/openmpi/openmpi-mca-params.conf").strip() == params
+        assert "btl_tcp_if_include = " in rocky.ssh(node, f"cat {params}")
+
+
+@pytest.mark.platform("stand-in", "doca")
+@pytest.mark.parametrize("launcher", ["srun", "mpirun"])
+def test_jobs_span_hosts_with_different_open_mpi_packages(rocky: Cluster, launcher: str) -> None:
+    """The ranks on the GPU host get the environment of the job's first host."""
+    done = rocky.json("submit", "probe", "--nodes", "2", "--launcher", launcher, "--wait")
+    assert done["state"] == "COMPLETED", done
+
+
+@pytest.mark.platform("stand-in", "doca")
+def test_changed_parameters_of_nvidias_open_mpi_are_restored(rocky: Cluster) -> None:
+    _, params = NVIDIA_MPI
+    for spoil, told in ((f"sed -i d {params}", "was changed"), (f"rm {params}", "was missing")):
+        rocky.ssh("node2", f"sudo {spoil}")
+        assert f"node2: {params} {told}: restored" in str(rocky.json("up")["repaired"])
+        assert "btl_tcp_if_include = " in rocky.ssh("node2", f"cat {params}")
 
 
 def test_two_nodes_train_together_and_the_run_comes_home(rocky: Cluster) -> None:

@@ -184,7 +184,7 @@ def test_class_inputs_have_no_secret_and_no_host(workspace: Workspace, group: st
 
 def own_files(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> NodeFiles:
     inputs_of(spec, inventory, workspace, {}).write(workspace)
-    return node_files(spec, inventory, workspace)
+    return node_files(spec, inventory, workspace, {})
 
 
 def test_each_node_has_its_own_files(workspace: Workspace) -> None:
@@ -231,13 +231,17 @@ class Cluster:
         self.workspace, self.spec = workspace, spec_of()
         self.recorded = Configured()
         self.seen: dict[str, Checksums] = {}
+        self.openmpi: dict[str, str] = {}
 
     def hosts(self, inventory: Inventory) -> HostsToConfigure:
         rendered = inputs_of(self.spec, inventory, self.workspace, {})
         rendered.write(self.workspace)
-        files = node_files(self.spec, inventory, self.workspace)
+        reports = {
+            host: HostReport(None, self.seen.get(host, {}), openmpi=self.openmpi.get(host, ""))
+            for host in inventory.names
+        }
+        files = node_files(self.spec, inventory, self.workspace, reports)
         groups = shared_inputs(ClusterContext.of(self.spec, workspace=self.workspace), inventory)
-        reports = {host: HostReport(None, self.seen.get(host, {})) for host in inventory.names}
         return HostsToConfigure(inventory, self.recorded, reports, rendered, groups, files)
 
     def choose(self, inventory: Inventory, classed: Collection[str], *, again: bool = False) -> Work:
@@ -294,6 +298,22 @@ def test_one_node_more_needs_no_ansible(growing: Cluster) -> None:
     """The hosts that exist get newer files of their own, and all daemons read their configuration, once."""
     work = growing.choose(GROWN, NEW)
     assert work == Work(classed=NEW, renewed=OLD, reconfigures=True, replaces_record=True)
+
+
+def test_hosts_with_nvidias_open_mpi_are_renewed_at_its_prefix(cluster: Cluster) -> None:
+    """The host's package database knows the prefix, and the other hosts have the distribution's Open MPI."""
+    cluster.openmpi = {TWO: "/usr/mpi/gcc/openmpi-4.1.7rc1/etc"}
+    now = cluster.hosts(INVENTORY)
+    distribution, nvidia = (
+        "/etc/openmpi/openmpi-mca-params.conf",
+        "/usr/mpi/gcc/openmpi-4.1.7rc1/etc/openmpi-mca-params.conf",
+    )
+    of_mpi = {host: [path for path in files if "openmpi" in path] for host, files in now.files.items()}
+    assert of_mpi == {CTL: [distribution], ONE: [distribution], TWO: [nvidia]}
+    assert now.files[TWO][nvidia] == now.files[ONE][distribution]
+    cluster.seen = {host: expected_marks(files) | SHARED for host, files in now.files.items()}
+    cluster.recorded = Configured(inputs=now.rendered.inputs, groups=now.groups, marks=cluster.seen)
+    assert cluster.choose(GROWN, NEW).renewed == OLD
 
 
 @pytest.mark.parametrize("release", ["23.11", "26.05"])

@@ -70,6 +70,25 @@ def test_file_mark_has_content_mode_owner_and_no_link(tmp_path: Path) -> None:
     assert "ecret" not in json.dumps(looked(asked)["checksums"])
 
 
+@pytest.mark.parametrize("prefix", ["/etc/openmpi-x86_64", "/usr/mpi/gcc/openmpi-4.1.7rc1/etc"])
+def test_openmpi_folder_is_that_of_the_installed_package(
+    prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = f"{prefix}\n{prefix}/openmpi-default-hostfile\n{prefix}/openmpi-mca-params.conf\n"
+    monkeypatch.setattr(remote_probe, "OPENMPI_LIST", "/nonexistent")
+    monkeypatch.setattr(remote_probe, "OPENMPI_RPM", ["echo", listed])
+    assert remote_probe.openmpi_folder() == prefix
+    monkeypatch.setattr(remote_probe, "OPENMPI_RPM", ["false"])
+    assert remote_probe.openmpi_folder() == ""
+
+
+def test_files_beside_open_mpis_parameters_have_marks() -> None:
+    answer = looked(ProbeRequest(openmpi=("openmpi-mca-params.conf",)))
+    assert answer["openmpi"].startswith("/etc/openmpi")
+    assert answer["checksums"].keys() == {f"file {answer['openmpi']}/openmpi-mca-params.conf"}
+    assert looked(ProbeRequest())["openmpi"] == ""
+
+
 def test_of_a_block_only_its_own_lines_count(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     asked = ProbeRequest(blocks={str(hosts): ("# BEGIN", "# END")})

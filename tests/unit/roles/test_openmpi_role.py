@@ -1,0 +1,75 @@
+"""The role openmpi: it finds the Open MPI of each host in the package database."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.support.plays import program, run_tasks
+
+MODULE = "mpi/openmpi-x86_64"
+
+
+class Package(NamedTuple):
+    """A package of Open MPI: its prefix, the folder of its parameters, and other files that it lists."""
+
+    prefix: str
+    etc: str
+    more: tuple[str, ...] = ()
+
+
+# The files of Fedora's openmpi.spec, which EL builds, and of NVIDIA's package below its prefix.
+EL = Package("usr/lib64/openmpi", "etc/openmpi-x86_64", (f"usr/share/modulefiles/{MODULE}",))
+NVIDIA = Package("usr/mpi/gcc/openmpi-4.1.7rc1", "usr/mpi/gcc/openmpi-4.1.7rc1/etc")
+
+
+def configure(root: Path, package: Package, **variables: object) -> None:
+    """Play the role on a host with the package, whose files are in ``root``."""
+    (root / package.etc).mkdir(parents=True)
+    (root / package.prefix / "bin").mkdir(parents=True)
+    listed = (f"{package.prefix}/bin/ompi_info", f"{package.etc}/openmpi-mca-params.conf", *package.more)
+    program(root, "dpkg-query", "exit 127")
+    program(root, "rpm", "\n".join(f"echo {shlex.quote(str(root / path))}" for path in listed))
+    known = {
+        "openmpi_network": "10.0.0.0/24",
+        "openmpi_fabric": True,
+        "openmpi_yield_when_idle": False,
+        "openmpi_params_file": str(root / EL.etc / "openmpi-mca-params.conf"),
+        "openmpi_module": MODULE,
+        "openmpi_link": str(root / "link"),
+        "openmpi_job_profile": str(root / "profile.sh"),
+        "openmpi_launch_agent": str(root / "orted"),
+    }
+    done = run_tasks(root, "openmpi", "configure", **known | variables)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(("package", "loads"), [(EL, True), (NVIDIA, False)])
+def test_parameters_and_profile_follow_the_package(tmp_path: Path, package: Package, loads: bool) -> None:
+    configure(tmp_path, package)
+    params = tmp_path / package.etc / "openmpi-mca-params.conf"
+    assert "btl_tcp_if_include = 10.0.0.0/24" in params.read_text().splitlines()
+    assert (tmp_path / "link").readlink() == tmp_path / package.prefix
+    assert (f"module load {MODULE}" in (tmp_path / "profile.sh").read_text()) == loads
+
+
+def test_profile_puts_the_linked_prefix_before_the_users_paths(tmp_path: Path) -> None:
+    configure(tmp_path, NVIDIA)
+    lines = [line for line in (tmp_path / "profile.sh").read_text().splitlines() if "modules.sh" not in line]
+    script = "\n".join([*lines, 'echo "$PATH"', 'echo "$LD_LIBRARY_PATH"'])
+    environment = {"PATH": "/mine/bin", "LD_LIBRARY_PATH": "/mine/lib"}
+    done = subprocess.run(
+        ["/bin/bash", "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    link = tmp_path / "link"
+    assert done.stdout.splitlines() == [f"{link}/bin:/mine/bin", f"{link}/lib64:{link}/lib:/mine/lib"]
+
+
+def test_parameters_of_prrte_are_beside_those_of_the_package(tmp_path: Path) -> None:
+    configure(tmp_path, NVIDIA, openmpi_ssh="ssh -F config")
+    params = (tmp_path / NVIDIA.etc / "prte-mca-params.conf").read_text()
+    assert f"prte_launch_agent = {tmp_path}/orted" in params.splitlines()
