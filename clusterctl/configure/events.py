@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from clusterctl.errors import Failure
 from clusterctl.hosts.roles import role_hint
 from clusterctl.util.progress import HostStep
 
+# dnf's error if it can't read the index of a repository (RepoError, dnf/repo.py).
+_REPOSITORY: Final = re.compile(r"^Failed to download metadata for repo '([^']+)'", re.MULTILINE)
 # Maximum length of a module's message in an error.
 _TAIL = 1500
 
@@ -83,17 +86,18 @@ def failures_of(events: Iterable[Event]) -> tuple[Failure, ...]:
         task = result_of(event, {})
         if task is None or not task.failed:
             continue
-        data, unreachable = event["event_data"], task.how == Status.UNREACHABLE
-        failure = Failure(
-            code="unreachable" if unreachable else "configure",
-            cause=_cause(data.get("res", {})),
-            host=task.host,
-            phase=_task_name(data, " / "),
-            fix="check that the host is up" if unreachable else role_hint(data.get("role", "")),
-            retryable=unreachable,
-        )
-        failures.setdefault(task.host, failure)
+        failures.setdefault(task.host, _failure(task, event["event_data"]))
     return tuple(failures.values())
+
+
+def _failure(task: TaskResult, data: Mapping[str, Any]) -> Failure:
+    cause, where = _cause(data.get("res", {})), (task.host, _task_name(data, " / "))
+    if task.how == Status.UNREACHABLE:
+        return Failure("unreachable", cause, *where, "check that the host is up", retryable=True)
+    if match := _REPOSITORY.search(cause):
+        fix = f"make `sudo dnf makecache --repo={match[1]}` work on the host, or disable the repository"
+        return Failure("repository", cause, *where, fix)
+    return Failure("configure", cause, *where, role_hint(data.get("role", "")))
 
 
 def _cause(result: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ import shutil
 import socket
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -33,7 +34,8 @@ APT_HELPER = (
     "download-file",
 )
 # Prints URL and cause of the first required repository that dnf can't reach with its own configuration, after
-# four tries. A server that answers but lacks the file counts as reached.
+# four tries. A server that answers but lacks the file counts as reached. Arguments: seconds to connect, and
+# globs of repositories that are left out.
 DNF = """
 import dnf, sys
 base = dnf.Base()
@@ -41,6 +43,9 @@ base.conf.read()
 base.conf.substitutions.update_from_etc("/")
 base.conf.substitutions["releasever"] = dnf.rpm.detect_releasever("/") or ""
 base.read_all_repos()
+for pattern in sys.argv[2:]:
+    for one in base.repos.get_matching(pattern):
+        one.disable()
 for one in base.repos.iter_enabled():
     if not one.skip_if_unavailable:
         one.timeout = int(sys.argv[1])
@@ -63,14 +68,15 @@ def as_sudo() -> tuple[str, ...]:
     return () if "SUDO_UID" in os.environ or shutil.which("sudo") is None else ("sudo", "-n")
 
 
-def unreached_repositories() -> dict[str, str]:
+def unreached_repositories(left_out: Sequence[str]) -> dict[str, str]:
     """Return URL -> error of the package manager, for repositories that can't be reached.
 
     Only the first repository of each server is tried. The URL "" means that the host has no repositories.
+    left_out: globs of dnf's repositories that are not tried.
     """
     output = run(["apt-get", "--print-uris", "update"])
     if output is None and run(["apt-get", "--version"]) is None:
-        return first_of_servers(unreached_by_dnf())
+        return first_of_servers(unreached_by_dnf(left_out))
     urls = re.findall(r"^'(?!cdrom:)([^']+)'", output or "", re.MULTILINE)
     if not urls:
         return {"": "apt has no repository on the network"}
@@ -87,9 +93,9 @@ def first_of_servers(causes: dict[str, str]) -> dict[str, str]:
     return {url: causes[url] for url in url_by_server.values()}
 
 
-def unreached_by_dnf() -> dict[str, str]:
+def unreached_by_dnf(left_out: Sequence[str]) -> dict[str, str]:
     for python in ("/usr/libexec/platform-python", "/usr/bin/python3"):
-        listed = run([*as_sudo(), python, "-c", DNF, f"{CONNECT_S:g}"], REPOSITORY_S)
+        listed = run([*as_sudo(), python, "-c", DNF, f"{CONNECT_S:g}", *left_out], REPOSITORY_S)
         if listed is not None:
             return {url: cause for url, _, cause in (line.partition(" ") for line in listed.splitlines())}
     return {}
@@ -152,7 +158,7 @@ def main() -> None:
     with ThreadPoolExecutor(CONCURRENT) as pool:
         loses = pool.submit(loses_large_packets, request["ping"], request["mtu"]) if request["mtu"] else None
         server = pool.submit(refused, request["nfs"], request["nfs_port"]) if request["nfs"] else None
-        unreached = unreached_repositories() if request["repositories"] else {}
+        unreached = unreached_repositories(request["left_out"]) if request["repositories"] else {}
         answer = {
             "loses_large_packets": loses.result() if loses else False,
             "nfs": server.result() if server else "",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -61,6 +61,12 @@ def asked_packages(distribution: Distribution, software: Software) -> tuple[str,
 def packages_of(roles: Iterable[str], distribution: Distribution, software: Software) -> tuple[str, ...]:
     openhpc = software.slurm.origin == "openhpc"
     return tuple(sorted({name for role in roles for name in _names(role, distribution, openhpc=openhpc)}))
+
+
+def left_out_repositories() -> Sequence[str]:
+    """Return globs of dnf repositories from which Ansible's roles install nothing."""
+    defaults = read_table(data_folder("ansible") / "roles/packages/defaults/main.yml", dict[str, Any])
+    return list(defaults["packages_left_out"])
 
 
 def nvidia_stream(distribution: Distribution, software: Software) -> str | None:

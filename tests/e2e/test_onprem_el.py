@@ -73,6 +73,12 @@ name=DOCA Online Repo
 baseurl=https://linux.mellanox.com/public/repo/doca/2.10.0/rhel9.6/x86_64
 gpgkey=https://linux.mellanox.com/public/repo/doca/GPG-KEY-Mellanox.pub
 enabled=1"""
+# CIQ's repository, also on these images; here its server is away.
+CIQ = """\
+[ciq-sigcloud-next]
+name=CIQ SIG/Cloud Next
+baseurl=https://depot.ciq.com/public/download/ciq-sigcloud-next-9/ciq-sigcloud-next-9.x86_64
+enabled=1"""
 # The first is NVIDIA's, the second the distribution's: prefix and file of parameters.
 NVIDIA_MPI = ("/usr/mpi/gcc/openmpi-4.1.7rc1", "/usr/mpi/gcc/openmpi-4.1.7rc1/etc/openmpi-mca-params.conf")
 EL_MPI = ("/usr/lib64/openmpi", "/etc/openmpi-x86_64/openmpi-mca-params.conf")
@@ -132,11 +138,13 @@ def machines(no_residue: None) -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def before(machines: Lab) -> dict[str, str]:
-    """The traces of machines, of which the GPU host has NVIDIA's Open MPI."""
+    """The traces of machines with repositories of CIQ and NVIDIA. The GPU host has NVIDIA's Open MPI."""
     repos = "/etc/yum.repos.d"
-    host = machines.host("node2").inside
-    host.sh(f"cat >{repos}/doca.repo <<'EOF'\n{DOCA}\nEOF")
-    host.sh("dnf -q -y install openmpi rdma-core ucx >/dev/null")
+    for host in machines.hosts:
+        host.inside.sh(f"cat >{repos}/doca.repo <<'EOF'\n{DOCA}\nEOF")
+    machines.host("node2").inside.sh("dnf -q -y install openmpi rdma-core ucx >/dev/null")
+    for host in machines.hosts:
+        host.inside.sh(f"cat >{repos}/ciq-sigcloud-next.repo <<'EOF'\n{CIQ}\nEOF")
     return traces(machines)
 
 
@@ -269,6 +277,17 @@ def test_gpu_host_has_the_packages_and_a_note_about_its_reboot(rocky: Cluster) -
     (needed,) = (line for line in rocky.raised["shown"].splitlines() if "node reboot node2" in line)
     assert needed.startswith("note: node2: ")
     assert shows(needed, "reboot-needed")
+
+
+@pytest.mark.platform("stand-in", "doca")
+def test_repositories_of_other_suppliers_are_left_out(rocky: Cluster) -> None:
+    """Else the controller would get newer packages for RDMA, and `up` would fail with the server of one."""
+    asked = "rpm -q --qf '%{name}-%{version} ' ucx openmpi"
+    assert rocky.ssh("node1", asked).split() == ["ucx-1.17.0", "openmpi-4.1.1"]
+    assert rocky.ssh("node2", asked).split() == ["ucx-1.18.0", "openmpi-4.1.7rc1"]
+    assert rocky.ssh("node2", "rpm -q --qf '%{version}' rdma-core") == "2410mlnx54"
+    enabled = rocky.ssh("node1", "dnf repolist --quiet | cut -d' ' -f1")
+    assert {"ciq-sigcloud-next", "doca"} <= {*enabled.split()}
 
 
 @pytest.mark.platform("stand-in", "doca")

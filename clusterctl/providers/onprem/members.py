@@ -18,6 +18,7 @@ from clusterctl.hosts.checks import DoctorReport, Finding, RunAsRoot
 from clusterctl.hosts.pairs import NFS_PORT, Peer, StartOnHost, examine_ports, needed_ports, untested_findings
 from clusterctl.hosts.probe import START, HostFacts
 from clusterctl.hosts.roles import CLAIM, host_facts_request, requirements_of_hosts, role_files, role_packages
+from clusterctl.packages.os_packages import left_out_repositories
 from clusterctl.providers.base import address_of
 from clusterctl.providers.onprem.access import NO_LOGIN, SshHost, ssh_host
 from clusterctl.providers.onprem.login import Login, check_sudo, connect
@@ -330,6 +331,7 @@ def _request(check: _NetworkCheck, host: Host, facts: HostFacts) -> dict[str, ob
         "nfs": check.shared.server,
         "nfs_port": NFS_PORT,
         "folders": [check.shared.path] if check.shared.kind == "existing" else [],
+        "left_out": left_out_repositories(),
         "repositories": not (check.offline or set(packages) <= facts.packages),
     }
 

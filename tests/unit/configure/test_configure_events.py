@@ -55,6 +55,17 @@ def test_unreachable_hosts_can_be_tried_again() -> None:
     assert (failure.code, failure.retryable) == ("unreachable", True)
 
 
+def test_repository_that_dnf_can_not_read_is_named_in_the_fix() -> None:
+    """The message is Ansible's with dnf 4.14, for a repository whose server has no address."""
+    cause = (
+        "Failed to download metadata for repo 'site-updates': Cannot download repomd.xml: "
+        "Cannot download repodata/repomd.xml: All mirrors were tried"
+    )
+    (failure,) = failures_of([event("a", msg=cause, rc=1, results=[])])
+    assert (failure.code, failure.cause) == ("repository", cause)
+    assert "--repo=site-updates`" in failure.fix
+
+
 def test_a_long_cause_keeps_its_end() -> None:
     (failure,) = failures_of([event("a", msg="x" * 5000 + "the point")])
     assert failure.cause.endswith("the point")

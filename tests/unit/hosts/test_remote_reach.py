@@ -25,7 +25,14 @@ def test_a_service_must_be_there() -> None:
 
 
 def test_the_program_runs_as_it_is_sent() -> None:
-    request = {"nfs": "127.0.0.1", "nfs_port": 1, "folders": ["/nowhere"], "repositories": False, "mtu": 0}
+    request = {
+        "nfs": "127.0.0.1",
+        "nfs_port": 1,
+        "folders": ["/nowhere"],
+        "repositories": False,
+        "left_out": [],
+        "mtu": 0,
+    }
     argv = [sys.executable, "-I", "-S", "-", json.dumps(request)]
     program = remote_program("clusterctl.hosts.remote_reach")
     done = subprocess.run(argv, input=program, capture_output=True, text=True, check=True)
@@ -82,7 +89,7 @@ def test_apt_asks_each_mirror_and_one_that_answers_is_enough(
         return next((APT_ERROR.format(argv[-2], text) for url, text in said.items() if url in argv[-2]), "")
 
     monkeypatch.setattr(remote_reach, "run", run)
-    assert remote_reach.unreached_repositories() == ({uri: why} if why else {})
+    assert remote_reach.unreached_repositories([]) == ({uri: why} if why else {})
 
 
 @pytest.mark.skipif(not Path(remote_reach.APT_HELPER[0]).exists(), reason="this machine has no apt")
@@ -96,7 +103,7 @@ def test_apt_itself_says_why_it_reaches_no_server() -> None:
 def test_sources_that_apt_can_not_read_are_none(monkeypatch: pytest.MonkeyPatch, said: str | None) -> None:
     answers = {"--print-uris": said, "--version": "apt 3.0.3"}
     monkeypatch.setattr(remote_reach, "run", lambda argv, _=0.0: answers.get(argv[1]))
-    assert remote_reach.unreached_repositories() == {"": "apt has no repository on the network"}
+    assert remote_reach.unreached_repositories([]) == {"": "apt has no repository on the network"}
 
 
 @pytest.mark.parametrize("is_sudos", [True, False])
@@ -110,26 +117,30 @@ def test_package_manager_runs_with_the_environment_of_sudo(
     monkeypatch.setattr(remote_reach.shutil, "which", lambda _: "/usr/bin/sudo")
     ran: list[Sequence[str]] = []
     monkeypatch.setattr(remote_reach, "run", lambda argv, *_, **__: ran.append(argv))
-    remote_reach.unreached_repositories()
+    remote_reach.unreached_repositories([])
     assert {"sudo" in argv for argv in ran if "-c" in argv} == {not is_sudos}
 
 
 def test_dnf_says_which_repositories_it_does_not_reach(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a dnf that fails as librepo does; one that may be missing is not asked for."""
+    """By a dnf that fails as librepo does; those that may be missing and those left out are not asked for."""
     (tmp_path / "dnf.py").write_text(FAKE_DNF)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     done = subprocess.run(
-        [sys.executable, "-c", remote_reach.DNF, "3"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", remote_reach.DNF, "3", "ciq-*", "doca*"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     monkeypatch.setattr(
         remote_reach, "run", lambda argv, *_: done.stdout if remote_reach.DNF in argv else None
     )
-    assert [*remote_reach.unreached_repositories()] == ["http://a.dev/x/repodata/repomd.xml"]
+    assert [*remote_reach.unreached_repositories([])] == ["http://a.dev/x/repodata/repomd.xml"]
 
 
 FAKE_DNF = """
+from fnmatch import fnmatch
 from types import SimpleNamespace
 
 rpm = SimpleNamespace(detect_releasever=lambda root: "9")
@@ -137,10 +148,13 @@ rpm = SimpleNamespace(detect_releasever=lambda root: "9")
 
 def repo(name, skip=False, **urls):
     where = {"metalink": None, "mirrorlist": None, "baseurl": None, **urls}
-    return SimpleNamespace(name=name, skip_if_unavailable=skip, **where)
+    one = SimpleNamespace(name=name, skip_if_unavailable=skip, enabled=True, **where)
+    one.disable = lambda: setattr(one, "enabled", False)
+    return one
 
 
 ALL = [
+    repo("doca", baseurl=["http://a.dev/doca"]),
     repo("away", baseurl=["http://a.dev/x/"]),
     repo("lacks", baseurl=["http://b.dev/x"]),
     repo("there", metalink="http://there.dev/m"),
@@ -155,7 +169,10 @@ class Substitutions(dict):
 
 class Base:
     conf = SimpleNamespace(read=lambda: None, substitutions=Substitutions())
-    repos = SimpleNamespace(iter_enabled=lambda: ALL)
+    repos = SimpleNamespace(
+        iter_enabled=lambda: (one for one in ALL if one.enabled),
+        get_matching=lambda pattern: [one for one in ALL if fnmatch(one.name, pattern)],
+    )
 
     def read_all_repos(self):
         pass
