@@ -32,11 +32,9 @@ _SLURM: Final = frozenset({"slurmctld", "slurmd", "slurmdbd"})
 # systemd itself listens for clusterctl-fence.
 _DAEMONS: Final = _SLURM | {"munge", "mariadb"}
 _OUR_LISTENERS: Final = _SLURM | {"systemd"}
-_LOOPBACK: Final = "127."
 # Beginnings of normal fabric states of a card.
 _READY: Final = ("Completed, Success", "[", "N/A", "Not Supported")
-_MIG_NOW: Final = "mig.mode.current"
-_MIG_THEN: Final = "mig.mode.pending"
+_MIG_NOW, _MIG_THEN = "mig.mode.current", "mig.mode.pending"
 # Lowest PCI device number that NVIDIA's open kernel modules support.
 _TURING: Final = 0x1E00
 NO_CGROUPS: Final = "no-cgroups"
@@ -79,12 +77,11 @@ def check_hosts(
 ) -> tuple[Finding, ...]:
     """Return the problems of all hosts. ``leader``: the controller, which has the reference clock."""
     findings = [*_clocks(answers, leader), *_duplicates(answers), *_names(answers, expected)]
-    findings += admin_uid_findings(
-        {host: examined.facts.accounts for host, examined in answers.items()}, leader
-    )
+    accounts = {host: examined.facts.accounts for host, examined in answers.items()}
+    findings += admin_uid_findings(accounts, leader)
     for host, examined in answers.items():
         of_slurm = (_cgroups, _ports, _services_in_use, _daemons, _processes_left)
-        for check in (_system, _space, _gpus, _accounts, *of_slurm):
+        for check in (_system, _policies, _space, _gpus, _accounts, *of_slurm):
             findings += check(host, examined.facts, expected[host])
     order = {host: i for i, host in enumerate(expected)}
     return tuple(sorted(findings, key=lambda f: (order[f.host], f.level)))
@@ -108,6 +105,18 @@ def _system(host: str, facts: HostFacts, _: HostRequirements) -> Iterator[Findin
     if not system.systemd:
         cause = "process 1 is another program, and Slurm's daemons run as systemd units"
         yield Finding(host, "error", "systemd", "systemd does not run", cause, "boot the host with systemd")
+
+
+def _policies(host: str, facts: HostFacts, _: HostRequirements) -> Iterator[Finding]:
+    """Yield a finding for each security policy of the host under which `up` or jobs would fail."""
+    if facts.refuses_ed25519:
+        cause = "sshd accepts no ed25519 keys, as in FIPS mode, but the keys of clusterctl have this type"
+        fix = "use a host without FIPS mode; `sudo sshd -T | grep pubkeyaccepted` shows the accepted types"
+        yield Finding(host, "error", "ed25519-refused", "the host refuses clusterctl's SSH key", cause, fix)
+    if facts.fapolicyd:
+        cause = "fapolicyd refuses programs of no package: Ansible's modules, Python in /opt/clusterctl, jobs"
+        fix = "allow these in /etc/fapolicyd/rules.d, with a rule for dir=/opt/clusterctl/; or stop fapolicyd"
+        yield Finding(host, "error", "fapolicyd", "the host only runs programs of packages", cause, fix)
 
 
 def _space(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
@@ -154,14 +163,8 @@ def _gpus(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[F
         yield Finding(host, "error", "gpus-missing", "GPUs are missing", cause, fix)
     elif gpus.driver and len(gpus.shown) < gpus.cards:
         cause = f"nvidia-smi shows {len(gpus.shown)} of {gpus.cards} cards"
-        yield Finding(
-            host,
-            "warning",
-            "gpu-lost",
-            "a GPU does not answer",
-            cause,
-            "on the host, `dmesg | grep -i xid` shows the GPU's errors",
-        )
+        fix = "on the host, `dmesg | grep -i xid` shows the GPU's errors"
+        yield Finding(host, "warning", "gpu-lost", "a GPU does not answer", cause, fix)
     elif gpus.cards and not gpus.driver:
         yield from _unsuitable_driver(host, gpus, expected) or [_missing_driver(host, gpus, expected)]
     if gpus.driver:
@@ -302,9 +305,8 @@ def _services_in_use(host: str, facts: HostFacts, expected: HostRequirements) ->
     if facts.texts.get(CLAIM) or not expected.brings & {*_SLURM, "munge"}:
         return
     if daemons := sorted(facts.units & _SLURM):
-        cause = (
-            f"`up` would reconfigure {' and '.join(daemons)} of another cluster, and its jobs would be lost"
-        )
+        names = " and ".join(daemons)
+        cause = f"`up` would reconfigure {names} of another cluster, and its jobs would be lost"
         fix = f"run `systemctl disable --now {' '.join(daemons)}` there, or remove the host from the spec"
         yield Finding(host, "error", "slurm-in-use", "Slurm is already running on the host", cause, fix)
     elif "munge" in facts.units:
@@ -372,9 +374,8 @@ def _names(answers: Mapping[str, Examined], expected: Mapping[str, HostRequireme
     for host, examined in answers.items():
         for name, addresses in examined.facts.resolved.items():
             # On Debian, a host's own name is a loopback address.
-            is_loopback = name == host and all(address.startswith(_LOOPBACK) for address in addresses)
-            is_expected = name in expected
-            if is_expected and addresses and expected[name].address not in addresses and not is_loopback:
+            is_loopback = name == host and all(address.startswith("127.") for address in addresses)
+            if name in expected and addresses and expected[name].address not in addresses and not is_loopback:
                 spec_address = expected[name].address
                 cause = f"the host resolves {name} to {', '.join(addresses)}, but the spec has {spec_address}"
                 fix = "correct /etc/hosts on the host, the name server, or the address in the spec"

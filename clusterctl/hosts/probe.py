@@ -168,9 +168,10 @@ class HostFacts(_Answer):
     """The facts of a host that decide whether it can join a cluster.
 
     time: the host's clock (Unix time). mtus: address/prefix length -> MTU. cgroups: root can create control
-    groups. cgroup_plugin: Slurm, if installed, has the plugin for them. left: processes of jobs that have
-    ended ("PID COMMAND"). databases: MariaDB's, except system databases. files, packages: requested items
-    that exist. texts: requested file -> start of its text.
+    groups. cgroup_plugin: Slurm, if installed, has the plugin for them. refuses_ed25519: sshd refuses keys of
+    this type. fapolicyd: it refuses clusterctl's programs. left: processes of ended jobs ("PID COMMAND").
+    databases: MariaDB's, except system databases. files, packages: requested items that exist. texts:
+    requested file -> start of its text.
     """
 
     time: float
@@ -186,6 +187,8 @@ class HostFacts(_Answer):
     accounts: Mapping[str, int]
     groups: Mapping[str, int] = {}
     firewall: Firewall = Firewall()
+    refuses_ed25519: bool = False
+    fapolicyd: bool = False
     mtus: Mapping[str, int] = {}
     cgroups: bool = True
     cgroup_plugin: bool | None = None
@@ -209,10 +212,10 @@ class NodeAnswer(_Answer):
     checksums: Checksums
     space: tuple[Space, ...]
     cards: int
+    openmpi: str = ""
     cgroup_plugin: bool | None = None
     accounts: Mapping[str, int] = {}
     groups: Mapping[str, int] = {}
-    openmpi: str = ""
 
 
 class _ProbeAnswer(_Answer):
@@ -238,10 +241,10 @@ class HostReport:
     host: HostFacts | None = None
     accounts: Mapping[str, int] = field(default_factory=dict)
     groups: Mapping[str, int] = field(default_factory=dict)
+    openmpi: str = ""
 
 
 class StoppingError(TransportError):
-    openmpi: str = ""
     """The host answers, but is shutting down."""
 
     code = "host-stopping"

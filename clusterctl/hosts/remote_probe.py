@@ -56,6 +56,7 @@ RPM = 'command -v rpm && { rpm --query --whatprovides --queryformat= "$@"; true;
 # Debian, EL. NVIDIA's package for EL has the name of EL's package, but another prefix.
 OPENMPI_LIST, OPENMPI_RPM = "/var/lib/dpkg/info/openmpi-bin.list", ["rpm", "--query", "--list", "openmpi"]
 OPENMPI_PARAMS = "/openmpi-mca-params.conf"
+SSHD_SETTINGS, FAPOLICYD = ["/usr/sbin/sshd", "-T"], "/etc/fapolicyd"
 # Fields of /etc/passwd up to the uid.
 ROW = 3
 MISSING, UNKNOWN, TEXT = "missing", "no answer", 4096
@@ -257,6 +258,17 @@ def package_marks(names: Sequence[str]) -> Dict[str, str]:
     return {name: "not installed" if name in missing else "installed" for name in names}
 
 
+def policies() -> Dict[str, bool]:
+    """Return whether sshd refuses ed25519 keys (FIPS mode), and fapolicyd refuses clusterctl's programs."""
+    accepted = re.search(r"^pubkeyaccepted\w+ (.*)$", run(SSHD_SETTINGS) or "", re.MULTILINE)
+    settings, rules = (read(f"{FAPOLICYD}/{name}") for name in ("fapolicyd.conf", "compiled.rules"))
+    allows = re.search(r"^\s*permissive\s*=\s*1", settings, re.MULTILINE) or str(Path(FENCE).parent) in rules
+    return {
+        "refuses_ed25519": accepted is not None and "ssh-ed25519" not in accepted.group(1).split(","),
+        "fapolicyd": not allows and run(["systemctl", "is-active", "--quiet", "fapolicyd"]) is not None,
+    }
+
+
 def openmpi_folder() -> str:
     """Return the folder of Open MPI's parameters, as the package database lists it; "" without Open MPI."""
     lines = (read(OPENMPI_LIST) or run(OPENMPI_RPM) or "").splitlines()
@@ -442,6 +454,7 @@ def host_facts(request: Dict[str, Any]) -> Dict[str, Any]:
         "listeners": listeners(set(request["ports"])),
         "selinux": {"1": "enforcing", "0": "permissive"}.get(read(SELINUX).strip(), "disabled"),
         "firewall": firewall(),
+        **policies(),
         "units": [n for n, mark in unit_marks(units).items() if mark.startswith("running")],
         "gpus": gpus(),
         "cgroups": any(os.access(path, os.W_OK) for path in CGROUPS),

@@ -89,6 +89,57 @@ def test_files_beside_open_mpis_parameters_have_marks() -> None:
     assert looked(ProbeRequest())["openmpi"] == ""
 
 
+@pytest.mark.platform("stand-in", "host-policies")
+@pytest.mark.parametrize(
+    ("accepted", "refuses"),
+    [
+        ("pubkeyacceptedalgorithms ecdsa-sha2-nistp256,rsa-sha2-256", True),
+        ("pubkeyacceptedalgorithms ssh-ed25519-cert-v01@openssh.com,rsa-sha2-256", True),
+        ("pubkeyacceptedalgorithms rsa-sha2-256,ssh-ed25519", False),
+        ("pubkeyacceptedkeytypes ssh-ed25519", False),
+        ("", False),
+    ],
+)
+def test_sshd_is_asked_whether_it_accepts_ed25519_keys(
+    accepted: str, refuses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host's policy of cryptography can refuse them without FIPS mode in the kernel."""
+    monkeypatch.setattr(remote_probe, "SSHD_SETTINGS", ["echo", f"port 22\n{accepted}"])
+    assert remote_probe.policies()["refuses_ed25519"] is refuses
+
+
+# The default rules of fapolicyd on EL 9 that concern programs: only programs of the trust database, which has
+# the files of packages, may run, and only its scripts may be read.
+# https://docs.oracle.com/en/operating-systems/oracle-linux/9/fapolicyd/fapolicyd-managing_policies.html
+FAPOLICYD_RULES = """\
+allow perm=execute all : trust=1
+allow perm=open all : ftype=%languages trust=1
+deny_audit perm=any all : ftype=%languages
+deny_audit perm=execute all : all
+"""
+ALLOWED = "allow perm=any all : dir=/opt/clusterctl/\n"
+
+
+@pytest.mark.platform("stand-in", "host-policies")
+@pytest.mark.parametrize(
+    ("active", "settings", "rules", "refuses"),
+    [
+        (True, "permissive = 0\n", FAPOLICYD_RULES, True),
+        (True, "permissive = 1\n", FAPOLICYD_RULES, False),
+        (True, "permissive = 0\n", ALLOWED + FAPOLICYD_RULES, False),
+        (False, "permissive = 0\n", FAPOLICYD_RULES, False),
+    ],
+)
+def test_fapolicyd_refuses_programs_unless_rules_allow_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, active: bool, settings: str, rules: str, refuses: bool
+) -> None:
+    (tmp_path / "fapolicyd.conf").write_text(settings)
+    (tmp_path / "compiled.rules").write_text(rules)
+    monkeypatch.setattr(remote_probe, "FAPOLICYD", str(tmp_path))
+    monkeypatch.setattr(remote_probe, "run", lambda argv: "" if active and "systemctl" in argv else None)
+    assert remote_probe.policies()["fapolicyd"] is refuses
+
+
 def test_of_a_block_only_its_own_lines_count(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     asked = ProbeRequest(blocks={str(hosts): ("# BEGIN", "# END")})
