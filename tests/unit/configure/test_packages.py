@@ -164,6 +164,24 @@ def modules(tasks: list[dict[str, Any]]) -> Iterator[tuple[str, Any]]:
         yield from ((name, said) for name, said in task.items() if "." in name)
 
 
+def test_each_use_of_dnf_leaves_other_suppliers_out() -> None:
+    """Repositories that match no glob are none to dnf and to Ansible's module (`repos.get_matching`)."""
+    uses = [
+        (module, arguments)
+        for path in sorted(ROLES.glob("*/tasks/*.yml"))
+        for module, arguments in modules(yaml.safe_load(path.read_text()) or [])
+        if module == "ansible.builtin.dnf"
+        or (isinstance(arguments, dict) and "dnf" in arguments.get("argv", ()))
+    ]
+    left_out = {"ansible.builtin.dnf": "{{ packages_left_out }}"}
+    assert len(uses) == 2
+    for module, arguments in uses:
+        if module in left_out:
+            assert arguments["disablerepo"] == left_out[module]
+        else:
+            assert "--disablerepo={{ packages_left_out | join(',') }}" in arguments["argv"]
+
+
 def waits(task: tuple[str, Any], before: tuple[str, Any] | None) -> bool:
     """Whether a task that takes a lock of apt or dnf waits for another process that has it."""
     module, said = task
