@@ -177,20 +177,24 @@ def test_rhel_at_google_with_slurm_of_a_repository(
     """CodeReady Builder is RHUI's. The repository that has Slurm is EPEL's, by another name."""
     epel = {"url": f"{EPEL}/9/Everything/x86_64/"}
     slurm = {"from": epel["url"], "key": f"{EPEL}/RPM-GPG-KEY-EPEL-9"}
-    with lab("el", 2, shared="/shared") as machines:
-        for host in machines.hosts:
-            host.inside.sh(AS_RHEL)
-        text = machines.spec(cluster_name, software={"slurm": slurm, "mirrors": {"epel": epel}})
+    with lab("el", 1) as machines:
+        machines.host("node1").inside.sh(AS_RHEL)
+        text = machines.spec(
+            cluster_name,
+            controller="node1",
+            partitions={"train": "node1"},
+            provider={"shared": {}},
+            software={"slurm": slurm, "mirrors": {"epel": epel}},
+        )
         with raised(machines, cluster_name, text, clusterctl.home, tmp_path) as cluster:
-            for node in ("node1", "node2"):
-                enabled = cluster.ssh(node, "dnf -q repolist --enabled").split()
-                assert [word for word in enabled if "codeready" in word] == [f"{CODEREADY}-rpms"]
-                assert {"epel", "clusterctl-slurm"} < {*enabled}
-                installed = cluster.ssh(node, "dnf -q list --installed slurm munge").splitlines()
-                assert installed[-1].split()[0::2] == ["slurm.x86_64", "@clusterctl-slurm"]
+            enabled = cluster.ssh("node1", "dnf -q repolist --enabled").split()
+            assert [word for word in enabled if "codeready" in word] == [f"{CODEREADY}-rpms"]
+            assert {"epel", "clusterctl-slurm"} < {*enabled}
+            installed = cluster.ssh("node1", "dnf -q list --installed slurm munge").splitlines()
+            assert installed[-1].split()[0::2] == ["slurm.x86_64", "@clusterctl-slurm"]
             assert not shows(" ".join(cluster.raised["notes"]), "slurm-vulnerable")
-            trained(cluster, ["node2"])
-            assert play(cluster).rsplit("PLAY RECAP", 1)[1].count("changed=0") == 2
+            trained(cluster, ["node1"])
+            assert "changed=0" in play(cluster).rsplit("PLAY RECAP", 1)[1]
 
 
 @pytest.mark.parametrize(
