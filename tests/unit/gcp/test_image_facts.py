@@ -7,6 +7,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from clusterctl.hosts import probe
 from clusterctl.providers.gcp import api
 from clusterctl.spec.gcp_nodes import GPU_IMAGE, PLAIN_IMAGE
 from clusterctl.util.assets import data_folder
+from tests.support.el.packages import packages
 from tests.support.google import guest_agent
 from tests.support.processes import ROOT
 from tests.unit.gcp.recorded import demo
@@ -88,6 +90,13 @@ def test_new_hosts_are_awaited_for_longer_than_a_boot() -> None:
 def test_the_stand_in_of_the_agent_has_its_groups() -> None:
     """All that it makes of accounts: tests/e2e/test_guest_agent.py."""
     assert ",".join(guest_agent.GROUPS) == BY_ID["groups"].value
+
+
+def test_the_el_shaped_machine_has_nvidias_open_mpi_there() -> None:
+    (package,) = (one for one in packages() if (one.repo, one.name) == ("doca", "openmpi"))
+    (place,) = (text.partition(" -> ")[2] for text in package.holds.files if "/bin/" in text)
+    assert fnmatch(place, f"{BY_ID['open-mpi'].value}/bin/")
+    assert ("doca", BY_ID["rdma"].value) in {(one.repo, one.name) for one in packages()}
 
 
 def test_no_interface_is_known_by_name() -> None:
