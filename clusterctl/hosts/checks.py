@@ -376,8 +376,7 @@ def _names(answers: Mapping[str, Examined], expected: Mapping[str, HostRequireme
             # On Debian, a host's own name is a loopback address.
             is_loopback = name == host and all(address.startswith("127.") for address in addresses)
             if name in expected and addresses and expected[name].address not in addresses and not is_loopback:
-                spec_address = expected[name].address
-                cause = f"the host resolves {name} to {', '.join(addresses)}, but the spec has {spec_address}"
+                cause = f"{name} is {expected[name].address} in the spec, {', '.join(addresses)} on the host"
                 fix = "correct /etc/hosts on the host, the name server, or the address in the spec"
                 yield Finding(host, "warning", "name", "a host name resolves to a wrong address", cause, fix)
 

@@ -343,10 +343,8 @@ AWAY_S = 5.0
 _MAX_PARALLEL = 32
 _ANSWER_S = 60.0
 _PAUSE_S = 0.1
-# From 9.8 on, sshd blocks clients that retry too often (PerSourcePenalties).
+# IAP, and sshd from 9.8 on (PerSourcePenalties), block clients that retry too often.
 _REFUSED_PAUSE_S = 5.0
-# Each try starts the program that carries the connection, and IAP refuses logins that try too often.
-_TUNNEL_PAUSE_S = 5.0
 # How long Google may need to know a new host, a new grant or a new firewall rule, and sshd to start.
 GRACE_S = 60.0
 
@@ -422,15 +420,10 @@ def reports_of(hosts: Iterable[str], answers: Iterable[HostAnswer]) -> Mapping[s
         is_explained = isinstance(error, TunnelError | TunnelRefusedError)
         if is_explained and len({(failure.cause, failure.fix) for failure in failures}) == 1:
             # The tunnel that all hosts share is broken.
-            raise TransportError(
-                problem, code="hosts-unreachable", why=error.why, fix=error.fix, failures=failures
-            )
-        raise TransportError.of_hosts(
-            problem,
-            failures,
-            code="hosts-unreachable",
-            fix="check the connection with `clusterctl ssh --admin HOST`, then run `clusterctl up` again",
-        )
+            why, fix = error.why, error.fix
+            raise TransportError(problem, code="hosts-unreachable", why=why, fix=fix, failures=failures)
+        fix = "check the connection with `clusterctl ssh --admin HOST`, then run `clusterctl up` again"
+        raise TransportError.of_hosts(problem, failures, code="hosts-unreachable", fix=fix)
     return {host: result for host, result in results.items() if isinstance(result, HostReport)}
 
 
@@ -462,7 +455,7 @@ class _Patience:
             may_help = isinstance(answer, TunnelError)
             if self.new and answer.has_grace:
                 may_help = time.monotonic() - self._since < GRACE_S
-            return _TUNNEL_PAUSE_S if may_help else None
+            return _REFUSED_PAUSE_S if may_help else None
         self._since = time.monotonic()
         # The host may be booting or about to boot.
         if isinstance(answer, UnreachableError | StoppingError):

@@ -115,9 +115,8 @@ class Project:
                 special = next((one for end, one in self.has.items() if path.endswith(end)), {})
                 if special is None:
                     raise RefusedError(404, f"The resource '{path}' was not found", "notFound")
-                said = _FOUND[method] | special
-                if method == "compute.machineTypes.get":
-                    said = _machine_type(name) | special
+                of_type = _machine_type(name) if method == "compute.machineTypes.get" else {}
+                said = _FOUND[method] | of_type | special
             case _:
                 return NotImplemented
         return (

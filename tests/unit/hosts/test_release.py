@@ -122,7 +122,7 @@ def test_refused_tunnel_of_a_new_host_has_a_minute(
     workspace: Workspace,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name, value in {"_TUNNEL_PAUSE_S": 0.0, "_REFUSED_PAUSE_S": 0.0, "GRACE_S": grace_s}.items():
+    for name, value in {"_REFUSED_PAUSE_S": 0.0, "GRACE_S": grace_s}.items():
         monkeypatch.setattr(probe, name, value)
     late = ScriptedTransport([*(Step(ASKED, error=error) for error in errors), *says("debian-12").left])
     before = len(late.left)
@@ -133,7 +133,7 @@ def test_refused_tunnel_of_a_new_host_has_a_minute(
 
 def test_refused_tunnel_of_a_known_host_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """4047 and 4003 are waited for, because `up` starts a host that is switched off."""
-    monkeypatch.setattr(probe, "_TUNNEL_PAUSE_S", 0.0)
+    monkeypatch.setattr(probe, "_REFUSED_PAUSE_S", 0.0)
     refusing = ScriptedTransport(
         [Step(ASKED, error=in_grace(TunnelRefusedError("4033"))), *says("debian-12").left]
     )
