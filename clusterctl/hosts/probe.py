@@ -420,8 +420,8 @@ def reports_of(hosts: Iterable[str], answers: Iterable[HostAnswer]) -> Mapping[s
         is_explained = isinstance(error, TunnelError | TunnelRefusedError)
         if is_explained and len({(failure.cause, failure.fix) for failure in failures}) == 1:
             # The tunnel that all hosts share is broken.
-            why, fix = error.why, error.fix
-            raise TransportError(problem, code="hosts-unreachable", why=why, fix=fix, failures=failures)
+            texts = {"why": error.why, "fix": error.fix}
+            raise TransportError(problem, code="hosts-unreachable", failures=failures, **texts)
         fix = "check the connection with `clusterctl ssh --admin HOST`, then run `clusterctl up` again"
         raise TransportError.of_hosts(problem, failures, code="hosts-unreachable", fix=fix)
     return {host: result for host, result in results.items() if isinstance(result, HostReport)}
