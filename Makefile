@@ -24,7 +24,7 @@ test-support:  ## The tests of the tests: of tests/support and scripts
 	$(DEV)
 	@.venv/bin/python scripts/run_tests.py $@
 
-test-peers:  ## The test suites of mpi4py and submitit as jobs on a real cluster; from the package index
+test-peers:  ## Suites and workflows of other programs as jobs on a real cluster; from the package index
 	$(DEV)
 	@.venv/bin/python scripts/run_tests.py $@
 

@@ -22,7 +22,6 @@ GROUPS = {
         "test_rehearse.py",
         "test_shell.py",
         "test_failures.py",
-        "test_peers.py",
     ),
     "life": ("test_convergence.py", "test_storage.py"),
     "person": ("test_ordinary_user.py", "test_manual.py"),
