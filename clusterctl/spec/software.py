@@ -135,8 +135,8 @@ class Software(Model):
     ] = Field(SlurmSource(), description="the source of Slurm's packages")
     packages: tuple[Annotated[str, PATTERNS["package"]], ...] = Field(
         (),
-        description="more packages of the distribution on all hosts, such as git; local nodes have them in "
-        "their image, so a change needs `down` and `up`",
+        description="more packages of the distribution on all hosts, such as git; `up` installs those that "
+        "are added later",
     )
     mirrors: Mirrors = Field(Mirrors(), description="mirrors of package repositories")
     python: PythonSettings = Field(PythonSettings(), description="the Python environment of jobs")

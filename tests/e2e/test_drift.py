@@ -411,6 +411,22 @@ def test_a_uid_does_not_pass_to_another_user(one: Cluster) -> None:
     one.spec.write_text(text)
 
 
+def test_up_installs_packages_that_the_spec_gained(one: Cluster) -> None:
+    """The nodes have no network of their own; the job goes on."""
+    text, slurmd = one.spec.read_text(), daemons(one, 1)
+    ask = "command -v tree; ls /etc/resolv.conf /etc/apt/apt.conf.d/99bake 2>/dev/null; ls /var/lib/apt/lists"
+    one.spec.write_text(f"{text}software: {{packages: [tree]}}\n")
+    one("up")
+    for host in (ctl(one), node(one, 1)):
+        assert one.ssh(host, ask, rc=None) == "/usr/bin/tree\n"
+    assert daemons(one, 1) == slurmd
+    one.spec.write_text(f"{text}software: {{packages: [no-such-package]}}\n")
+    refused = failure(one.json("up", rc=1))
+    assert refused["code"] == "machine-command-failed"
+    assert "no-such-package" in refused["cause"]
+    one.spec.write_text(text)
+
+
 def test_up_refuses_another_slurm_release_before_changes(one: Cluster) -> None:
     """`up` upgrades no Slurm in place, not under --force either."""
     text, applied, slurmd = one.spec.read_text(), one.workspace / "spec.yaml", daemons(one, 1)

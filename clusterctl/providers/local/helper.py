@@ -180,8 +180,9 @@ def up(message: dict[str, Any]) -> dict[str, Any]:
         state = _load_state(request)
         lower = image.layers(state.image)
         notes = _prepare_this_machine(request, state)
+        requested = request.image if request.packages == state.packages else state.image
         notes += tuple(
-            state.notes_on_kept_settings(request.subnet, request.image, request.distribution, request.slurm)
+            state.notes_on_kept_settings(request.subnet, requested, request.distribution, request.slurm)
         )
         recreated, removed = _remove_nodes(request, state)
         notes += (f"recreated: {', '.join(recreated)}",) if recreated else ()
@@ -189,7 +190,9 @@ def up(message: dict[str, Any]) -> dict[str, Any]:
         facts = state.model_dump(include={"subnet", "distribution", "slurm"})
         answer = layout.MadeCluster(nodes=(), removed=removed, notes=notes, **facts)
         nodes = _start_nodes(request, state, answer, lower)
-    return answer.model_copy(update={"nodes": nodes}).model_dump(mode="json")
+    if more := sorted({*request.packages} - {*state.packages}):
+        notes += image.install_packages(state.hosts, more)
+    return answer.model_copy(update={"nodes": nodes, "notes": notes}).model_dump(mode="json")
 
 
 def _prepare_this_machine(request: layout.ClusterRequest, state: layout.ClusterState) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -24,11 +24,13 @@ from pydantic import BaseModel
 
 from clusterctl.errors import LockedError, ProvisionError
 from clusterctl.providers.local import layout, machine, system
+from clusterctl.providers.local.processes import first_process
 from clusterctl.providers.local.system import TOOL_ENV, run
 from clusterctl.spec.common import ADMIN_ID
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.state.workspace import hold
 from clusterctl.util.assets import digest, read_table
+from clusterctl.util.process import parallel_map
 
 DEFAULT_MIRROR = "http://deb.debian.org/debian"
 
@@ -51,6 +53,7 @@ class Base(BaseModel):
 
 
 _FURNISH = Path(__file__).with_name("data") / "furnish.sh"
+_INSTALL = Path(__file__).with_name("data") / "install.sh"
 _BASES = read_table(Path(__file__).with_name("data") / "images.toml", dict[str, Base])
 DEBIAN, REDHAT = _BASES["debian"], _BASES["redhat"]
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
@@ -210,6 +213,26 @@ def baking(request: layout.BakeRequest) -> AbstractContextManager[tuple[int, str
     """Create a new image, which answers SSH while the body runs. Yield its SSH port and host key."""
     base = build_base(request)
     return _baked_over((base,), image_dir(request.key), request.base_key, request.admin_key)
+
+
+def install_packages(hosts: Mapping[str, str], packages: Sequence[str]) -> tuple[str, ...]:
+    """Install missing packages in running nodes, which reach the mirrors through this machine's network.
+
+    hosts: machine name -> node name. Return a note for each node with the packages that were installed.
+    """
+    settings = f"{apt_proxy()}\n{Path('/etc/resolv.conf').read_text()}"
+    action = f"installing {', '.join(packages)}"
+    fix = "correct `software.packages` in the spec, or check that this machine reaches the package mirror"
+
+    def install(name: str) -> str:
+        # Not in the network namespace of the node, which has no route to the mirrors.
+        inside = ["nsenter", f"--target={first_process(name)}", "--mount", "--pid", "--uts", "--ipc"]
+        argv = [*inside, "sh", "-c", _INSTALL.read_text(), "sh", *packages]
+        return run(argv, stdin=settings, action=action, where=hosts[name], fix=fix).strip()
+
+    system.progress(f"installing packages in the nodes: {', '.join(packages)}")
+    installed = zip(hosts.values(), parallel_map([*hosts], install), strict=True)
+    return tuple(f"installed on {host}: {names}" for host, names in installed if names)
 
 
 def class_key(image_key: str, inputs: str) -> str:

@@ -14,7 +14,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from clusterctl.spec.base import Url
+from clusterctl.spec.base import PATTERNS, Url
 from clusterctl.spec.common import LEAST_DISK_MIB, UnixName
 from clusterctl.spec.models import MAX_LOCAL_HOSTS
 
@@ -28,6 +28,7 @@ HostName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,62}$")]
 ImageKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
 SlurmRelease = Annotated[str, StringConstraints(pattern=r"^[0-9]{2}\.[0-9]{2}$")]
 Release = Annotated[str, StringConstraints(pattern=r"^[a-z]{1,20}-[0-9]{1,3}$")]
+Package = Annotated[str, PATTERNS["package"]]
 AdminKey = Annotated[str, StringConstraints(pattern=r"^ssh-ed25519 [A-Za-z0-9+/=]+( [\w@.-]+)?$")]
 
 
@@ -110,9 +111,13 @@ class _OfCluster(BaseModel):
 
 
 class _Installed(_OfCluster):
-    """A cluster with its image and release of Slurm. ``keep_storage``: whether `down` keeps /shared."""
+    """A cluster with its image and release of Slurm. ``keep_storage``: whether `down` keeps /shared.
+
+    packages: the spec's packages: those of the request, or those in the image that the nodes started from.
+    """
 
     image: ImageKey
+    packages: tuple[Package, ...] = ()
     slurm: SlurmRelease | None = None
     keep_storage: bool = False
 

@@ -173,7 +173,7 @@ class LocalProvider(Provider):
                 fix=f'write slurm: {{version: "{slurm}"}}; or {_DOWN_AND_UP}',
             )
         new_slurm = _slurm_of_new_nodes(self._settings, spec)
-        image = image_keys(self._settings, new_slurm, spec.software.packages)[1]
+        image = image_keys(self._settings, new_slurm, state.packages)[1]
         return tuple(
             state.notes_on_kept_settings(self._settings.subnet, image, self._settings.release, new_slurm)
         )
@@ -229,6 +229,7 @@ class LocalProvider(Provider):
             owner=os.getuid(),
             workspace=str(workspace.root),
             image=image.key,
+            packages=spec.software.packages,
             distribution=image.distribution,
             slurm=_slurm_of_new_nodes(self._settings, spec),
             admin_key=image.admin_key,

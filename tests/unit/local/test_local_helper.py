@@ -133,3 +133,26 @@ def test_up_notes_settings_that_existing_nodes_ignore(
     network, older = helper.up(asked)["notes"]
     assert "10.9.8.0/24" in network
     assert "older image" in older
+    # With other packages, another image is no newer one.
+    monkeypatch.setattr(image, "install_packages", lambda *request: (repr(request),))
+    notes = helper.up(asked | {"packages": ["git"]})["notes"]
+    assert notes[0] == network
+    assert notes[1:] == [repr(({layout.machine_name(state.id, 1): "d-ctl"}, ["git"]))]
+
+
+def test_packages_are_installed_without_secrets_in_argv(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[list[str], str]] = []
+
+    def run(argv: list[str], *, stdin: str, **_: object) -> str:
+        ran.append((argv, stdin))
+        return "git\n" if "--target=7" in argv else ""
+
+    monkeypatch.setattr(image, "run", run)
+    monkeypatch.setattr(image, "apt_proxy", lambda: 'Acquire::http::Proxy "http://me:secret@proxy";')
+    monkeypatch.setattr(image, "first_process", {"m1": 7, "m2": 8}.get)
+    assert image.install_packages({"m1": "d-ctl", "m2": "d-train-1"}, ["git"]) == ("installed on d-ctl: git",)
+    assert len(ran) == 2
+    for argv, stdin in ran:
+        assert argv[-1] == "git"
+        assert "secret" not in " ".join(argv)
+        assert "secret@proxy" in stdin.splitlines()[0]

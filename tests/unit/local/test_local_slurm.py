@@ -99,6 +99,17 @@ def test_a_release_that_nodes_have_is_kept(
     assert ("older image" in notes) == (asked == "26.05")
 
 
+@pytest.mark.parametrize(("older", "noted"), [(False, False), (True, True)])
+def test_the_image_of_nodes_is_no_older_one_for_other_packages(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, *, older: bool, noted: bool
+) -> None:
+    """`up` installs packages that the spec gained, and keeps packages that it lost."""
+    packages = ("git",)
+    key = "1" * 16 if older else image_keys(SETTINGS, "24.11", packages)[1]
+    notes = plan(workspace, monkeypatch, None, slurm="24.11", packages=packages, image=key)
+    assert ("older image" in notes) == noted
+
+
 @pytest.mark.parametrize(("has", "told"), [("24.11", ("", True)), ("26.05", ("26.05", False))])
 def test_the_inventory_tells_the_slurm_of_the_nodes(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, has: str, told: tuple[str, bool]
