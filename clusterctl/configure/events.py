@@ -14,7 +14,7 @@ from clusterctl.hosts.roles import role_hint
 from clusterctl.util.progress import HostStep
 
 # dnf's error if it can't read the index of a repository (RepoError, dnf/repo.py).
-_REPOSITORY: Final = re.compile(r"^Failed to download metadata for repo '([^']+)'", re.MULTILINE)
+_REPOSITORY: Final = re.compile(r"^(?:Error: )?Failed to download metadata for repo '([^']+)'", re.MULTILINE)
 # Maximum length of a module's message in an error.
 _TAIL = 1500
 
