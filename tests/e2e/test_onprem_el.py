@@ -73,6 +73,15 @@ name=DOCA Online Repo
 baseurl=https://linux.mellanox.com/public/repo/doca/2.10.0/rhel9.6/x86_64
 gpgkey=https://linux.mellanox.com/public/repo/doca/GPG-KEY-Mellanox.pub
 enabled=1"""
+# CIQ's repository, also on these images; here its server is away.
+CIQ = """\
+[ciq-sigcloud-next]
+name=CIQ SIG/Cloud Next
+baseurl=https://depot.ciq.com/public/download/ciq-sigcloud-next-9/ciq-sigcloud-next-9.x86_64
+enabled=1"""
+# The first is NVIDIA's, the second the distribution's: prefix and file of parameters.
+NVIDIA_MPI = ("/usr/mpi/gcc/openmpi-4.1.7rc1", "/usr/mpi/gcc/openmpi-4.1.7rc1/etc/openmpi-mca-params.conf")
+EL_MPI = ("/usr/lib64/openmpi", "/etc/openmpi-x86_64/openmpi-mca-params.conf")
 # A firewall that answers nothing: neither to the machine itself, of one address, nor to the others.
 SHUT = """\
 table ip lab {
@@ -129,11 +138,13 @@ def machines(no_residue: None) -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def before(machines: Lab) -> dict[str, str]:
-    """The traces of machines, of which the GPU host has NVIDIA's Open MPI."""
+    """The traces of machines with repositories of CIQ and NVIDIA. The GPU host has NVIDIA's Open MPI."""
     repos = "/etc/yum.repos.d"
-    host = machines.host("node2").inside
-    host.sh(f"cat >{repos}/doca.repo <<'EOF'\n{DOCA}\nEOF")
-    host.sh("dnf -q -y install openmpi rdma-core ucx >/dev/null")
+    for host in machines.hosts:
+        host.inside.sh(f"cat >{repos}/doca.repo <<'EOF'\n{DOCA}\nEOF")
+    machines.host("node2").inside.sh("dnf -q -y install openmpi rdma-core ucx >/dev/null")
+    for host in machines.hosts:
+        host.inside.sh(f"cat >{repos}/ciq-sigcloud-next.repo <<'EOF'\n{CIQ}\nEOF")
     return traces(machines)
 
 
@@ -216,7 +227,6 @@ def test_the_first_day_is_planned_as_its_page_shows(
         as_shown(clusterctl("-f", spec, verb), f"clusterctl {verb}", "lab")
 
 
-@pytest.mark.platform("stand-in", "doca")
 def test_it_is_up_with_the_distributions_own_packages(rocky: Cluster) -> None:
     assert rocky.json("status")["ready"]
     assert rocky.ssh("node2", "rpm -q --qf '%{name} ' slurm-slurmd openmpi") == "slurm-slurmd openmpi "
@@ -267,6 +277,50 @@ def test_gpu_host_has_the_packages_and_a_note_about_its_reboot(rocky: Cluster) -
     (needed,) = (line for line in rocky.raised["shown"].splitlines() if "node reboot node2" in line)
     assert needed.startswith("note: node2: ")
     assert shows(needed, "reboot-needed")
+
+
+@pytest.mark.platform("stand-in", "doca")
+def test_repositories_of_other_suppliers_are_left_out(rocky: Cluster) -> None:
+    """Else the controller would get newer packages for RDMA, and `up` would fail with the server of one."""
+    asked = "rpm -q --qf '%{name}-%{version} ' ucx openmpi"
+    assert rocky.ssh("node1", asked).split() == ["ucx-1.17.0", "openmpi-4.1.1"]
+    assert rocky.ssh("node2", asked).split() == ["ucx-1.18.0", "openmpi-4.1.7rc1"]
+    assert rocky.ssh("node2", "rpm -q --qf '%{version}' rdma-core") == "2410mlnx54"
+    enabled = rocky.ssh("node1", "dnf repolist --quiet | cut -d' ' -f1")
+    assert {"ciq-sigcloud-next", "doca"} <= {*enabled.split()}
+
+
+@pytest.mark.platform("stand-in", "doca")
+def test_open_mpi_of_each_package_reads_the_clusters_parameters(rocky: Cluster) -> None:
+    """The GPU host has NVIDIA's package, which has the distribution's name and another prefix."""
+    for node, version, (prefix, params) in (("node1", "4.1.1", EL_MPI), ("node2", "4.1.7rc1", NVIDIA_MPI)):
+        assert rocky.ssh(node, "rpm -q --qf %{version} openmpi") == version
+        profile = ". /opt/clusterctl/job-profile.sh"
+        assert (
+            rocky.ssh(node, f"{profile}; readlink -f $(command -v mpirun)").strip() == f"{prefix}/bin/orterun"
+        )
+        shown = rocky.ssh(node, f"{profile}; ompi_info --parsable --all | grep :btl_tcp_if_include:source:")
+        assert ":file (/etc/openmpi/openmpi-mca-params.conf:" in shown
+        assert rocky.ssh(node, "readlink -f /etc/openmpi/openmpi-mca-params.conf").strip() == params
+        assert "btl_tcp_if_include = " in rocky.ssh(node, f"cat {params}")
+
+
+@pytest.mark.platform("stand-in", "doca")
+@pytest.mark.parametrize("launcher", ["srun", "mpirun"])
+def test_jobs_span_hosts_with_different_open_mpi_packages(rocky: Cluster, launcher: str) -> None:
+    """The ranks on the GPU host get the environment of the job's first host."""
+    done = rocky.json("submit", "probe", "--nodes", "2", "--launcher", launcher, "--wait")
+    assert done["state"] == "COMPLETED", done
+
+
+@pytest.mark.platform("stand-in", "doca")
+def test_changed_parameters_of_nvidias_open_mpi_are_restored(rocky: Cluster) -> None:
+    _, params = NVIDIA_MPI
+    for spoil, told in ((f"sed -i d {params}", "was changed"), (f"rm {params}", "was missing")):
+        rocky.ssh("node2", f"sudo {spoil}")
+        restored = {"host": "node2", "what": f"{params} {told}", "action": "restored"}
+        assert restored in rocky.json("up")["repaired"]
+        assert "btl_tcp_if_include = " in rocky.ssh("node2", f"cat {params}")
 
 
 def test_two_nodes_train_together_and_the_run_comes_home(rocky: Cluster) -> None:

@@ -171,9 +171,11 @@ def test_each_use_of_dnf_leaves_other_suppliers_out() -> None:
         for path in sorted(ROLES.glob("*/tasks/*.yml"))
         for module, arguments in modules(yaml.safe_load(path.read_text()) or [])
         if module == "ansible.builtin.dnf"
-        or (isinstance(arguments, dict) and "dnf" in (argv := arguments.get("argv", ())))
-        # These read no repository, only its configuration.
-        and not {"repolist", "config-manager"} & {*argv}
+        or (
+            (isinstance(arguments, dict) and "dnf" in (argv := arguments.get("argv", ())))
+            # These read no repository, only its configuration.
+            and not {"repolist", "config-manager"} & {*argv}
+        )
     ]
     left_out = {"ansible.builtin.dnf": "{{ packages_left_out }}"}
     assert len(uses) == 2
