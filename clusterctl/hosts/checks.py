@@ -376,7 +376,8 @@ def _names(answers: Mapping[str, Examined], expected: Mapping[str, HostRequireme
             # On Debian, a host's own name is a loopback address.
             is_loopback = name == host and all(address.startswith("127.") for address in addresses)
             if name in expected and addresses and expected[name].address not in addresses and not is_loopback:
-                cause = f"{name} is {expected[name].address} in the spec, {', '.join(addresses)} on the host"
+                shown, right = ", ".join(addresses), expected[name].address
+                cause = f"the host resolves {name} to {shown}, but the spec has {right}"
                 fix = "correct /etc/hosts on the host, the name server, or the address in the spec"
                 yield Finding(host, "warning", "name", "a host name resolves to a wrong address", cause, fix)
 
@@ -496,5 +497,6 @@ def _examine_host(host: str, request: ProbeRequest, root: RunAsRoot) -> Examined
 
 def _unreached_finding(host: str, error: ClusterctlError) -> Finding:
     # The failure of a host may have a more specific code than the error.
-    (failure, *_) = error.failures
-    return Finding(host, "error", failure.code, error.what, error.why or "no reason is known", error.fix)
+    return Finding(
+        host, "error", error.failures[0].code, error.what, error.why or "no reason is known", error.fix
+    )

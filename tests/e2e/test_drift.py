@@ -423,7 +423,6 @@ def test_up_installs_packages_that_the_spec_gained(one: Cluster) -> None:
     one.spec.write_text(f"{text}software: {{packages: [no-such-package]}}\n")
     refused = failure(one.json("up", rc=1))
     assert refused["code"] == "machine-command-failed"
-    assert "no-such-package" in refused["cause"]
     one.spec.write_text(text)
 
 

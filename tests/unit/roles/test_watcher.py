@@ -69,11 +69,14 @@ class Slurm:
             return ""
         match argv:
             case ("squeue", *options):
-                return "JOBID|JOBID|STATE|REASON|NODELIST|EXEC_HOST|END_TIME|START_TIME\n" + "".join(
-                    f"{i}|{i}|{job.state}|{job.reason}|{job.nodes}|{job.host}"
-                    f"|{int(self.now) - job.ended_s_ago}|{job.start}\n"
-                    for i, job in self.jobs.items()
-                    if job.state != "FAILED" or "--states=all" in options
+                return (
+                    "JOBID|JOBID|STATE|REASON|NODELIST|EXEC_HOST|END_TIME|START_TIME|EXC_NODES\n"
+                    + "".join(
+                        f"{i}|{i}|{job.state}|{job.reason}|{job.nodes}|{job.host}"
+                        f"|{int(self.now) - job.ended_s_ago}|{job.start}|{job.excluded}\n"
+                        for i, job in self.jobs.items()
+                        if job.state != "FAILED" or "--states=all" in options
+                    )
                 )
             case ("scontrol", "--oneliner", "show", "node", *names):
                 shown = names[0].replace("t-[1-2]", f"{N1},{N2}").split(",") if names else self.nodes
@@ -243,15 +246,38 @@ def test_a_job_waiting_for_lost_nodes_may_use_excluded_nodes(
     """Otherwise, the job would wait although a node is idle. The exclusions of its user stay."""
     slurm.nodes[N2] = ["DOWN", "clusterctl: the machine shuts down"]
     slurm.jobs["7"] = Job("", "PENDING", f"ReqNodeNotAvail, UnavailableNodes:{N2}", script)
-    look(watcher, 2)
+    look(watcher, 3)
     assert slurm.jobs["7"].excluded == excluded
-    assert sum("batch_script" in call for call in slurm.calls) == 1
+    assert sum("excnodelist" in call for call in slurm.calls) == (excluded != N3)
+    assert sum("batch_script" in call for call in slurm.calls) <= 2
 
 
-def test_a_job_that_waits_for_others_does_not_use_excluded_nodes(watcher: Any, slurm: Slurm) -> None:
-    slurm.jobs["7"] = Job("", "PENDING", "Resources", f"{REQUEUE}exec python3 -IS job.py run\n")
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "Resources",
+        "ReqNodeNotAvail, Reserved for maintenance",
+        "ReqNodeNotAvail, May be reserved for other job",
+    ],
+)
+def test_a_job_that_waits_for_others_does_not_use_excluded_nodes(
+    watcher: Any, slurm: Slurm, reason: str
+) -> None:
+    slurm.jobs["7"] = Job("", "PENDING", reason, f"{REQUEUE}exec python3 -IS job.py run\n")
     look(watcher)
     assert slurm.jobs["7"].excluded == N3
+
+
+@pytest.mark.parametrize("command", ["batch_script", "excnodelist"])
+def test_excluded_nodes_may_be_used_after_slurm_failed_once(watcher: Any, slurm: Slurm, command: str) -> None:
+    reason = f"ReqNodeNotAvail, UnavailableNodes:{N2}"
+    slurm.jobs["7"] = Job("", "PENDING", reason, f"{REQUEUE}exec python3 -IS job.py run\n")
+    slurm.broken = command
+    look(watcher)
+    assert slurm.jobs["7"].excluded == N3
+    slurm.broken = ""
+    look(watcher)
+    assert slurm.jobs["7"].excluded == ""
 
 
 def test_an_answer_between_two_misses_counts(watcher: Any, slurm: Slurm) -> None:

@@ -75,8 +75,8 @@ KNOWN = re.compile("DOWN|POWER|REBOOT|FUTURE|UNKNOWN")
 RUNS_JOBS = re.compile("ALLOC|MIXED")
 ALL, LIST = "all", "list"
 ENDED = ("COMPLETING", "FAILED")
-# Slurm's reason if too few of the nodes that a job may use are in service.
-UNAVAILABLE = "ReqNodeNotAvail"
+# Slurm's reason if too few of the nodes that a job may use are in service, and its words for no nodes.
+UNAVAILABLE, NO_NODES = "ReqNodeNotAvail, UnavailableNodes", ("", "(null)")
 # A reason of Slurm. Its last reports come from a node up to so many seconds before its last answer.
 KILLED, KILLED_S = "RaisedSignal:9(", 5
 NODE = re.compile(r"^NodeName=(\S+) .*?\bNodeAddr=(\S+) .*?\bState=(\S+)", re.MULTILINE)
@@ -100,7 +100,8 @@ class Node:
 class Job:
     """A job. ``task``: its id for scontrol, such as 12_5; ``nodes``: in Slurm's form, such as n[1-3].
 
-    host: the node of its script. end, start: Unix seconds, or other text if they are unknown.
+    host: the node of its script. end, start: Unix seconds, or other text if they are unknown. excluded: nodes
+    that it does not use.
     """
 
     id: str
@@ -111,6 +112,7 @@ class Job:
     host: str = ""
     end: str = ""
     start: str = ""
+    excluded: str = ""
 
 
 def ask(*argv: str, text: str = "") -> str:
@@ -141,9 +143,9 @@ def read_nodes(names: str = "") -> dict[str, Node]:
 
 def read_jobs(*options: str) -> list[Job] | None:
     """Return all jobs that have not ended, or None if squeue fails. Without jobs, it prints its header."""
-    if not (rows := ask("squeue", "--all", "--format=%A|%i|%T|%r|%N|%B|%e|%S", *options).splitlines()):
+    if not (rows := ask("squeue", "--all", "--format=%A|%i|%T|%r|%N|%B|%e|%S|%x", *options).splitlines()):
         return None
-    return [Job(*fields) for fields in (row.split("|") for row in rows[1:]) if len(fields) == 8]  # noqa: PLR2004
+    return [Job(*fields) for fields in (row.split("|") for row in rows[1:]) if len(fields) == 9]  # noqa: PLR2004
 
 
 def read_killed_jobs(node: str, seconds: float) -> list[Job]:
@@ -183,16 +185,14 @@ def asks_for_requeue(script: str) -> bool:
     return "--requeue" in script
 
 
-def lift_exclusions(job: Job, script: str) -> None:
-    """Let a job use nodes again that its job.py has excluded."""
+def own_exclusions(script: str) -> str:
+    """Return the nodes that a job's user has excluded, in Slurm's form."""
     words: list[str] = []
     for line in SBATCH.findall(script):
         # sbatch ignores a quote without an end.
         with suppress(ValueError):
             words += shlex.split(line, comments=True)
-    if "job.py run" in script:
-        nodes = OPTIONS.parse_known_args(words)[0].exclude
-        ask("scontrol", "update", f"jobid={job.task}", f"excnodelist={nodes}")
+    return OPTIONS.parse_known_args(words)[0].exclude or ""
 
 
 def silent_nodes(nodes: Iterable[Node], seconds: float) -> set[str]:
@@ -278,7 +278,7 @@ class Watcher:
     ran_on: job -> its nodes, in Slurm's form, until all of them have ended it, and a requeue starts it again.
     completing: job -> time at which Slurm was first seen to end it.
     fenced: job of ``completing`` -> time at which its processes were last killed.
-    lifted: jobs that wait for nodes out of service, and may use excluded nodes again.
+    lifted: jobs that wait for nodes out of service, and exclude only the nodes of their user.
     settled: pending jobs that are not to start at once.
     stay: nodes that have answered again without old processes, but stay drained.
     losses: node -> (time, text) of each time at which it was set down while other nodes answered.
@@ -498,13 +498,19 @@ class Watcher:
             log(f"{node.name}: answers again, resumed; it was {node.state}: {node.reason}")
 
     def lift_exclusions(self) -> None:
-        """Let jobs that wait for nodes out of service use nodes again that they have excluded."""
+        """Let jobs that wait for nodes out of service use nodes again that their job.py has excluded."""
         waiting = [job for job in self.jobs if job.state == "PENDING" and job.reason.startswith(UNAVAILABLE)]
         # An id with a bracket is of the tasks of an array that have never started.
-        stuck = {job.task: job for job in waiting if "[" not in job.task}
+        stuck = {job.task: job for job in waiting if job.excluded not in NO_NODES and "[" not in job.task}
+        self.lifted &= stuck.keys()
         for task in stuck.keys() - self.lifted:
-            lift_exclusions(stuck[task], read_script(stuck[task]))
-        self.lifted = set(stuck)
+            if not (script := read_script(stuck[task])):
+                continue
+            own = own_exclusions(script)
+            if "job.py run" in script and {*expand(own)} != {*expand(stuck[task].excluded)}:
+                ask("scontrol", "update", f"jobid={task}", f"excnodelist={own}")
+            else:
+                self.lifted.add(task)
 
     def release(self) -> None:
         """Start requeued jobs that wait only until credentials of their earlier start have expired."""
