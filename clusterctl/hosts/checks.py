@@ -116,7 +116,7 @@ def _policies(host: str, facts: HostFacts, _: HostRequirements) -> Iterator[Find
     if facts.fapolicyd:
         cause = "fapolicyd refuses programs of no package: Ansible's modules, Python in /opt/clusterctl, jobs"
         fix = "allow these in /etc/fapolicyd/rules.d, with a rule for dir=/opt/clusterctl/; or stop fapolicyd"
-        yield Finding(host, "error", "fapolicyd", "the host only runs programs of packages", cause, fix)
+        yield Finding(host, "warning", "fapolicyd", "the host only runs programs of packages", cause, fix)
 
 
 def _space(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:

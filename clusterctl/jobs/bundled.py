@@ -157,9 +157,9 @@ def reject_unless_fitting(jobs: Sequence[JobSpec], chosen: ChosenModel | None) -
             )
 
 
-def _find(run: str, entries: Sequence[JobEntry]) -> _ModelLocation:
+def _find(run: str, entries: Sequence[JobEntry], *, former: bool = False) -> _ModelLocation:
     """Locate a run's model. Raises UsageError for an unknown run, or a local run folder without a model."""
-    location = locate_run(run, entries)
+    location = locate_run(run, entries, former=former)
     here = _model_of(location.here) if location.here is not None else None
     if here is None and location.is_folder:
         raise _no_model(run, f"there is no {MODEL}/{RECORD} in {location.here}")
@@ -248,7 +248,7 @@ def run_on_this_machine(
         UsageError: the run is not on this machine, or the program rejects its arguments.
         ClusterctlError: the program failed.
     """
-    model = _find(chosen.run, entries).here
+    model = _find(chosen.run, entries, former=True).here
     if model is None:
         raise UsageError(
             f"the model of run {chosen.run} is not on this machine",

@@ -42,11 +42,11 @@ def folder_of_run(run: str) -> Path | None:
     return next((path for path in places if os.path.isdir(path)), None) if run else None  # noqa: PTH112 - any name
 
 
-def locate_run(run: str, entries: Sequence[JobEntry]) -> RunLocation:
+def locate_run(run: str, entries: Sequence[JobEntry], *, former: bool = False) -> RunLocation:
     """Locate a run. Raises UsageError if it is neither a folder nor a job's id.
 
     run: the run's folder, the folder's name in ./runs, or a job's id; ``12_3`` is a task of an array.
-    entries: the jobs submitted from this machine.
+    entries: the jobs submitted from this machine. former: whether it may be a job of a cluster that is down.
     """
     homes = (Path(e.run_dir) for e in entries if e.run_dir and Path(e.run_dir).name == run)
     folder = folder_of_run(run) or next((path for path in homes if path.is_dir()), None)
@@ -59,7 +59,7 @@ def locate_run(run: str, entries: Sequence[JobEntry]) -> RunLocation:
         raise _no_run(run)
     entry = next((entry for entry in reversed(entries) if entry.job_id == number), None)
     top = Path(entry.run_dir) if entry and entry.run_dir else None
-    if entry is None:
+    if entry is None and former:
         top = _run_of_former_cluster(number)
     home = top and top.joinpath(*_inner(task))
     return RunLocation(home if home and home.is_dir() else None, _files_of(entry, task), is_folder=False)

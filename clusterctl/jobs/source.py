@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import stat
 import warnings
 from collections import Counter
@@ -229,7 +230,8 @@ class FolderWalk:
         status = end.stat()
         if stat.S_ISDIR(status.st_mode):
             above = Path(os.path.commonpath((root, end)))
-            send_all = f"submit with --folder {above}; or " if above.is_relative_to(Path.cwd()) else ""
+            shown = printable(shlex.quote(str(above)))
+            send_all = f"submit with --folder {shown}; or " if above.is_relative_to(Path.cwd()) else ""
             raise UsageError(
                 f"a link leads to a folder outside of {self.folder}",
                 code="links-lead-outside",

@@ -37,7 +37,7 @@ _OF_OTHER_NODES: Final = (
     ("partitions.gpus", "local nodes have no GPUs", "remove gpus"),
     ("software.apptainer", "local nodes are air-gapped and their image has no Apptainer", "remove apptainer"),
     ("software.slurm", "local nodes have their distribution's Slurm", "remove slurm; see slurm.version"),
-    ("software.mirrors", "mirrors are only for Rocky Linux and RHEL; the nodes run Debian", "remove mirrors"),
+    ("software.mirrors", "local nodes use the repositories of this machine", "remove mirrors"),
     ("software.nvidia", "local nodes have no GPUs, and their kernel is this machine's", "remove nvidia"),
 )
 _OF_SLURM: Final = {

@@ -190,8 +190,11 @@ def up(message: dict[str, Any]) -> dict[str, Any]:
         facts = state.model_dump(include={"subnet", "distribution", "slurm"})
         answer = layout.MadeCluster(nodes=(), removed=removed, notes=notes, **facts)
         nodes = _start_nodes(request, state, answer, lower)
-    if more := sorted({*request.packages} - {*state.packages}):
-        notes += image.install_packages(state.hosts, more)
+    more = {*request.packages} - {*state.packages}
+    if more - {*state.added} or (more and any(node.made for node in nodes)):
+        notes += image.install_packages(state.hosts, sorted(more))
+        added = state.model_copy(update={"added": tuple(sorted(more))})
+        write_atomic(layout.state_file(request.id), added.model_dump_json())
     return answer.model_copy(update={"nodes": nodes, "notes": notes}).model_dump(mode="json")
 
 
@@ -292,7 +295,7 @@ def _load_state(request: layout.ClusterRequest) -> layout.ClusterState:
     """Read the cluster's `cluster.json`. For a new cluster, write this file before creating anything else."""
     path = layout.state_file(request.id)
     if path.exists():
-        return layout.ClusterState.model_validate_json(path.read_bytes())
+        return layout.ClusterState.model_validate_json(path.read_bytes()).with_packages(request.packages)
     image.layers(request.image)
     other_subnets = [s.subnet for s in image.states()]
     subnet = system.choose_subnet(request.id, [*system.used_networks(), *other_subnets], request.subnet)

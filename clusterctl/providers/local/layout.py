@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from ipaddress import IPv4Network
 from itertools import count
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -194,11 +194,17 @@ class ClusterState(_Installed):
     """The content of a cluster's file `cluster.json`. Keys written by other versions are ignored.
 
     numbers: node name -> number, which determines the node's address and machine name and never changes.
+    added: packages of the spec that all nodes have got since they started.
     """
 
     distribution: Release | None = None
     subnet: IPv4Network
     numbers: dict[HostName, int] = Field(default_factory=dict)
+    added: tuple[Package, ...] = ()
+
+    def with_packages(self, packages: tuple[str, ...]) -> Self:
+        """Return this state, with these packages if an earlier version has not recorded its own."""
+        return self if "packages" in self.model_fields_set else self.model_copy(update={"packages": packages})
 
     @property
     def hosts(self) -> dict[str, str]:

@@ -88,7 +88,8 @@ def running() -> Mapping[str, int]:
         programs = [Path(word).name for word in words]
         if names and "systemd-nspawn" in programs and programs[0] != "systemd-run":
             with suppress(OSError):
-                if (process / "ns/pid").readlink() == own_namespace:
+                is_own = (process / "ns/pid").readlink() == own_namespace
+                if is_own and (programs[0] == "systemd-nspawn" or names[-1] not in pids):
                     pids[names[-1]] = int(process.name)
     return pids
 

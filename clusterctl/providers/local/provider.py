@@ -173,7 +173,8 @@ class LocalProvider(Provider):
                 fix=f'write slurm: {{version: "{slurm}"}}; or {_DOWN_AND_UP}',
             )
         new_slurm = _slurm_of_new_nodes(self._settings, spec)
-        image = image_keys(self._settings, new_slurm, state.packages)[1]
+        packages = state.with_packages(spec.software.packages).packages
+        image = image_keys(self._settings, new_slurm, packages)[1]
         return tuple(
             state.notes_on_kept_settings(self._settings.subnet, image, self._settings.release, new_slurm)
         )

@@ -138,7 +138,7 @@ def test_the_machine_that_one_is_on_is_left_to_its_user_to_boot(
             "/var is mounted noexec",
         ),
         ({"refuses_ed25519": True}, "error", "ed25519-refused", "FIPS mode"),
-        ({"fapolicyd": True}, "error", "fapolicyd", "/opt/clusterctl"),
+        ({"fapolicyd": True}, "warning", "fapolicyd", "/opt/clusterctl"),
         ({"listeners": {"6818": "nc"}}, "error", "port-taken", "nc listens on port 6818, which slurmd needs"),
         ({"accounts": {"hpc": 1001}}, "error", "uid-differs", "uid 1001 on the host, but 10000"),
         ({"accounts": {"slurm": 997}}, "error", "uid-differs", "uid 997 on the host, but 64030 on all"),

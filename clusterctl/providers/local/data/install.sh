@@ -3,6 +3,8 @@
 # Prints the packages that were missing.
 set -eu
 read -r proxy
+# An earlier `up` may have been killed.
+rm -f /etc/resolv.conf /etc/apt/apt.conf.d/99bake
 for name; do
     shift
     if command -v dpkg >/dev/null; then
@@ -19,8 +21,8 @@ trap 'rm -f /etc/resolv.conf /etc/apt/apt.conf.d/99bake' EXIT
 cat >/etc/resolv.conf
 if command -v dpkg >/dev/null; then
     export DEBIAN_FRONTEND=noninteractive
-    echo "$proxy" >/etc/apt/apt.conf.d/99bake
-    # An earlier `up` may have been killed.
+    # The proxy's address may contain a password.
+    (umask 077 && echo "$proxy" >/etc/apt/apt.conf.d/99bake)
     dpkg --configure -a >&2
     apt-get --quiet=2 update >&2
     apt-get --quiet=2 --yes --no-install-recommends --option DPkg::Lock::Timeout=60 install "$@" >&2
