@@ -35,6 +35,7 @@ OF_ANOTHER_PROVIDER = {
         "Software.mirrors",
     },
     "gcp": {
+        "GcpNodes.flex_start",  # not with spot instances or a reservation
         "Partition.cpus",
         "Partition.memory",
         "Partition.disk",
