@@ -284,9 +284,9 @@ def _machine_faults(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
         hint = f"set an image for {nodes.name} with NVIDIA's proprietary driver, branch 580 or older"
         at = (*nodes.gpus_at, "type") if nodes.gpus_at else nodes.machine_at
         yield Fault("gpu-needs-closed-driver", at, message, hint)
-    if machine.arm and not settings.image:
-        message = f"{name} has Arm processors, for which the default image is not built"
-        yield Fault("machine-needs-arm-image", nodes.machine_at, message, "set an image for Arm")
+    if machine.arm:
+        message = f"{name} has Arm processors, but clusterctl supports only x86_64"
+        yield Fault("machine-architecture", nodes.machine_at, message, "use machines of another type")
     yield from _local_ssd_faults(nodes, machine)
     yield from _disk_faults(nodes, machine)
 

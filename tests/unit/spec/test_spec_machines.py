@@ -125,6 +125,22 @@ def test_a_machine_type_that_the_spec_describes() -> None:
         parse_spec(GCP % more.replace("type: g9-x-1", "type: g9-x-2") + TRAIN % "", "cluster.yaml")
 
 
+ARM_IMAGE = "image: {project: my-images, family: rocky-9-arm}"
+
+
+@pytest.mark.parametrize(
+    ("stated", "name"),
+    [
+        ("", "a4x-highgpu-4g"),
+        (", machine_types: {c4a-standard-4: {vcpus: 4, memory: 16GiB}}", "c4a-standard-4"),
+    ],
+)
+def test_arm_processors_are_refused_with_any_image(stated: str, name: str) -> None:
+    nodes = f"{stated}, partitions: {{train: {{machine_type: {name}, {ARM_IMAGE}}}}}"
+    with refused("machine-architecture", SpecError, "machine_type"):
+        parse_spec(GCP % nodes + TRAIN % "", "cluster.yaml")
+
+
 def test_the_machine_type_of_the_controller() -> None:
     named = ", controller: {machine_type: n2-standard-8}"
     for provider, name in (("", gcp_machines.PLAIN), (named, "n2-standard-8")):
