@@ -33,8 +33,8 @@ class MachineFacts(Model):
     disk_types: tuple[DiskType, ...] = Field(
         (), description="types of its disks, the default first; by default those of its family"
     )
-    bundled_ssds: Annotated[int, Field(ge=0, strict=True)] = Field(
-        0, description="number of local disks that it includes"
+    bundled_ssds: Annotated[int, Field(ge=0, strict=True)] | None = Field(
+        None, description="number of local disks that it includes"
     )
 
 
@@ -93,6 +93,11 @@ def data() -> Mapping[str, Any]:
 @cache
 def machines() -> Mapping[str, Machine]:
     """Return name -> machine type, without attached GPUs. In a family, smaller types come first."""
+    return {name: _machine(name, row) for name, row in _rows().items()}
+
+
+@cache
+def _rows() -> Mapping[str, Mapping[str, Any]]:
     rows: dict[str, Mapping[str, Any]] = {}
     for series, facts in data()["series"].items():
         for vcpus in facts["vcpus"]:
@@ -101,8 +106,7 @@ def machines() -> Mapping[str, Machine]:
             rows[f"{series}-{vcpus}"] = row
             if ssds := facts.get("lssd", {}).get(str(vcpus)):
                 rows[f"{series}-{vcpus}-lssd"] = {**row, "bundled_ssds": ssds}
-    rows |= data()["special"] | data()["with_gpus"]
-    return {name: _machine(name, row) for name, row in rows.items()}
+    return rows | data()["special"] | data()["with_gpus"]
 
 
 def with_stated(stated: Mapping[str, MachineFacts]) -> Mapping[str, Machine]:
@@ -111,8 +115,10 @@ def with_stated(stated: Mapping[str, MachineFacts]) -> Mapping[str, Machine]:
 
 
 def _stated_machine(name: str, facts: MachineFacts) -> Machine:
-    row: dict[str, Any] = {"vcpus": facts.vcpus, "gib": (facts.memory or 0) / GIB_MIB}
-    row["bundled_ssds"] = facts.bundled_ssds
+    known_row = _rows().get(name, {})
+    row: dict[str, Any] = {**known_row, "vcpus": facts.vcpus, "gib": (facts.memory or 0) / GIB_MIB}
+    if facts.bundled_ssds is not None:
+        row["bundled_ssds"] = facts.bundled_ssds
     if facts.gpus and (gpu := gpu_type(facts.gpus.type)):
         row |= {"gpu": gpu, "count": facts.gpus.count}
     if facts.disk_types:

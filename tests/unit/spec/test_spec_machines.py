@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -123,6 +124,17 @@ def test_a_machine_type_that_the_spec_describes() -> None:
     assert (found.compact_placement, found.tier_1, found.flex_start) == (True, True, True)
     with refused("unknown-machine-type", SpecError, "machine_types"):
         parse_spec(GCP % more.replace("type: g9-x-1", "type: g9-x-2") + TRAIN % "", "cluster.yaml")
+
+
+def test_a_known_machine_type_keeps_what_the_spec_does_not_describe() -> None:
+    """As `machine-type-differs` advises it to be described."""
+    known = gcp_machines.machines()["a3-ultragpu-8g"]
+    facts = gcp_machines.MachineFacts.model_validate({"vcpus": 200, "memory": "2TiB"})
+    described = gcp_machines.with_stated({known.name: facts})[known.name]
+    assert (known.only, known.reservation_bound) == (("spot", "flex_start", "reservation"), True)
+    assert described == replace(known, vcpus=200, memory_mib=2 * 1024 * 1024)
+    fewer = facts.model_copy(update={"bundled_ssds": 0})
+    assert gcp_machines.with_stated({known.name: fewer})[known.name].bundled_ssds == 0
 
 
 ARM_IMAGE = "image: {project: my-images, family: rocky-9-arm}"
