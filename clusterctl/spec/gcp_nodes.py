@@ -262,16 +262,14 @@ def _machine_faults(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
         }
         hint = ", or ".join(ways[way] for way in machine.only)
         yield Fault("machine-not-on-demand", nodes.machine_at, f"{name} is not available on demand", hint)
-    for key, code, feature in (
-        ("compact_placement", "machine-without-placement", "compact placement"),
-        ("flex_start", "machine-without-flex-start", "flex-start instances"),
-    ):
-        if getattr(settings, key) and not getattr(machine, key):
-            families = (
-                family for family, facts in data()["families"].items() if key in facts and family != "unknown"
-            )
-            message = f"machine type {name} does not support {feature}"
-            yield Fault(code, (*where, key), message, f"use a machine type of {either(families)}")
+    if settings.compact_placement and not machine.compact_placement:
+        message = f"machine type {name} does not support compact placement"
+        hint = f"use a machine type of {either(_families_with('compact_placement'))}"
+        yield Fault("machine-without-placement", (*where, "compact_placement"), message, hint)
+    if settings.flex_start and not machine.flex_start:
+        message = f"machine type {name} does not support flex-start instances"
+        hint = f"use a machine type of {either(_families_with('flex_start'))}"
+        yield Fault("machine-without-flex-start", (*where, "flex_start"), message, hint)
     if settings.tier_1 and not machine.tier_1:
         message = f"machine type {name} does not support TIER_1 networking"
         yield Fault("machine-without-tier-1", (*where, "tier_1"), message, _tier_1_hint(machine))
@@ -289,6 +287,11 @@ def _machine_faults(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
         yield Fault("machine-architecture", nodes.machine_at, message, "use machines of another type")
     yield from _local_ssd_faults(nodes, machine)
     yield from _disk_faults(nodes, machine)
+
+
+def _families_with(key: str) -> Iterator[str]:
+    families = data()["families"].items()
+    return (family for family, facts in families if key in facts and family != "unknown")
 
 
 def _tier_1_hint(machine: Machine) -> str:

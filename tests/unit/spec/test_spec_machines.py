@@ -16,7 +16,7 @@ from clusterctl.spec.gcp import Filestore
 from clusterctl.spec.gcp_nodes import GcpDisk
 from clusterctl.spec.load import parse_spec
 from clusterctl.spec.models import ClusterSpec
-from tests.support.messages import refused
+from tests.support.messages import refused, shows
 
 DISK_TYPES = set(get_args(get_args(GcpDisk.model_fields["type"].annotation)[0]))
 
@@ -151,6 +151,19 @@ def test_arm_processors_are_refused_with_any_image(stated: str, name: str) -> No
     nodes = f"{stated}, partitions: {{train: {{machine_type: {name}, {ARM_IMAGE}}}}}"
     with refused("machine-architecture", SpecError, "machine_type"):
         parse_spec(GCP % nodes + TRAIN % "", "cluster.yaml")
+
+
+@pytest.mark.parametrize(
+    ("setting", "code"),
+    [
+        ("compact_placement: true", "machine-without-placement"),
+        ("flex_start: 2d", "machine-without-flex-start"),
+    ],
+)
+def test_features_that_a_machine_type_lacks_are_documented_errors(setting: str, code: str) -> None:
+    with refused(code, SpecError, "e2-standard-4") as caught:
+        parse_spec(GCP % f", partitions: {{train: {{{setting}}}}}" + TRAIN % "", "cluster.yaml")
+    assert shows(str(caught.value), code)
 
 
 def test_the_machine_type_of_the_controller() -> None:
