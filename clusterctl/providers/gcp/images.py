@@ -30,6 +30,8 @@ _MINUTES: Final = "5 to 20 minutes"
 # The machine type for a build: it installs packages and runs no jobs.
 _SMALL: Final = "e2-standard-2"
 _WAIT_S: Final = 1800.0
+# Google deletes a flex-start machine after its time, so a build may need more than a node has.
+_LEAST_FLEX_START_S: Final = 2 * 60 * 60
 _LONGEST_NAME: Final = 63
 _BYTES_A_GIB: Final = 1 << 30
 
@@ -77,10 +79,10 @@ def image_machines(spec: ClusterSpec) -> Iterator[HostGroup]:
         nodes_of_builder = GcpNodes(boot_disk=disk, gvnic=nodes.gvnic)
         builder = machines()[_SMALL]
         if spec.software.nvidia.has_driver and machine.gpu:
-            builder, options = (
-                machine,
-                {key: getattr(nodes, key) for key in ("spot", "flex_start", "reservation")},
-            )
+            builder = machine
+            options = {key: getattr(nodes, key) for key in ("spot", "flex_start", "reservation")}
+            if nodes.flex_start:
+                options["flex_start"] = max(nodes.flex_start, _LEAST_FLEX_START_S)
             nodes_of_builder = nodes_of_builder.model_copy(update=options)
         yield HostGroup(partition.name, nodes_of_builder, builder, image_of(nodes, machine), 1)
 

@@ -16,7 +16,7 @@ from clusterctl.cluster.context import ClusterContext
 from clusterctl.configure.inventory_file import install_mark
 from clusterctl.errors import ClusterctlError, StalePlanError, UsageError
 from clusterctl.providers.base import HostPlan, Provisioned
-from clusterctl.providers.gcp.images import images_of
+from clusterctl.providers.gcp.images import image_machines, images_of
 from clusterctl.providers.gcp.provider import GcpProvider
 from clusterctl.providers.node_class import NodeClass
 from clusterctl.providers.registry import kept_images
@@ -191,6 +191,13 @@ def test_a_driver_is_installed_where_there_are_cards(baked: Baked) -> None:
     )
     (note,) = [one for one in baked.planned(provider_of(spec), spec).notes if "builds the node" in one]
     assert "demo-image (g2-standard-4" in note
+
+
+@pytest.mark.parametrize(("nodes", "builder_s"), [("10m", 2 * 3600), ("2d", 2 * 86400)])
+def test_flex_start_leaves_time_to_build_the_image(nodes: str, builder_s: int) -> None:
+    settings = {"partitions": {"train": {"flex_start": nodes}}}
+    (group,) = image_machines(spec_of(software={"nvidia": {"driver": "open"}}, **settings))
+    assert group.nodes.flex_start == builder_s
 
 
 @pytest.mark.parametrize(
