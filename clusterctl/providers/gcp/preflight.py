@@ -276,7 +276,7 @@ class _Checks:
         parts = path.split("/")
         # Each error code has its own placeholder for the name.
         words = dict.fromkeys(("bad", "machine", "network", "bucket"), name)
-        if "reservations" in parts:
+        if code == "reservation":
             words = {"reservation": parts[parts.index("reservations") + 1], "project": parts[1]}
         place = "Cloud Storage" if kind == "b" else kind
         return self._error(code, where, f"{name} does not exist in {place}", **words)

@@ -184,6 +184,12 @@ def test_what_an_earlier_up_made_needs_no_quota_and_no_right(google: Google) -> 
     assert found(PLAIN, "a1b2c3") == ()
 
 
+def test_missing_network_may_be_named_like_a_kind_of_resource() -> None:
+    (missing,) = found(SPEC.replace("network: lan", "network: reservations"))
+    assert missing.code == "network-missing"
+    assert "reservations does not exist" in missing.what
+
+
 def test_existing_network_needs_no_network_permission(google: Google) -> None:
     deny(google, "compute.networks.create", "compute.routers.create", "compute.subnetworks.create")
     assert found(SPEC) == ()
