@@ -135,7 +135,7 @@ def _reject_other_cluster(cluster: ClusterContext) -> None:
         difference, spec_key = f"with `provider.type: {provider}`", "provider.type"
     elif inventory and inventory.scheduler != spec.scheduler:
         difference, spec_key = f"with `scheduler: {inventory.scheduler}`", "scheduler"
-    elif inventory and applied and applied.software.slurm != spec.software.slurm:
+    elif inventory and applied and applied.software.slurm.kind != spec.software.slurm.kind:
         difference = f"with `software.slurm.from: {applied.software.slurm.origin}`"
         spec_key = "software.slurm"
     else:

@@ -121,6 +121,11 @@ class SlurmSource(Model):
         return self
 
     @property
+    def kind(self) -> str:
+        """``distribution``, ``openhpc`` or ``address``."""
+        return "address" if self.key else self.origin
+
+    @property
     def repository(self) -> Repository | None:
         """The repository at an address. None: Slurm comes from the distribution or OpenHPC."""
         return Repository(url=self.origin, key=self.key) if self.key else None

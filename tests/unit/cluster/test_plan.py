@@ -161,6 +161,21 @@ def test_cluster_that_is_up_keeps_the_source_of_slurm(tmp_path: Path) -> None:
         look(workspace, Stub(), SPEC.model_copy(update={"software": changed}))
 
 
+def test_mirror_of_slurm_may_move_while_the_cluster_is_up(tmp_path: Path) -> None:
+    def spec_of(url: str) -> ClusterSpec:
+        source = SlurmSource.model_validate({"from": url, "key": f"{url}/key"})
+        return SPEC.model_copy(update={"software": SPEC.software.model_copy(update={"slurm": source})})
+
+    workspace = Workspace(tmp_path / "d")
+    workspace.create()
+    workspace.inventory.write_text(inventory_of().model_dump_json())
+    workspace.spec.write_text(dump_spec(spec_of("http://old.example.org/slurm")))
+    plan = look(workspace, Stub(), spec_of("http://new.example.org/slurm"))
+    assert {one.key for one in plan.settings} == {"software.slurm.from", "software.slurm.key"}
+    with rejected("up-with-other-provider", UsageError, "software.slurm"):
+        look(workspace, Stub(), SPEC)
+
+
 def test_hosts_that_no_up_was_done_with_are_not_fine(tmp_path: Path) -> None:
     found = look(Workspace(tmp_path / "d"), Stub((HostChange("d-ctl", "keep", "the controller"),)))
     assert [drift.host for drift in found.drift] == ["d-ctl"]
