@@ -191,7 +191,7 @@ def software_refusals(
     if distribution is None:
         return
     origin = spec.software.slurm.origin
-    if origin and spec.has_slurm and not makes_image:
+    if spec.has_slurm and not makes_image:
         refusal = distributions.refuse_slurm_source(origin, distribution)
         if refusal:
             yield ("software", "slurm", "from"), refusal
