@@ -25,8 +25,9 @@ from clusterctl.packages.wheelhouse import (
     wheel_path,
     wheelhouse,
 )
+from clusterctl.spec.base import dotted
 from clusterctl.spec.distributions import Distribution
-from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.models import ClusterSpec, software_refusals
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.state.workspace import WAIT_S, hold
 from clusterctl.util.assets import digest, gpu_lock, job_lock, tree_files
@@ -115,6 +116,9 @@ def _wheels(request: BundleRequest, distribution: Distribution, packages: int) -
 
 def _check_request(request: BundleRequest, out: Path) -> None:
     for distribution in request.distributions:
+        for loc, refusal in software_refusals(request.spec, distribution):
+            what, code, where = refusal.what, refusal.code, dotted(loc)
+            raise UsageError(what, code=code, where=where, why=refusal.why, fix=refusal.fix)
         check(distribution, request.archives.get(distribution.release))
     if (file := request.spec.software.python.requirements) is not None:
         content_hash((file,))

@@ -70,6 +70,8 @@ def test_a_spec_here_and_the_hosts_are_what_it_must_fit(cli: Clusterctl, path: P
         ("bundle-unwritable", ("--os", "debian-12", "--out", ".")),
         ("bundle-needs-own-machines", ("--os", "debian-12", "-f", "local.yaml")),
         ("file-unreadable", ("--os", "debian-12", "-f", "asking.yaml")),
+        ("slurm-source", ("--os", "debian-12", "-f", "mirror.yaml")),
+        ("cuda-toolkit", ("--os", "rocky-10", "-f", "toolkit.yaml")),
         ("missing-argument", ()),
     ],
 )
@@ -77,6 +79,9 @@ def test_create_refuses_what_makes_no_sense(cli: Clusterctl, code: str, argv: tu
     (cli.cwd / "cluster.yaml").write_text(SPEC)
     (cli.cwd / "local.yaml").write_text("version: 1\nname: demo\npartitions: [{name: train, nodes: 2}]\n")
     (cli.cwd / "asking.yaml").write_text(SPEC + ASKING)
+    mirror = 'software: {slurm: {from: "http://m.example.org/slurm", key: "http://m.example.org/key"}}\n'
+    (cli.cwd / "mirror.yaml").write_text(SPEC + mirror)
+    (cli.cwd / "toolkit.yaml").write_text(SPEC + 'software: {nvidia: {toolkit: "12.9"}}\n')
     (cli.cwd / "one.sources").write_text("Types: deb\n")
     (cli.cwd / "empty.list").write_text("# nothing\n")
     ran = cli("-o", "json", "bundle", "create", *argv, rc=2)
