@@ -136,7 +136,11 @@ class Software(Model):
 
     # Formerly, the key had the value of `from`.
     slurm: Annotated[
-        SlurmSource, BeforeValidator(lambda raw: {"from": raw} if isinstance(raw, str) else raw)
+        SlurmSource,
+        BeforeValidator(
+            lambda raw: {"from": raw} if isinstance(raw, str) else raw,
+            json_schema_input_type=SlurmSource | Literal["distribution", "openhpc"],
+        ),
     ] = Field(SlurmSource(), description="the source of Slurm's packages")
     packages: tuple[Annotated[str, PATTERNS["package"]], ...] = Field(
         (),

@@ -123,6 +123,14 @@ class TestSchema:
         assert "$id" not in schema
         jsonschema.Draft202012Validator.check_schema(schema)
 
+    @pytest.mark.parametrize(
+        ("source", "valid"), [("openhpc", True), ({"from": "openhpc"}, True), ("apt", False)]
+    )
+    def test_the_source_of_slurm_may_be_a_word(self, source: object, valid: bool) -> None:
+        spec = {"version": 1, "name": "demo", "partitions": [{"name": "train", "nodes": 1}]}
+        schema = jsonschema.Draft202012Validator(json_schema())
+        assert schema.is_valid(spec | {"software": {"slurm": source}}) is valid
+
     def test_every_field_is_described(self) -> None:
         bare = [
             f"{model['title']}.{name}"
