@@ -106,7 +106,7 @@ def _rows() -> Mapping[str, Mapping[str, Any]]:
             rows[f"{series}-{vcpus}"] = row
             if ssds := facts.get("lssd", {}).get(str(vcpus)):
                 rows[f"{series}-{vcpus}-lssd"] = {**row, "bundled_ssds": ssds}
-    return rows | data()["special"] | data()["with_gpus"]
+    return {**rows, **data()["special"], **data()["with_gpus"]}
 
 
 def with_stated(stated: Mapping[str, MachineFacts]) -> Mapping[str, Machine]:
