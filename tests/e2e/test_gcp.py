@@ -28,6 +28,7 @@ from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.spec.models import ClusterSpec, LocalSettings
 from clusterctl.state.inventory import Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace, cache_home
+from clusterctl.transport.ssh import end_all_connections
 from tests.support.cluster import provision, shell
 from tests.support.google import gcloud, guest
 from tests.support.google.api import PROJECT, Google
@@ -233,7 +234,11 @@ def test_plain_ssh_goes_through_the_tunnel(gcp: Gcp) -> None:
     node = f"{gcp.name}-train-1"
     done = gcp.ssh(node, "hostname")
     assert done.stdout == f"{node}\n", done.stderr
-    without = gcp.ssh(node, "hostname", path=os.environ["PATH"])
+    # Otherwise, the next ssh would use the connection to the controller that this one left.
+    end_all_connections(gcp.workspace / "ssh_config")
+    assert gcp.ssh(node, "hostname", path=os.environ["PATH"]).returncode == 255
+    # A shared connection hides its ProxyCommand's messages, so only the controller's ssh shows them.
+    without = gcp.ssh(f"{gcp.name}-ctl", "hostname", path=os.environ["PATH"])
     assert without.returncode == 255
     assert "gcloud" in without.stderr
 
