@@ -116,10 +116,10 @@ def with_stated(stated: Mapping[str, MachineFacts]) -> Mapping[str, Machine]:
 
 def _stated_machine(name: str, facts: MachineFacts) -> Machine:
     known_row = _rows().get(name, {})
-    row: dict[str, Any] = {**known_row, "vcpus": facts.vcpus, "gib": (facts.memory or 0) / GIB_MIB}
+    row: dict[str, Any] = {**known_row, "vcpus": facts.vcpus or 0, "gib": (facts.memory or 0) / GIB_MIB}
     if facts.bundled_ssds is not None:
         row["bundled_ssds"] = facts.bundled_ssds
-    if facts.gpus and (gpu := gpu_type(facts.gpus.type)):
+    if facts.gpus and facts.gpus.count and (gpu := gpu_type(facts.gpus.type)):
         row |= {"gpu": gpu, "count": facts.gpus.count}
     if facts.disk_types:
         row |= {"boot_disks": facts.disk_types, "extra_disks": facts.disk_types}

@@ -137,6 +137,18 @@ def test_a_known_machine_type_keeps_what_the_spec_does_not_describe() -> None:
     assert gcp_machines.with_stated({known.name: fewer})[known.name].bundled_ssds == 0
 
 
+@pytest.mark.parametrize(
+    ("facts", "key"),
+    [
+        ("vcpus: many, memory: 8GiB", "vcpus"),
+        ("vcpus: 2, memory: 8GiB, gpus: {type: l4, count: many}", "gpus.count"),
+    ],
+)
+def test_mistakes_in_a_described_machine_type_are_reported(facts: str, key: str) -> None:
+    with refused("wrong-type", SpecError, f"machine_types.g9-x-1.{key}: "):
+        parse_spec(GCP % f", machine_types: {{g9-x-1: {{{facts}}}}}" + TRAIN % "", "cluster.yaml")
+
+
 ARM_IMAGE = "image: {project: my-images, family: rocky-9-arm}"
 
 
