@@ -25,6 +25,7 @@ from clusterctl.errors import (
     Notice,
     SchedulerError,
     TransportError,
+    TunnelRefusedError,
     UnreachableError,
     UsageError,
     WaitTimeoutError,
@@ -236,7 +237,7 @@ def follow(
     rank: see ``LogReader``.
 
     Raises:
-        UnreachableError: the controller can't be reached for a long time.
+        UnreachableError, TunnelRefusedError: the controller can't be reached for a long time.
         WaitTimeoutError, SchedulerError: see ``wait``.
     """
     watched = _Watched(session, [job_id], on_change, timeout_s)
@@ -258,9 +259,10 @@ def follow(
                             return jobs
                         next_poll = clock.now() + next(polls)
                     watched.check_deadline()
-        except UnreachableError:
+        except (UnreachableError, TunnelRefusedError) as exc:
             broken_since = broken_since or clock.now()
-            if clock.now() >= broken_since + _RECONNECT_S:
+            may_help = isinstance(exc, UnreachableError) or exc.has_grace
+            if not may_help or clock.now() >= broken_since + _RECONNECT_S:
                 raise
             watched.pause(next(waits))
 

@@ -17,6 +17,7 @@ from clusterctl.errors import (
     JobFailedError,
     JobStuckError,
     SchedulerError,
+    TunnelRefusedError,
     UnreachableError,
     UsageError,
     WaitTimeoutError,
@@ -398,8 +399,8 @@ class Breaking(LocalTransport):
 
     breaks = 3
 
-    def __init__(self, steady):
-        self.steady = steady
+    def __init__(self, steady, error):
+        self.steady, self.error = steady, error
 
     def stream(self, argv):
         for count, piece in enumerate(super().stream(argv)):
@@ -408,12 +409,19 @@ class Breaking(LocalTransport):
                 self.breaks -= 1
                 if not self.breaks:
                     self.steady.touch()
-                raise UnreachableError("the connection broke")
+                raise self.error
 
 
-def test_follow_mends_a_broken_connection(session, cluster, tmp_path):
+def tunnel_refusal(*, has_grace: bool) -> TunnelRefusedError:
+    error = TunnelRefusedError("the tunnel is refused")
+    error.has_grace = has_grace
+    return error
+
+
+@pytest.mark.parametrize("error", [UnreachableError("the connection broke"), tunnel_refusal(has_grace=True)])
+def test_follow_mends_a_broken_connection(session, cluster, tmp_path, error):
     steady = tmp_path / "steady"
-    transport = Breaking(steady)
+    transport = Breaking(steady, error)
     shaky = replace(session, scheduler=SlurmClient(transport, clock=Clock(sleep=lambda _s: None)))
     lines = f"while [ ! -e '{steady}' ]; do echo $((i += 1)); sleep 0.05; done; echo end"
     job_id = submitted(session, tmp_path, lines)
@@ -423,6 +431,17 @@ def test_follow_mends_a_broken_connection(session, cluster, tmp_path):
     *numbers, last = told.text().splitlines()
     assert numbers == [str(number) for number in range(1, len(numbers) + 1)]
     assert last == "end"
+
+
+def test_follow_ends_if_the_login_has_expired(session, cluster, tmp_path):
+    steady = tmp_path / "steady"
+    transport = Breaking(steady, tunnel_refusal(has_grace=False))
+    shaky = replace(session, scheduler=SlurmClient(transport, clock=Clock(sleep=lambda _s: None)))
+    job_id = submitted(session, tmp_path, f"while [ ! -e '{steady}' ]; do echo x; sleep 0.05; done")
+    with refused("tunnel-refused", TunnelRefusedError):
+        follow(shaky, job_id, on_output=Told())
+    assert transport.breaks == 2
+    steady.touch()
 
 
 def test_a_requeued_jobs_shorter_log_is_told_from_its_start(session, cluster, tmp_path):
