@@ -346,7 +346,7 @@ _PAUSE_S = 0.1
 # IAP, and sshd from 9.8 on (PerSourcePenalties), block clients that retry too often.
 _REFUSED_PAUSE_S = 5.0
 # How long Google may need to know a new host, a new grant or a new firewall rule, and sshd to start.
-GRACE_S = 60.0
+_GRACE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,12 +417,13 @@ def reports_of(hosts: Iterable[str], answers: Iterable[HostAnswer]) -> Mapping[s
         problem = f"{len(failed)} of {len(results)} hosts can't be reached"
         failures = tuple(exc.on(host, "reach") for host, exc in failed.items())
         error, *_ = failed.values()
-        is_explained = isinstance(error, TunnelError | TunnelRefusedError)
-        if is_explained and len({(failure.cause, failure.fix) for failure in failures}) == 1:
-            # The tunnel that all hosts share is broken.
-            texts = {"why": error.why, "fix": error.fix}
-            raise TransportError(problem, code="hosts-unreachable", failures=failures, **texts)
         fix = "check the connection with `clusterctl ssh --admin HOST`, then run `clusterctl up` again"
+        if isinstance(error, TunnelError | TunnelRefusedError) and len({exc.fix for exc in failures}) == 1:
+            fix = error.fix
+            # The tunnel that all hosts share is broken.
+            if len({exc.cause for exc in failures}) == 1 < len(failed) == len(results):
+                texts = {"why": error.why, "fix": fix}
+                raise TransportError(problem, code="hosts-unreachable", failures=failures, **texts)
         raise TransportError.of_hosts(problem, failures, code="hosts-unreachable", fix=fix)
     return {host: result for host, result in results.items() if isinstance(result, HostReport)}
 
@@ -444,7 +445,7 @@ def _ask(transport: Transport, request: ProbeRequest) -> HostReport | Clusterctl
 
 @dataclass(slots=True)
 class _Patience:
-    """How long a host is probed again. new: see ``ask_hosts``. _since: when its tunnel began to fail."""
+    """How long a host is probed again. _since: the start, or the last answer that is no tunnel's error."""
 
     new: bool
     _since: float = field(default_factory=time.monotonic)
@@ -452,9 +453,8 @@ class _Patience:
     def pause_s(self, answer: HostReport | ClusterctlError) -> float | None:
         """Return the seconds to wait before the host is probed again; None if that would not help."""
         if isinstance(answer, TunnelError | TunnelRefusedError):
-            may_help = isinstance(answer, TunnelError)
-            if self.new and answer.has_grace:
-                may_help = time.monotonic() - self._since < GRACE_S
+            in_grace = time.monotonic() - self._since < _GRACE_S
+            may_help = in_grace if self.new and answer.has_grace else isinstance(answer, TunnelError)
             return _REFUSED_PAUSE_S if may_help else None
         self._since = time.monotonic()
         # The host may be booting or about to boot.

@@ -122,7 +122,7 @@ def test_refused_tunnel_of_a_new_host_has_a_minute(
     workspace: Workspace,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name, value in {"_REFUSED_PAUSE_S": 0.0, "GRACE_S": grace_s}.items():
+    for name, value in {"_REFUSED_PAUSE_S": 0.0, "_GRACE_S": grace_s}.items():
         monkeypatch.setattr(probe, name, value)
     late = ScriptedTransport([*(Step(ASKED, error=error) for error in errors), *says("debian-12").left])
     before = len(late.left)
@@ -152,3 +152,20 @@ def test_broken_tunnel_of_all_hosts_is_explained_once(workspace: Workspace) -> N
     with rejected("gcloud-login", TransportError, why=error.why, fix=error.fix) as caught:
         report_steps(with_distributions(hosts(UNSEEN, UNSEEN), workspace, refusing.__getitem__), SILENT)
     assert {failure.host for failure in caught.value.failures} == set(refusing)
+
+
+@pytest.mark.parametrize("failing", [("ctl",), ("train-1", "train-2"), ("ctl", "train-1", "train-2")])
+def test_hosts_are_named_unless_the_tunnel_of_all_is_broken(
+    failing: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "_REFUSED_PAUSE_S", 0.0)
+    error = TunnelError("no connection", code="jump-refused", why="it is down", fix="start it")
+    names = ("ctl", "train-1", "train-2") if len(failing) > 1 else failing
+    asked = {
+        name: ScriptedTransport([Step(ASKED, error=error)]) if name in failing else says("debian-12")
+        for name in names
+    }
+    with rejected("hosts-unreachable", TransportError, fix=error.fix) as caught:
+        probe_hosts(dict.fromkeys(names, ProbeRequest()), asked.__getitem__, timeout_s=-1)
+    named = {name for name in names if name in caught.value.why}
+    assert named == (set() if len(failing) == 3 else set(failing))
