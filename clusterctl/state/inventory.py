@@ -35,6 +35,8 @@ HEALTH_PROGRAM: Final = "/opt/clusterctl/health"
 SRUN_PORTS = "61000-64999"
 # A tunnel may need this long to open.
 PROXIED_TIMEOUT_S = 60
+# A jump host may need this long to reach a host behind it.
+JUMP_TIMEOUT_S = 15
 # ssh's ProxyCommand for a host behind a jump host. All hosts behind the jump host share a connection to it,
 # which ends when it is idle. Arguments: the folder of the ssh_config, the name of the socket, the host's
 # address and port, the jump host. It changes to the folder, as a socket's path is limited to 107 bytes.
@@ -194,7 +196,8 @@ class Inventory(BaseModel):
         get a longer connection timeout. Paths are quoted, because paths may contain spaces.
         """
         proxies = {host.name: self._proxy_command(host, known_hosts.parent) for host in self.hosts}
-        values = {"key": key, "known_hosts": known_hosts, "proxied_timeout_s": PROXIED_TIMEOUT_S}
+        timeouts = {host.name: JUMP_TIMEOUT_S if host.jump else PROXIED_TIMEOUT_S for host in self.hosts}
+        values = {"key": key, "known_hosts": known_hosts, "timeouts": timeouts}
         return render("ssh_config.j2", hosts=self.hosts, proxies=proxies, **values)
 
     def _proxy_command(self, host: Host, folder: Path) -> tuple[str, ...]:

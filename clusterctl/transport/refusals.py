@@ -26,9 +26,10 @@ _OPTION: Final = re.compile(r"--(project|zone)=(\S+)")
 
 @dataclass(frozen=True, kw_only=True)
 class _Rule(assets.Rule):
-    """An entry of tunnels.yaml. ``grace``: a new host is given a minute."""
+    """An entry of tunnels.yaml. See there for its fields."""
 
     grace: bool = False
+    jump: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,10 @@ class Proxy:
     command: tuple[str, ...] = ()
     jump: tuple[str, str] | None = None
 
+    @property
+    def is_gcloud(self) -> bool:
+        return bool(self.command) and Path(self.command[0]).name == "gcloud"
+
 
 def proxy_of(host: str, config: Path) -> Proxy:
     """Return how this `ssh_config`, which clusterctl wrote, reaches the host. No file: directly."""
@@ -50,7 +55,10 @@ def proxy_of(host: str, config: Path) -> Proxy:
     entry = rest.partition("\nHost ")[0]
     line = next((line for line in entry.split("\n") if line.startswith("    ProxyCommand ")), "")
     _, *command = shlex.split(line) or [""]
-    jump = (command[-1], command[4]) if JUMP in command else None
+    jump = None
+    if JUMP in command:
+        _, socket_name, _, _, jump_host = command[command.index(JUMP) + 1 :]
+        jump = (jump_host, socket_name)
     return Proxy(tuple(command), jump)
 
 
@@ -82,25 +90,24 @@ def connection_error(host: str, config: Path, stderr: str, user: str | None = No
             fix="run `clusterctl up`, which writes the SSH configuration",
             host=host,
         )
-    if (proxy := proxy_of(host, config)).command:
+    proxy = proxy_of(host, config)
+    if proxy.jump or proxy.is_gcloud:
         return _tunnel_error(host, config, reason, proxy)
     return unreachable_error(host, config, _PROBLEM, reason)
 
 
 def _tunnel_error(host: str, config: Path, reason: str, proxy: Proxy) -> TunnelError | TunnelRefusedError:
-    """Return the error for a host that a program or a jump host did not connect to. reason: its messages."""
+    """Return the error for a host that gcloud or an open jump host did not connect to. reason: messages."""
     tunnel = proxy.jump[0] if proxy.jump else host
-    match = first_rule(
-        read_table(Path(__file__).with_name("data") / "tunnels.yaml", tuple[_Rule, ...]), reason
-    )
+    rules = read_table(Path(__file__).with_name("data") / "tunnels.yaml", tuple[_Rule, ...])
+    match = first_rule((rule for rule in rules if rule.jump == bool(proxy.jump)), reason)
     # After gcloud's error come advice, a traceback and ssh's message about the closed connection.
     first_line = next((line for line in reason.split("\n") if line.startswith("ERROR: ")), reason)
     if match is None:
         plain = unreachable_error(host, config, _PROBLEM, first_line)
         return TunnelError(plain.what, where=plain.where, why=plain.why, fix=plain.fix, host=host)
     rule, _ = match
-    command = proxy_of(tunnel, config).command
-    words = {"host": host, "tunnel": tunnel, **dict(_OPTION.findall(" ".join(command)))}
+    words = {"host": host, "tunnel": tunnel, **dict(_OPTION.findall(" ".join(proxy.command)))}
     kind = TunnelError if rule.retryable else TunnelRefusedError
     error = kind(
         f"{host}: {_PROBLEM}",

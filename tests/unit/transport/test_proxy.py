@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import socket
 import subprocess
 import sys
 import time
@@ -66,8 +67,10 @@ def behind(sshd, me, tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
     def write(mode: str = "plain") -> tuple[Path, Path]:
         folder = tmp_path / 'it\'s "a" $HOME; folder'
         folder.mkdir(exist_ok=True)
-        carrier, notes = folder / "carrier.py", folder / "pids"
+        carrier, gcloud_program, notes = folder / "carrier.py", folder / "gcloud", folder / "pids"
         carrier.write_text(CARRIER)
+        gcloud_program.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, str(carrier)])} "$@"\n')
+        gcloud_program.chmod(0o755)
         notes.touch()
         host = Host(
             name="node",
@@ -76,7 +79,7 @@ def behind(sshd, me, tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
             user=me,
             roles=("controller",),
             host_key=sshd.host_key,
-            proxy_command=(sys.executable, str(carrier), str(notes), "%p", mode),
+            proxy_command=(str(gcloud_program), str(notes), "%p", mode),
         )
         one = host.model_copy(update={"address": "127.0.0.1", "proxy_command": (), "jump": "node"})
         nodes = (one.model_copy(update={"name": name, "roles": ("compute",)}) for name in NODES)
@@ -125,8 +128,9 @@ def test_what_the_program_says_is_the_reason(behind):
 
 
 def test_a_program_that_is_not_there_is_said(behind):
-    config, _ = behind()
-    config.write_text(config.read_text().replace(shlex.quote(sys.executable), "/no/such/gcloud"))
+    config, notes = behind()
+    program = shlex.quote(str(notes.parent / "gcloud"))
+    config.write_text(config.read_text().replace(program, "/no/such/gcloud"))
     with pytest.raises(UnreachableError) as caught:
         SSHTransport("node", config).run(["true"])
     assert "/no/such/gcloud" in caught.value.why
@@ -174,7 +178,7 @@ def test_the_program_ends_when_we_are_killed(behind):
 def test_a_program_that_never_answers_is_given_up(behind):
     config, notes = behind("silent")
     config.write_text(config.read_text().replace("ConnectTimeout 60", "ConnectTimeout 1"))
-    with pytest.raises(UnreachableError):
+    with refused("tunnel-slow", TunnelError, has_grace=False):
         SSHTransport("node", config).run(["true"])
     assert all(map(gone, pids(notes)))
 
@@ -220,6 +224,20 @@ def test_refusal_of_the_tunnel_has_a_code(behind, tmp_path, text, code, kind):
     # The traceback and the advice are left out.
     assert caught.value.why.split("\n")[1:] == [text.partition("\n")[0]]
     assert type(caught.value) is kind
+
+
+def test_rules_of_gcloud_explain_no_other_programs_messages(behind, tmp_path):
+    """As of ssh -W, which reaches on-prem hosts behind a jump host."""
+    said = tmp_path / "said.txt"
+    said.write_text("ssh: Could not resolve hostname gate: Name or service not known\n")
+    config, notes = behind(str(said))
+    with refused("tunnel-offline", TunnelError, has_grace=False):
+        SSHTransport("node", config).run(["true"])
+    (notes.parent / "gcloud").rename(notes.parent / "other")
+    config.write_text(config.read_text().replace("folder/gcloud", "folder/other"))
+    with refused("unreachable", UnreachableError) as caught:
+        SSHTransport("node", config).run(["true"])
+    assert type(caught.value) is UnreachableError
 
 
 def test_hosts_behind_a_jump_host_share_one_tunnel(behind):
@@ -271,6 +289,20 @@ def test_host_that_is_down_behind_a_jump_host_is_named(behind, sshd):
     end_all_connections(config)
 
 
+def test_host_behind_a_jump_host_that_drops_packets_is_named(behind, sshd):
+    config, _ = behind()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        head, found, rest = config.read_text().partition(f"Host {NODES[0]}\n")
+        rest = rest.replace(f"Port {sshd.port}\n", f"Port {silent.getsockname()[1]}\n", 1)
+        config.write_text(head + found + rest.replace("ConnectTimeout 15\n", "ConnectTimeout 1\n", 1))
+        with (
+            Connections(config) as connections,
+            refused("jump-refused", TunnelError, host=NODES[0], has_grace=False),
+        ):
+            connections.to(NODES[0]).run(["true"])
+    end_all_connections(config)
+
+
 def test_host_key_behind_a_jump_host_is_checked(behind):
     config, _ = behind()
     known = config.parent / "known_hosts"
@@ -287,5 +319,5 @@ def test_recreated_jump_host_has_a_connection_of_its_own(behind, me):
     assert (host, proxy_of("node", config).jump, proxy_of("elsewhere", config).command) == ("node", None, ())
     hosts = (host_of("node", "controller", host_key="ssh-ed25519 other"), host_of(NODES[0], jump="node"))
     config.write_text(inventory_of(hosts=hosts).ssh_config(key=config, known_hosts=config))
-    assert proxy_of(NODES[0], config).jump == ("node", proxy_of(NODES[0], config).command[4])
+    assert proxy_of(NODES[0], config).jump[0] == "node"
     assert proxy_of(NODES[0], config).jump[1] != socket_name
