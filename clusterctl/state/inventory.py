@@ -40,8 +40,12 @@ JUMP_TIMEOUT_S = 15
 # ssh's ProxyCommand for a host behind a jump host. All hosts behind the jump host share a connection to it,
 # which ends when it is idle. Arguments: the folder of the ssh_config, the name of the socket, the host's
 # address and port, the jump host. It changes to the folder, as a socket's path is limited to 107 bytes.
+# Machines may share a home, but not a socket. A file system without sockets has no FIFOs either, and then
+# each host has its own connection to the jump host.
 JUMP: Final = (
-    'cd "$0" && exec ssh -F ssh_config -S "connections/$1" -o BatchMode=yes -o ControlMaster=auto '
+    'cd "$0" && s="connections/$1-$(uname -n)" && t="connections/$$" && '
+    '{ [ -S "$s" ] || { mkfifo "$t" && rm -f "$t"; } 2>/dev/null || s=none; } && '
+    'exec ssh -F ssh_config -S "$s" -o BatchMode=yes -o ControlMaster=auto '
     '-o ControlPersist=10 -W "[$2]:$3" "$4"'
 )
 
@@ -205,7 +209,7 @@ class Inventory(BaseModel):
         if jump is None:
             return host.proxy_command
         # A recreated jump host has another key, and so another connection.
-        name = f"jump-{digest(jump.host_key)}"
+        name = f"jump-{digest(jump.host_key)[:8]}"
         return ("sh", "-c", JUMP, str(folder.absolute()), name, "%h", "%p", jump.name)
 
     def known_hosts(self) -> str:

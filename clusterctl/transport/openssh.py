@@ -337,8 +337,9 @@ def write_ssh_files(inventory: Inventory, workspace: Workspace) -> None:
     """Write known_hosts and `ssh_config`. Don't replace unchanged files: that would end open connections."""
     changed = write_atomic(workspace.known_hosts, inventory.known_hosts())
     ssh_config = inventory.ssh_config(key=workspace.key, known_hosts=workspace.known_hosts)
-    # For the sockets of connections to jump hosts, of which the file tells plain ssh.
-    workspace.connections.mkdir(mode=0o700, exist_ok=True)
+    if any(host.jump for host in inventory.hosts):
+        # For the sockets of connections to jump hosts, of which the file tells plain ssh.
+        workspace.connections.mkdir(mode=0o700, exist_ok=True)
     write_atomic(workspace.ssh_config, ssh_config, anew=changed)
 
 

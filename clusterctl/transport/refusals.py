@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ def proxy_of(host: str, config: Path) -> Proxy:
     jump = None
     if JUMP in command:
         _, socket_name, _, _, jump_host = command[command.index(JUMP) + 1 :]
-        jump = (jump_host, socket_name)
+        jump = (jump_host, f"{socket_name}-{os.uname().nodename}")
     return Proxy(tuple(command), jump)
 
 

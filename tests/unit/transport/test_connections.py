@@ -187,6 +187,15 @@ def test_ssh_files_stay_until_either_says_something_else(tmp_path: Path) -> None
     assert len({first, written(other_key), written(renamed)}) == 3
 
 
+@pytest.mark.parametrize("jump", [None, "ctl"])
+def test_ssh_files_have_a_place_for_sockets_if_they_name_one(tmp_path: Path, jump: str | None) -> None:
+    workspace = Workspace(tmp_path)
+    hosts = (host_of("ctl", CONTROLLER), host_of("train-1", jump=jump))
+    write_ssh_files(inventory_of(hosts=hosts), workspace)
+    assert workspace.connections.exists() is bool(jump)
+    assert ("connections/" in workspace.ssh_config.read_text()) is bool(jump)
+
+
 def test_no_connection_stays_if_the_cluster_is_to_end(me, config) -> None:
     """An open connection would keep an idle cluster from removing itself."""
     workspace = Workspace(config.parent)

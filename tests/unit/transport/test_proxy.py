@@ -265,6 +265,30 @@ def test_plain_ssh_through_a_jump_host_needs_no_clusterctl(behind):
     assert gone(pid)
 
 
+def test_jump_host_is_reached_without_a_place_for_sockets(behind):
+    """As on a file system without Unix sockets."""
+    config, notes = behind()
+    (config.parent / "connections").rmdir()
+    argv = ["ssh", "-F", config, NODES[0], "echo there"]
+    plain = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert plain.stdout == "there\n", plain.stderr
+    assert all(map(gone, pids(notes)))
+
+
+def test_machines_that_share_a_home_share_no_socket(behind, tmp_path, monkeypatch):
+    config, notes = behind()
+    uname = tmp_path / "uname"
+    uname.write_text("#!/bin/sh\necho elsewhere\n")
+    uname.chmod(0o755)
+    for _ in range(2):
+        subprocess.run(["ssh", "-F", config, NODES[0], "true"], check=True)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    sockets = [path.name for path in (config.parent / "connections").iterdir()]
+    assert len(sockets) == len(pids(notes)) == 2
+    assert proxy_of(NODES[0], config).jump[1] in sockets
+    end_all_connections(config)
+
+
 def test_refused_jump_host_is_asked_once_for_all_hosts_behind_it(behind, tmp_path):
     said = tmp_path / "said.txt"
     said.write_text(gcloud.refusal_text("4033"))
