@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -32,6 +32,7 @@ from clusterctl.spec.names import ADMIN_USER, reject_unknown
 from clusterctl.state.chosen import naming_lock_holder
 from clusterctl.state.inventory import Inventory, inventory_of
 from clusterctl.transport.openssh import NO_CONNECTION, OpenSSH, run_attached, run_captured
+from clusterctl.transport.ssh import Jumps
 
 Command = Annotated[Words, argument("A command, after --.", metavar="COMMAND")]
 _ALLOCATION: Final = {
@@ -66,7 +67,10 @@ def ssh(
     _refuse_shell_as_json(screen, words)
     login = user or (None if admin else inventory.job_user)
     argv = OpenSSH(workspace.ssh_config, login).argv(host, words[0] if len(words) == 1 else words)
-    code, answer = _run(screen, argv, {"host": host})
+    # ssh would not print why its connection to the jump host failed.
+    with closing(Jumps()) as jumps:
+        jumps.open(host, workspace.ssh_config)
+        code, answer = _run(screen, argv, {"host": host})
     if screen.json:
         screen.result(answer)
     if code == NO_CONNECTION and not (admin or user):

@@ -24,8 +24,9 @@ from clusterctl.transport.ssh import Connections, SSHTransport, end_all_connecti
 from clusterctl.util.process import call_on_hosts
 from tests.support.google import gcloud
 from tests.support.inventories import host_of, inventory_of
-from tests.support.messages import refused
+from tests.support.messages import codes, refused
 from tests.support.processes import gone
+from tests.support.verbs import Clusterctl
 
 # ProxyCommand that connects its streams to a local port, as gcloud does, and records its pid.
 CARRIER = """\
@@ -90,6 +91,7 @@ def behind(sshd, me, tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
         config, known_hosts = place / "ssh_config", place / "known_hosts"
         known_hosts.write_text(inventory.known_hosts())
         config.write_text(inventory.ssh_config(key=sshd.folder / "id", known_hosts=known_hosts))
+        (place / "hosts.json").write_text(inventory.model_dump_json())
         return config, notes
 
     return write
@@ -300,6 +302,19 @@ def test_refused_jump_host_is_asked_once_for_all_hosts_behind_it(behind, tmp_pat
     }
     # A persistent ssh discards its program's messages, so each try starts the program twice.
     assert len(pids(notes)) == 2
+
+
+def test_ssh_to_a_host_behind_a_refused_jump_host_says_why(behind, me, tmp_path):
+    said = tmp_path / "said.txt"
+    said.write_text(gcloud.refusal_text("4033"))
+    config, _ = behind(str(said))
+    (tmp_path / "demo").symlink_to(config.parent)
+    cli = Clusterctl(tmp_path, tmp_path)
+    argv = ("-o", "json", "--cluster", "demo", "ssh", "--user", me, NODES[0], "--", "echo there")
+    assert codes(cli(*argv, rc=1)) == ["tunnel-refused"]
+    config.write_text(config.read_text().replace(str(said), "plain"))
+    assert cli(*argv).json["stdout"] == "there\n"
+    end_all_connections(config)
 
 
 def test_host_that_is_down_behind_a_jump_host_is_named(behind, sshd):
