@@ -18,7 +18,7 @@ from clusterctl.spec import distributions
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.names import ADMIN_USER, MAX_ARRAY_SIZE, ROOT
 from clusterctl.state.facts import PartitionFacts, damaged, not_up
-from clusterctl.state.workspace import Workspace
+from clusterctl.state.workspace import JUMP, Workspace
 from clusterctl.util.assets import digest, render
 
 if TYPE_CHECKING:
@@ -37,17 +37,6 @@ SRUN_PORTS = "61000-64999"
 PROXIED_TIMEOUT_S = 60
 # A jump host may need this long to reach a host behind it.
 JUMP_TIMEOUT_S = 15
-# ssh's ProxyCommand for a host behind a jump host. All hosts behind the jump host share a connection to it,
-# which ends when it is idle. Arguments: the folder of the ssh_config, the name of the socket, the host's
-# address and port, the jump host. It changes to the folder, as a socket's path is limited to 107 bytes.
-# Machines may share a home, but not a socket. A file system without sockets has no FIFOs either, and then
-# each host has its own connection to the jump host.
-JUMP: Final = (
-    'cd "$0" && s="connections/$1-$(uname -n)" && t="connections/$$" && '
-    '{ [ -S "$s" ] || { mkfifo "$t" && rm -f "$t"; } 2>/dev/null || s=none; } && '
-    'exec ssh -F ssh_config -S "$s" -o BatchMode=yes -o ControlMaster=auto '
-    '-o ControlPersist=10 -W "[$2]:$3" "$4"'
-)
 
 
 class Host(BaseModel):

@@ -29,6 +29,18 @@ ROOM = 1 << 20
 WAIT_S = 600.0
 _PAUSE_S = 0.2
 
+# ssh's ProxyCommand for a host behind a jump host. All hosts behind the jump host share a connection to it,
+# which ends when it is idle. Arguments: the folder of the ssh_config, the name of the socket, the host's
+# address and port, the jump host. It changes to the folder, as a socket's path is limited to 107 bytes.
+# Machines may share a home, but not a socket. A file system without sockets has no FIFOs either, and then
+# each host has its own connection to the jump host.
+JUMP = (
+    'cd "$0" && s="connections/$1-$(uname -n)" && t="connections/$$" && '
+    '{ [ -S "$s" ] || { mkfifo "$t" && rm -f "$t"; } 2>/dev/null || s=none; } && '
+    'exec ssh -F ssh_config -S "$s" -o BatchMode=yes -o ControlMaster=auto '
+    '-o ControlPersist=10 -W "[$2]:$3" "$4"'
+)
+
 
 def state_home() -> Path:
     """Return the folder that holds the workspaces of all clusters.

@@ -16,7 +16,7 @@ from clusterctl.errors import (
     TunnelError,
     TunnelRefusedError,
 )
-from clusterctl.state.inventory import JUMP
+from clusterctl.state.workspace import JUMP
 from clusterctl.transport.base import unreachable_error
 from clusterctl.util import assets
 from clusterctl.util.assets import fill_in, first_rule, read_table
