@@ -489,14 +489,11 @@ def _examine_host(host: str, request: ProbeRequest, root: RunAsRoot) -> Examined
     facts = parse_report(text).host
     if facts is None:
         raise TransportError("the host did not return valid JSON", code="answer-garbled", why=text[:500])
-    ended = time.time()
     # The host's clock was read between these two times, so a time in between is no skew.
-    skew_s = facts.time - min(max(facts.time, started), ended)
-    return Examined(facts, skew_s)
+    return Examined(facts, facts.time - min(max(facts.time, started), time.time()))
 
 
 def _unreached_finding(host: str, error: ClusterctlError) -> Finding:
     # The failure of a host may have a more specific code than the error.
-    return Finding(
-        host, "error", error.failures[0].code, error.what, error.why or "no reason is known", error.fix
-    )
+    code = error.failures[0].code
+    return Finding(host, "error", code, error.what, error.why or "no reason is known", error.fix)

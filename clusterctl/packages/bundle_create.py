@@ -117,8 +117,9 @@ def _wheels(request: BundleRequest, distribution: Distribution, packages: int) -
 def _check_request(request: BundleRequest, out: Path) -> None:
     for distribution in request.distributions:
         for loc, refusal in software_refusals(request.spec, distribution):
-            what, code, where = refusal.what, refusal.code, dotted(loc)
-            raise UsageError(what, code=code, where=where, why=refusal.why, fix=refusal.fix)
+            raise UsageError(
+                refusal.what, code=refusal.code, where=dotted(loc), why=refusal.why, fix=refusal.fix
+            )
         check(distribution, request.archives.get(distribution.release))
     if (file := request.spec.software.python.requirements) is not None:
         content_hash((file,))

@@ -35,8 +35,8 @@ HEALTH_PROGRAM: Final = "/opt/clusterctl/health"
 SRUN_PORTS = "61000-64999"
 # A tunnel may need this long to open.
 PROXIED_TIMEOUT_S = 60
-# A jump host may need this long to reach a host behind it.
-JUMP_TIMEOUT_S = 15
+# A jump host may need this long to reach a host behind it, with the time of gcloud to open the tunnel.
+JUMP_TIMEOUT_S = 30
 
 
 class Host(BaseModel):

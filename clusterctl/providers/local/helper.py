@@ -181,9 +181,8 @@ def up(message: dict[str, Any]) -> dict[str, Any]:
         lower = image.layers(state.image)
         notes = _prepare_this_machine(request, state)
         requested = request.image if request.packages == state.packages else state.image
-        notes += tuple(
-            state.notes_on_kept_settings(request.subnet, requested, request.distribution, request.slurm)
-        )
+        settings = (request.subnet, requested, request.distribution, request.slurm)
+        notes += tuple(state.notes_on_kept_settings(*settings))
         recreated, removed = _remove_nodes(request, state)
         notes += (f"recreated: {', '.join(recreated)}",) if recreated else ()
         state = _assign_numbers(state, request)
@@ -193,8 +192,8 @@ def up(message: dict[str, Any]) -> dict[str, Any]:
     more = {*request.packages} - {*state.packages}
     if more - {*state.added} or (more and any(node.made for node in nodes)):
         notes += image.install_packages(state.hosts, sorted(more))
-        added = state.model_copy(update={"added": tuple(sorted(more))})
-        write_atomic(layout.state_file(request.id), added.model_dump_json())
+        state = state.model_copy(update={"added": tuple(sorted(more))})
+        write_atomic(layout.state_file(request.id), state.model_dump_json())
     return answer.model_copy(update={"nodes": nodes, "notes": notes}).model_dump(mode="json")
 
 

@@ -46,14 +46,14 @@ def test_nothing_slow_is_imported_without_need(module: str, needs: set[str]) -> 
 @pytest.mark.parametrize(
     ("verbs", "most"),
     [
-        ("up", 107),
-        ("down", 76),
-        ("submit", 57),
-        ("replay", 95),
+        ("up", 110),
+        ("down", 79),
+        ("submit", 58),
+        ("replay", 98),
         ("collect", 50),
         ("job", 40),
         ("files", 45),
-        ("jobs", 38),
+        ("jobs", 40),
         ("run", 10),
     ],
 )

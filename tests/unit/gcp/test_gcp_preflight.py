@@ -187,7 +187,6 @@ def test_what_an_earlier_up_made_needs_no_quota_and_no_right(google: Google) -> 
 def test_missing_network_may_be_named_like_a_kind_of_resource() -> None:
     (missing,) = found(SPEC.replace("network: lan", "network: reservations"))
     assert missing.code == "network-missing"
-    assert "reservations does not exist" in missing.what
 
 
 def test_existing_network_needs_no_network_permission(google: Google) -> None:

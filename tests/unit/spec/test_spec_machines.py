@@ -126,7 +126,7 @@ def test_a_machine_type_that_the_spec_describes() -> None:
         parse_spec(GCP % more.replace("type: g9-x-1", "type: g9-x-2") + TRAIN % "", "cluster.yaml")
 
 
-def test_a_known_machine_type_keeps_what_the_spec_does_not_describe() -> None:
+def test_a_known_machine_type_keeps_facts_that_the_spec_lacks() -> None:
     """As `machine-type-differs` advises it to be described."""
     known = gcp_machines.machines()["a3-ultragpu-8g"]
     facts = gcp_machines.MachineFacts.model_validate({"vcpus": 200, "memory": "2TiB"})
@@ -172,7 +172,7 @@ def test_arm_processors_are_refused_with_any_image(stated: str, name: str) -> No
         ("flex_start: 2d", "machine-without-flex-start"),
     ],
 )
-def test_features_that_a_machine_type_lacks_are_documented_errors(setting: str, code: str) -> None:
+def test_features_that_a_machine_type_lacks_are_errors(setting: str, code: str) -> None:
     with refused(code, SpecError, "e2-standard-4") as caught:
         parse_spec(GCP % f", partitions: {{train: {{{setting}}}}}" + TRAIN % "", "cluster.yaml")
     assert shows(str(caught.value), code)

@@ -333,7 +333,7 @@ def test_host_behind_a_jump_host_that_drops_packets_is_named(behind, sshd):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         head, found, rest = config.read_text().partition(f"Host {NODES[0]}\n")
         rest = rest.replace(f"Port {sshd.port}\n", f"Port {silent.getsockname()[1]}\n", 1)
-        config.write_text(head + found + rest.replace("ConnectTimeout 15\n", "ConnectTimeout 1\n", 1))
+        config.write_text(head + found + rest.replace("ConnectTimeout 30\n", "ConnectTimeout 1\n", 1))
         with (
             Connections(config) as connections,
             refused("jump-refused", TunnelError, host=NODES[0], has_grace=False),
