@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from clusterctl.providers.gcp.provider import services
+from clusterctl.spec import gcp_machines
 from clusterctl.spec.load import parse_spec
 from tests.support.processes import ROOT
 from tests.unit.gcp.recorded import SPEC
@@ -17,6 +18,7 @@ PAGE = (ROOT / "docs" / "gcp.md").read_text()
 FIRST_DAY = (ROOT / "docs" / "howto" / "first-day-gcp.md").read_text()
 DATA = files("clusterctl.providers.gcp") / "data"
 API = re.compile(r"[a-z]+\.googleapis\.com")
+FAMILY = re.compile(r"\b[A-Z]\d[A-Z]?\b")
 
 
 def rows(heading: str) -> list[list[str]]:
@@ -50,6 +52,20 @@ def test_the_roles_are_those_of_the_preflight() -> None:
     }
     named |= {"roles/serviceusage.serviceUsageConsumer"}  # in the second column
     assert named == {role for rights in known for role in rights}
+
+
+def test_the_families_are_those_of_the_machine_types() -> None:
+    families = {name.upper(): one for name, one in gcp_machines.data()["families"].items()}
+    del families["UNKNOWN"]  # of types that only the spec describes
+    arm = {name for name, one in families.items() if one.get("arm")}
+    text = PAGE.partition("\n## Machine types\n")[2].partition("```")[0]
+    supported, _, refused = text.partition("Types with Arm processors")
+    assert set(FAMILY.findall(supported)) == set(families) - arm
+    assert set(FAMILY.findall(refused)) == arm
+    (flex_start,) = (cells[1] for cells in rows("Spot, flex-start, reservations") if "flex" in cells[0])
+    assert set(FAMILY.findall(flex_start)) == {
+        name for name, one in families.items() if one.get("flex_start")
+    }
 
 
 @pytest.mark.parametrize("cells", rows("Failures"), ids=lambda cells: str(cells[0].split("`")[1]))
