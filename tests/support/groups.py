@@ -35,7 +35,6 @@ LONGEST = (
     "test_onprem_el.py",
     "life",
     "test_drift.py",
-    "test_benchmarks.py",
     "test_gcp.py",
     "test_no_scheduler.py",
     "test_systemd_host.py",
