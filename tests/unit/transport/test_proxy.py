@@ -242,15 +242,19 @@ def test_rules_of_gcloud_explain_no_other_programs_messages(behind, tmp_path):
     assert type(caught.value) is UnreachableError
 
 
+def check_plain_ssh(config: Path) -> None:
+    """Run a command on the first node with ssh alone."""
+    argv = ["ssh", "-F", config, NODES[0], "echo there"]
+    plain = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert plain.stdout == "there\n", plain.stderr
+
+
 def test_hosts_behind_a_jump_host_share_one_tunnel(behind):
     config, notes = behind()
     with Connections(config) as connections:
         answers, failed = call_on_hosts(NODES, lambda name: connections.to(name).run(["echo", name]).stdout)
         assert (answers, failed) == ({name: f"{name}\n" for name in NODES}, {})
-        plain = subprocess.run(
-            ["ssh", "-F", config, NODES[0], "echo there"], capture_output=True, text=True, check=False
-        )
-        assert plain.stdout == "there\n", plain.stderr
+        check_plain_ssh(config)
         (pid,) = pids(notes)
     end_all_connections(config)
     assert gone(pid)
@@ -258,10 +262,8 @@ def test_hosts_behind_a_jump_host_share_one_tunnel(behind):
 
 def test_plain_ssh_through_a_jump_host_needs_no_clusterctl(behind):
     config, notes = behind()
-    argv = ["ssh", "-F", config, NODES[0], "echo there"]
     for _ in range(2):
-        plain = subprocess.run(argv, capture_output=True, text=True, check=False)
-        assert plain.stdout == "there\n", plain.stderr
+        check_plain_ssh(config)
     (pid,) = pids(notes)
     end_all_connections(config)
     assert gone(pid)
@@ -271,9 +273,7 @@ def test_jump_host_is_reached_without_a_place_for_sockets(behind):
     """As on a file system without Unix sockets."""
     config, notes = behind()
     (config.parent / "connections").rmdir()
-    argv = ["ssh", "-F", config, NODES[0], "echo there"]
-    plain = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert plain.stdout == "there\n", plain.stderr
+    check_plain_ssh(config)
     assert all(map(gone, pids(notes)))
 
 
