@@ -422,8 +422,9 @@ def reports_of(hosts: Iterable[str], answers: Iterable[HostAnswer]) -> Mapping[s
             fix = error.fix
             # The tunnel that all hosts share is broken.
             if len({exc.cause for exc in failures}) == 1 < len(failed) == len(results):
-                texts = {"why": error.why, "fix": fix}
-                raise TransportError(problem, code="hosts-unreachable", failures=failures, **texts)
+                raise TransportError(
+                    problem, code="hosts-unreachable", why=error.why, fix=fix, failures=failures
+                )
         raise TransportError.of_hosts(problem, failures, code="hosts-unreachable", fix=fix)
     return {host: result for host, result in results.items() if isinstance(result, HostReport)}
 
