@@ -199,7 +199,7 @@ class Trials:
         return bool(end_of(seen)) or seen.idle() > self.patience
 
     def _cancel(self, training: Training, seen: Seen) -> str:
-        """End a job that hangs. Return "hung in STATE", with what Slurm says of the job and the nodes."""
+        """End a job that hangs. Return "hung in STATE", with Slurm's words on the job and nodes."""
         state = seen.states[-1][2]
         asks = f"squeue -h --states=all -j {training.job} -o '%T %r, excluded: %x'; sinfo -h -N -o '%N %T %E'"
         said = "; ".join(self.nodes.on_controller(asks).splitlines())

@@ -412,7 +412,7 @@ def test_a_uid_does_not_pass_to_another_user(one: Cluster) -> None:
 
 
 def test_up_installs_packages_that_the_spec_gained(one: Cluster) -> None:
-    """The nodes have no network of their own; the job goes on."""
+    """Although the nodes have no route to a mirror. slurmd keeps running."""
     text, slurmd = one.spec.read_text(), daemons(one, 1)
     ask = "command -v tree; ls /etc/resolv.conf /etc/apt/apt.conf.d/99bake 2>/dev/null; ls /var/lib/apt/lists"
     one.spec.write_text(f"{text}software: {{packages: [tree]}}\n")

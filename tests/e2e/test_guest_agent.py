@@ -1,6 +1,6 @@
 """Google's guest agent on a machine of our own: Debian's package, which is real, beside the stand-in.
 
-Both get what the module of Terraform writes into an instance's metadata.
+Both get the metadata that the Terraform module gives to an instance.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Instances:
     key: Path  # clusterctl's, private
 
     def apply(self, key: Path) -> None:
-        """Make the instances, or change what of them has changed, by the module of Terraform."""
+        """Create or update the instances with the Terraform module."""
         values = variables(parse_spec(SPEC, "cluster.yaml"), "a1b2c3", public(key))
         (self.module / "clusterctl.auto.tfvars.json").write_text(json.dumps(values))
         for words in ("init", "apply -auto-approve"):

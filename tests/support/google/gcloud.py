@@ -4,9 +4,9 @@
     (bin_folder / "login").write_text("expired")    # or "none"
     (bin_folder / "iap").write_text("4033")     # a refusal of REFUSALS for all tunnels
 
-The tunnel leads to the instance's internal address, as IAP's does. Messages and exit statuses are those that
-gcloud 528 had at a relay that speaks IAP's protocol. Its source: command_lib/compute/iap_tunnel.py, whose
-RunReceiveLocalData logs an error and exits with 0, and core/credentials/exceptions.py.
+The tunnel leads to the instance's internal address, as IAP's does. Messages and exit statuses were recorded
+from gcloud 528 at a relay that speaks IAP's protocol. Sources: command_lib/compute/iap_tunnel.py
+(RunReceiveLocalData logs an error and exits with 0), and core/credentials/exceptions.py.
 As a program: `python -m tests.support.google.gcloud BIN_FOLDER WORLD_FILE ARGUMENTS...`
 """
 
@@ -21,7 +21,7 @@ import threading
 from pathlib import Path
 
 CHECKOUT = Path(__file__).parents[3]
-# What IAP's relay answers to a connection, by code, and what gcloud adds.
+# Answers of IAP's relay to a connection, by code, with the text that gcloud adds.
 REFUSALS = {
     "4033": "[4033: 'not authorized'].",
     "4003": "[4003: 'failed to connect to backend']. (Failed to connect to port 22)",

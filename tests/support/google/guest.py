@@ -79,7 +79,7 @@ class _Handler(BaseHTTPRequestHandler):
         instance, _ = self._known()
         status, body, headers = published(instance, self.path, self._asked())
         namespace, _, key = self.path.removeprefix(GUEST_ATTRIBUTES).partition("/")
-        if status == 200 and namespace == "hostkeys":  # what else agents publish, nobody reads
+        if status == 200 and namespace == "hostkeys":  # nobody reads other attributes of guests
             with self.world.change() as world:
                 world.setdefault("guest_attributes", {}).setdefault(instance["name"], {})[key] = value
         self._send(status, body, headers)
@@ -142,7 +142,7 @@ def published(instance: Mapping[str, Any], target: str, headers: Mapping[str, st
         return _MISSING_FLAVOR
     if not target.startswith(GUEST_ATTRIBUTES):
         return _text(405, "Only guest attributes can be written.")
-    # Status and text: what clients of the metadata server expect (2025).
+    # Status and text that clients of the metadata server expect (2025).
     if (instance.get("metadata") or {}).get("enable-guest-attributes", "").upper() != "TRUE":
         return _text(403, "Guest attributes endpoint access is disabled.")
     return _text(200, "")
@@ -175,7 +175,7 @@ def answer(tree: Mapping[str, Any], target: str, headers: Mapping[str, str]) -> 
 
 
 def _as_json(found: Any, name: str) -> Any:
-    """Folders as JSON, whose names are in camel case there, except those of attributes."""
+    """Folders as JSON. All names are in camel case there, except names of attributes."""
     if not isinstance(found, Mapping):
         return found
     keeps = name.rstrip("/").endswith("attributes")

@@ -39,7 +39,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class Order:
-    """Types of what a recording creates before what refers to it."""
+    """The order of creation in a recording: types of resources before the types that refer to them."""
 
     file: str
     before: tuple[str, ...]
@@ -66,7 +66,7 @@ REQUESTS = TypeAdapter(Requests).validate_python(
 
 
 def unrecorded(kind: str, attributes: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Return each field that no recording has, with what Google says of it.
+    """Return each field that no recording has, with Google's description of the field.
 
     Raises:
         AssertionError: Google has no such field, or one that cannot be set.
