@@ -32,7 +32,7 @@ tell. *Only rendered* means that files or requests were written and compared, bu
 Each cell lists the tests. They run in every `make test`, several of them with further cases in
 `make test-all`; tests after *sweep* run in `make test-all` only.
 
-**Nothing has run on Google Cloud, on Rocky Linux or Ubuntu, or on a machine with a GPU yet.**
+**Nothing has run on Google Cloud, or on Rocky Linux or Ubuntu yet. On a GPU, only the training program ran.**
 """
 COLUMNS: Final = ("platform", "versions", "for real", "on a stand-in", "only rendered", "not shown")
 

@@ -1,4 +1,7 @@
-"""Products of 16-bit matrices with float32 results, by cuBLAS. CuPy's ``matmul`` returns 16-bit results."""
+"""Products of 16-bit matrices by cuBLAS, summed in float32, with 16-bit or float32 results.
+
+CuPy's ``matmul`` has no float32 results of 16-bit matrices, and no products of batches in bfloat16.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ class Products:
         )
 
     def write(self, left: Array, right: Array, out: Array) -> None:
-        """Compute out[...] = left @ right, with ``out`` in float32 and C order."""
+        """Compute out[...] = left @ right, with ``out`` in float32 or the factors' dtype, and in C order."""
         rows, inner, columns = *left.shape[-2:], right.shape[-1]
         left, left_op, left_step, left_jump = _laid_out(left)
         right, right_op, right_step, right_jump = _laid_out(right)
@@ -50,7 +53,7 @@ class Products:
         # cuBLAS reads memory column by column, so compute the transpose of the result: rightᵀ @ leftᵀ.
         head = (self._handle(), right_op, left_op, columns, rows, inner, _ONE.ctypes.data)
         tail = (_SUM_IN_FLOAT32, _DEFAULT)
-        to = (_ZERO.ctypes.data, _pointer(out), _KINDS["float32"], columns)
+        to = (_ZERO.ctypes.data, _pointer(out), _KINDS[out.dtype.name], columns)
         if out.ndim == 2:  # noqa: PLR2004
             matrices = (_pointer(right), kind, right_step, _pointer(left), kind, left_step)
             self._library.gemmEx(*head, *matrices, *to, *tail)

@@ -53,11 +53,12 @@ class Gpu(Device):
         self, left: Array, right: Array, out: Array | None = None, dtype: DTypeLike | None = None
     ) -> Array:
         result_dtype = np.dtype(dtype) if dtype is not None else out.dtype if out is not None else left.dtype
-        if result_dtype.itemsize > left.dtype.itemsize:
-            # CuPy rounds a 16-bit product to 16 bits before it can be widened, and fp16 may overflow.
-            if result_dtype == FLOAT32 and self._products.fits(left, right):
-                return self._float32_product(left, right, out)
-            left, right = left.astype(result_dtype), right.astype(result_dtype)
+        if self._products.fits(left, right) and result_dtype in {FLOAT32, left.dtype}:
+            return self._cublas_product(left, right, out, result_dtype)
+        if left.dtype.itemsize < result_dtype.itemsize or left.dtype.itemsize == 2:  # noqa: PLR2004
+            # CuPy has no products of batches in bfloat16, and rounds 16-bit products before they are widened.
+            wide = np.promote_types(result_dtype, FLOAT32)
+            left, right = left.astype(wide), right.astype(wide)
         if out is not None and out.dtype == left.dtype and out.flags.c_contiguous:
             return self.xp.matmul(left, right, out=out)
         product = self.xp.matmul(left, right).astype(result_dtype, copy=False)
@@ -66,10 +67,10 @@ class Gpu(Device):
         out[...] = product
         return out
 
-    def _float32_product(self, left: Array, right: Array, out: Array | None) -> Array:
-        is_direct = out is not None and out.flags.c_contiguous
+    def _cublas_product(self, left: Array, right: Array, out: Array | None, dtype: DTypeLike) -> Array:
+        is_direct = out is not None and out.flags.c_contiguous and out.dtype == dtype
         shape = (*left.shape[:-1], right.shape[-1])
-        product: Array = out if is_direct and out is not None else self.xp.empty(shape, FLOAT32)
+        product: Array = out if is_direct and out is not None else self.xp.empty(shape, dtype)
         self._products.write(left, right, product)
         if out is None or is_direct:
             return product

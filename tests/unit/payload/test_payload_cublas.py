@@ -1,4 +1,4 @@
-"""Products of 16 bits as float32: exact where their sums are, however the factors lie in memory."""
+"""Products of 16-bit matrices: exact where their sums are, however the factors lie in memory."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from payload.device.base import Array, Device
+
+pytestmark = pytest.mark.platform("stand-in", "cuda")
 
 _HALVES = [np.float16, ml_dtypes.bfloat16]
 
@@ -44,16 +46,19 @@ def _numbers(shape: tuple[int, ...]) -> Array:
 @pytest.mark.parametrize("half", _HALVES)
 @pytest.mark.parametrize("layout", _LAYOUTS)
 @pytest.mark.parametrize("given_out", [False, True])
-def test_a_wide_product_is_exact(device: Device, half: Any, layout: str, given_out: bool) -> None:
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_product_is_exact(device: Device, half: Any, layout: str, given_out: bool, wide: bool) -> None:
+    dtype = np.dtype(np.float32 if wide else half)
     lay, *shapes = _LAYOUTS[layout]
     left, right = (_numbers(shape) for shape in shapes)
     expected = np.matmul(*lay(left, right))
     factors = lay(*(device.asarray(one.astype(np.float32), half) for one in (left, right)))
-    out = device.xp.full(expected.shape, np.nan, np.float32) if given_out else None
-    product = device.matmul(*factors, out=out, dtype=np.float32)
-    assert product.dtype == np.float32
+    out = device.xp.full(expected.shape, np.nan, dtype) if given_out else None
+    product = device.matmul(*factors, out=out, dtype=dtype)
+    assert product.dtype == dtype
     assert out is None or product is out
-    np.testing.assert_array_equal(device.to_host(device.xp.ascontiguousarray(product)), expected)
+    found = device.to_host(device.xp.ascontiguousarray(product)).astype(np.float32)
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("half", _HALVES)

@@ -33,12 +33,16 @@ class PlayedCublas:
         ldc: int, c_jump: int, count: int, compute: int, algorithm: int,
     ) -> None:  # fmt: skip
         """C = op(A) op(B), of columns that follow each other in memory."""
-        assert (handle, compute, algorithm, c_kind) == (self.handle, 68, -1, 0)
+        assert (handle, compute, algorithm) == (self.handle, 68, -1)
+        # cuBLAS's table of types for CUBLAS_COMPUTE_32F (cublasGemmEx).
+        assert a_kind == b_kind
+        assert c_kind in {0, a_kind}
         assert (_at(alpha, 0, 1, 1, 1)[0, 0], _at(beta, 0, 1, 1, 1)[0, 0]) == (1, 0)
+        size = np.dtype(_KINDS[c_kind]).itemsize
         for index in range(count):
             left = _operand(a + 2 * index * a_jump, a_kind, (m, k), lda, transposed=bool(transa))
             right = _operand(b + 2 * index * b_jump, b_kind, (k, n), ldb, transposed=bool(transb))
-            _at(c + 4 * index * c_jump, c_kind, m, n, ldc)[...] = left @ right
+            _at(c + size * index * c_jump, c_kind, m, n, ldc)[...] = left @ right
 
 
 def _operand(pointer: int, kind: int, shape: tuple[int, int], step: int, *, transposed: bool) -> Array:

@@ -155,6 +155,10 @@ def _matmul(left: Array, right: Array) -> Array:
     """cuBLAS sums half precision in float32, and gives half precision."""
     if left.dtype != right.dtype:
         raise TypeError(f"a product of {left.dtype} and {right.dtype}: cuBLAS has none")
+    if left.dtype.name == "bfloat16" and max(left.ndim, right.ndim) > 2 and left.size and right.size:
+        # CuPy multiplies batches of types outside "efdFD" by a kernel without bfloat16: `matmul` in
+        # cupy/_core/_routines_linalg.pyx. Seen with CuPy 14.2.0 on an H200.
+        raise TypeError("data type 'E' not understood")
     if left.dtype.itemsize == 2:
         wide: Array = left.astype("float32") @ right.astype("float32")
         return wide.astype(left.dtype)
