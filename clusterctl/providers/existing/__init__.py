@@ -1,0 +1,1 @@
+"""The provider of a Slurm cluster that other people operate: clusterctl has an ordinary account on it."""

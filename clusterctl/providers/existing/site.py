@@ -1,0 +1,128 @@
+"""What an ordinary account can learn about a Slurm site, in the file `site.json` of an attached cluster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from clusterctl.errors import UsageError
+from clusterctl.state.workspace import Workspace, write_atomic
+
+
+@dataclass(frozen=True, slots=True)
+class SitePartition:
+    """A partition of the site.
+
+    max_time_s: the time limit of its jobs in seconds. None: no limit.
+    default_time_s: the time limit of jobs that request none. None: the partition's limit.
+    nodes: the names of its nodes as Slurm writes them, such as `gpu[01-40]`.
+    gpus: the generic resources of its nodes, such as `gpu:a100:4`. Different nodes: separated by a comma.
+    state: `up`, `down`, `drain` or `inact`. hidden: Slurm lists it only on request.
+    """
+
+    name: str
+    is_default: bool
+    max_time_s: int | None
+    nodes: str
+    node_count: int
+    gpus: str = ""
+    state: str = "up"
+    hidden: bool = False
+    default_time_s: int | None = None
+    cpus: int = 0
+    memory_mib: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Association:
+    """An association of the user in Slurm's accounting database. Empty texts: any partition, or no QOS."""
+
+    account: str
+    partition: str = ""
+    qos: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A Slurm site, as its login node describes it to an ordinary account.
+
+    account: the user's account name on the login node. shell: the login shell. home: the home folder.
+    slurm_path: the folder of Slurm's commands.
+    accounting: why sacct gives no answer, in its own words. Empty: it answers.
+    pythons: path on the login node -> version, such as `3.11.2`.
+    module_command: whether /etc/profile defines the command `module`. modules: names of MPI and Python modules.
+    max_submit: how many jobs the user may have in the queue. None: no limit is known.
+    mpi_types: the values that `srun --mpi` accepts.
+    min_job_age_s: for how long squeue shows ended jobs.
+    sbatch_env: names of the variables SBATCH_* and SLURM_* in the user's environment there.
+    internet: whether the login node reaches a package index.
+    quotas: lines of `quota`. glibc, arch: of the login node, such as `2.36` and `x86_64`.
+    clock_ahead_s: by how many seconds the login node's clock is ahead of this machine's.
+    learned: name of the field -> the command that told it.
+    """
+
+    slurm_version: str
+    cluster_name: str
+    account: str
+    shell: str
+    home: str
+    slurm_path: str
+    host: str = ""
+    system: str = ""
+    accounting: str = ""
+    pythons: Mapping[str, str] = field(default_factory=dict)
+    module_command: bool = False
+    modules: tuple[str, ...] = ()
+    partitions: tuple[SitePartition, ...] = ()
+    associations: tuple[Association, ...] = ()
+    max_array: int = 1001
+    max_submit: int | None = None
+    mpi_types: tuple[str, ...] = ()
+    job_requeue: bool = True
+    min_job_age_s: int = 300
+    sbatch_env: tuple[str, ...] = ()
+    internet: bool = False
+    quotas: tuple[str, ...] = ()
+    free_mib: int | None = None
+    free_inodes: int | None = None
+    glibc: str = ""
+    arch: str = "x86_64"
+    clock_ahead_s: float = 0.0
+    learned: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def default_partition(self) -> SitePartition | None:
+        return next((partition for partition in self.partitions if partition.is_default), None)
+
+    def save(self, workspace: Workspace) -> None:
+        write_atomic(workspace.root / _NAME, json.dumps(asdict(self), indent=1) + "\n")
+
+
+_NAME = "site.json"
+
+
+def load_site(workspace: Workspace) -> Site:
+    """Read `site.json`. Raise UsageError if it is missing or damaged."""
+    path = workspace.root / _NAME
+    try:
+        return site_of_record(json.loads(path.read_bytes()))
+    except (OSError, ValueError, LookupError, TypeError) as exc:
+        raise UsageError(
+            f"the description of the site of cluster {workspace.root.name!r} can't be read",
+            code="site-damaged",
+            where=str(path),
+            why=str(exc),
+            fix="run `clusterctl attach` again, which writes the file",
+        ) from exc
+
+
+def site_of_record(record: Mapping[str, Any]) -> Site:
+    """Return the site that ``dataclasses.asdict`` has turned into JSON."""
+    lists = {key: tuple(value) for key, value in record.items() if isinstance(value, list)}
+    lists["partitions"] = tuple(SitePartition(**row) for row in record["partitions"])
+    lists["associations"] = tuple(
+        Association(row["account"], row["partition"], tuple(row["qos"])) for row in record["associations"]
+    )
+    return Site(**{**record, **lists})
