@@ -54,7 +54,7 @@ from clusterctl.spec.job import JobKeywords, Weights, is_job_file
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import reject_unknown
 from clusterctl.state.chosen import ChosenCluster, naming_lock_holder
-from clusterctl.state.chosen_spec import spec_of, spec_of_existing
+from clusterctl.state.chosen_spec import reject_foreign, spec_of, spec_of_existing
 from clusterctl.state.inventory import inventory_of
 from clusterctl.state.submissions import RUNS
 from clusterctl.state.workspace import WAIT_S
@@ -176,6 +176,7 @@ class Cluster:
         no_wait: bool = False,
     ) -> down.DownResult:
         """Collect runs, remove the cluster, and check that nothing is left. Arguments: options of `down`."""
+        reject_foreign(self._chosen)
         workspace = self._chosen.workspace(named=True)
         _confirm(f"removing cluster {workspace.root.name!r} needs confirmation", yes=yes)
         options = down.DownOptions(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from clusterctl.cli.options import Words, argument, option
+from clusterctl.cli.options import Words, argument, for_operators, option
 from clusterctl.cli.output import Screen
 from clusterctl.cluster.up import reject_bundles
 from clusterctl.errors import NotUpError, ProvisionError, UsageError
@@ -23,6 +23,7 @@ Systems = Annotated[
 ]
 
 
+@for_operators
 def create(
     screen: Screen,
     system: Systems = None,

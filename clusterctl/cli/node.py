@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 from clusterctl.cli.job import timeout_of
-from clusterctl.cli.options import argument, option, takes
+from clusterctl.cli.options import argument, for_operators, option, takes
 from clusterctl.cli.output import Screen
 from clusterctl.cli.phases import AcceptHostKey, AskBecomePass, NoWait, Yes
 from clusterctl.cli.up import Discard, bring_up
@@ -33,6 +33,7 @@ _REASON_REBOOT = "clusterctl: is to be booted"
 _JOINING = {"yes": Yes, "no_wait": NoWait, "ask_become_pass": AskBecomePass, "accept_host_key": AcceptHostKey}
 
 
+@for_operators
 def drain(
     screen: Screen,
     names: Names,
@@ -52,6 +53,7 @@ def drain(
     _show(screen, states)
 
 
+@for_operators
 def resume(screen: Screen, names: Names) -> None:
     """Resume nodes, so that jobs can start on them again."""
     with _cluster(screen) as (inventory, scheduler):
@@ -59,6 +61,7 @@ def resume(screen: Screen, names: Names) -> None:
     _show(screen, states)
 
 
+@for_operators
 @takes(_JOINING)
 def add(screen: Screen, names: Names, **options: Any) -> int:
     """Add machines of the spec to the running cluster.
@@ -76,6 +79,7 @@ def add(screen: Screen, names: Names, **options: Any) -> int:
     return bring_up(screen, spec, limit=chosen, **options)
 
 
+@for_operators
 @takes({"force": Force, "discard": Discard, "yes": Yes, "no_wait": NoWait})
 def remove(screen: Screen, names: Names, **options: Any) -> int:
     """Remove nodes from the cluster and restore the machines. Other nodes and their jobs are not affected."""
@@ -90,6 +94,7 @@ def remove(screen: Screen, names: Names, **options: Any) -> int:
     return code
 
 
+@for_operators
 @takes({"force": Force, "discard": Discard, **_JOINING})
 def replace(screen: Screen, names: Names, **options: Any) -> int:
     """Replace the machines of nodes; the node names stay.
@@ -113,6 +118,7 @@ def replace(screen: Screen, names: Names, **options: Any) -> int:
     return bring_up(screen, spec, limit=None if is_local else chosen, replaced=present, **options)
 
 
+@for_operators
 def forget(screen: Screen, names: Names, yes: Yes = False, no_wait: NoWait = False) -> None:
     """Forget removed nodes that could not be restored and no longer exist."""
     workspace = screen.chosen().workspace()
@@ -125,6 +131,7 @@ def forget(screen: Screen, names: Names, yes: Yes = False, no_wait: NoWait = Fal
     screen.result({"forgotten": chosen}, f"forgotten: {'; '.join(forgotten)}")
 
 
+@for_operators
 def reboot(
     screen: Screen,
     names: Names,

@@ -188,6 +188,12 @@ def takes(flags: Mapping[str, Any], **synonyms: Any) -> Callable[[Verb], Verb]:
     return decorate
 
 
+def for_operators(function: Verb) -> Verb:
+    """Mark a command that changes hosts. It is refused for a cluster that other people operate."""
+    function.for_operators = True  # type: ignore[attr-defined]
+    return function
+
+
 def verb(function: Verb) -> Callable[..., None]:
     """Turn ``function(screen, ...)`` into a Typer command that also has the options in ``COMMON``.
 
@@ -214,6 +220,8 @@ def verb(function: Verb) -> Callable[..., None]:
             if (value := arguments.pop(name)) not in (None, [], ()):
                 arguments[name.removesuffix(_SYNONYM)] = value
         try:
+            if hasattr(function, "for_operators"):
+                _reject_foreign(screen)
             code = function(screen, **arguments) or 0
         except (Exception, KeyboardInterrupt) as exc:
             code = _ended(exc, screen)
@@ -229,6 +237,13 @@ def verb(function: Verb) -> Callable[..., None]:
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     return command
+
+
+def _reject_foreign(screen: Screen) -> None:
+    # A slow import, which commands for jobs do not need.
+    from clusterctl.state.chosen_spec import reject_foreign
+
+    reject_foreign(screen.chosen())
 
 
 def _ended(exc: BaseException, screen: Screen) -> int:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from clusterctl.cli.options import Words, argument, option
+from clusterctl.cli.options import Words, argument, for_operators, option
 from clusterctl.cli.output import Screen
 from clusterctl.cli.phases import AskBecomePass, sudo_password
 from clusterctl.cluster.context import ClusterContext
@@ -33,6 +33,7 @@ HOURS_A_DAY: Final = 24
 CURRENCY: Final = "USD"
 
 
+@for_operators
 def plan(
     screen: Screen,
     check: Annotated[bool, option("Exit 3 if `up` would change anything.")] = False,

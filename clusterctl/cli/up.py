@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from clusterctl.cli.options import flag, option, takes
+from clusterctl.cli.options import flag, for_operators, option, takes
 from clusterctl.cli.output import Screen
 from clusterctl.cli.phases import (
     AcceptHostKey,
@@ -58,6 +58,7 @@ _UP_FLAGS: Final = {
 }
 
 
+@for_operators
 @takes(_UP_FLAGS)
 def up(screen: Screen, **given: Any) -> int:
     """Create or repair the cluster. Exits 0 only after an MPI job has run across all idle nodes.
@@ -121,6 +122,7 @@ def bring_up(
     return 0
 
 
+@for_operators
 def bake(screen: Screen, no_wait: NoWait = False, yes: Yes = False) -> None:
     """Build the image for new nodes, unless it exists for this configuration.
 

@@ -39,7 +39,8 @@ from clusterctl.spec.units import format_size, shown
 from clusterctl.util.assets import read_table
 
 ClusterName = Annotated[str, PATTERNS["label"]]
-PartitionName = Annotated[str, PATTERNS["label"]]
+# The names that Slurm accepts, for clusters that other people operate.
+SlurmName = Annotated[str, PATTERNS["slurm_name"]]
 UnixName = Annotated[str, PATTERNS["unix_name"]]
 AccountName = Annotated[str, PATTERNS["account"]]
 
@@ -141,9 +142,7 @@ class Partition(Model):
         json_schema_extra={"required": ["name"], "anyOf": [{"required": ["nodes"]}, {"required": ["hosts"]}]}
     )
 
-    name: Annotated[
-        PartitionName, _other_than(RESERVED_PARTITIONS, "a name that clusterctl or Slurm uses")
-    ] = Field(description="the partition's name in Slurm and in its nodes' names")
+    name: SlurmName = Field(description="the partition's name in Slurm and in its nodes' names")
     nodes: Annotated[int, Field(ge=1, strict=True, description="number of nodes; with hosts, their number")]
     hosts: HostRange | None = Field(None, description="its nodes, on your own machines, such as gpu[01-08]")
     cpus: Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)] | None = Field(
@@ -221,6 +220,7 @@ class SlurmSettings(Model):
 class ProviderSettings(Model):
     """Settings of a provider. Class variables and properties tell how it differs from other providers.
 
+    foreign: whether other people operate the cluster, and the user only has an account there.
     user_owned: whether the hosts are the user's own machines, which `down` restores.
     shares_kernel: whether the hosts use this machine's kernel. Then they can't reboot and have no firewall.
     is_cloud: whether the hosts are rented, by machine type.
@@ -229,6 +229,7 @@ class ProviderSettings(Model):
     """
 
     type: str
+    foreign: ClassVar[bool] = False
     user_owned: ClassVar[bool] = False
     shares_kernel: ClassVar[bool] = False
     is_cloud: ClassVar[bool] = False

@@ -22,7 +22,7 @@ from clusterctl.spec.base import (
     explain,
     folder_of,
 )
-from clusterctl.spec.common import AccountName, PartitionName
+from clusterctl.spec.common import SlurmName
 from clusterctl.spec.names import MAX_COUNT, Launcher
 from clusterctl.spec.sbatch import requests_of
 from clusterctl.spec.sweep import Sweep, as_grid
@@ -197,9 +197,9 @@ class JobOptions(Model):
     gpus: Annotated[int, Field(ge=0, le=MAX_COUNT, strict=True)] = Field(0, description="GPUs on each node")
     mem: JobMemoryMib | None = Field(None, description="memory on each node")
     time: JobTimeS | None = Field(None, description="time limit; a bare number is minutes")
-    partition: PartitionName | None = Field(None, description="Slurm partition; default: the first")
-    account: AccountName | None = Field(None, description="Slurm account")
-    qos: AccountName | None = Field(None, description="quality of service")
+    partition: SlurmName | None = Field(None, description="Slurm partition; default: the first")
+    account: SlurmName | None = Field(None, description="Slurm account")
+    qos: SlurmName | None = Field(None, description="quality of service")
     constraint: Annotated[str, PATTERNS["constraint"]] | None = Field(
         None, description="features that the nodes must have"
     )

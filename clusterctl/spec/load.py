@@ -123,8 +123,9 @@ def starter_spec(provider: str) -> str:
             fix=did_you_mean(provider, PROVIDERS) or "use one of these providers",
         )
     folder = resources.files("clusterctl.spec").joinpath("starter")
-    machines = () if PROVIDERS[provider].shares_kernel else ("machines",)
-    parts = (folder.joinpath(f"{part}.yaml") for part in (provider, *machines, "common"))
+    traits = PROVIDERS[provider]
+    more = () if traits.foreign else ("common",) if traits.shares_kernel else ("machines", "common")
+    parts = (folder.joinpath(f"{part}.yaml") for part in (provider, *more))
     return "".join(part.read_text(encoding="utf-8") for part in parts)
 
 

@@ -14,6 +14,7 @@ from clusterctl.errors import BadValueError, Notice, ProvisionError
 from clusterctl.spec import distributions
 from clusterctl.spec.base import (
     INCONSISTENT,
+    PATTERNS,
     PRIVATE_NETWORKS,
     RECORDED,
     Fault,
@@ -23,8 +24,9 @@ from clusterctl.spec.base import (
     is_partial,
     repeated,
 )
-from clusterctl.spec.common import OF_OWN_MACHINES, Cluster, ProviderSettings
+from clusterctl.spec.common import OF_OWN_MACHINES, RESERVED_PARTITIONS, Cluster, ProviderSettings
 from clusterctl.spec.distributions import Distribution, SoftwareRefusal
+from clusterctl.spec.existing import ExistingSettings
 from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.spec.software import SlurmSource
@@ -102,6 +104,7 @@ PROVIDERS: Final[Mapping[str, type[ProviderSettings]]] = {
     "local": LocalSettings,
     "gcp": GcpSettings,
     "onprem": OnpremSettings,
+    "existing": ExistingSettings,
 }
 DEFAULT_PROVIDER: Final = LocalSettings()
 
@@ -109,9 +112,9 @@ DEFAULT_PROVIDER: Final = LocalSettings()
 class ClusterSpec(Cluster):
     """A cluster."""
 
-    provider: Annotated[LocalSettings | GcpSettings | OnpremSettings, Discriminator("type")] = Field(
-        DEFAULT_PROVIDER, description="the provider of the hosts, with its settings"
-    )
+    provider: Annotated[
+        LocalSettings | GcpSettings | OnpremSettings | ExistingSettings, Discriminator("type")
+    ] = Field(DEFAULT_PROVIDER, description="the provider of the hosts, with its settings")
 
     @model_validator(mode="after")
     def _consistent(self, info: ValidationInfo) -> Self:
@@ -125,6 +128,7 @@ class ClusterSpec(Cluster):
 def faults(spec: ClusterSpec) -> Iterator[Fault]:
     """Yield all contradictions between the fields of a spec. A field with a wrong value may be UNKNOWN."""
     yield from spec.provider.faults(spec)
+    yield from _partition_name_faults(spec)
     if spec.scheduler == "none":
         fix = "remove {}, or write scheduler: slurm"
         rows = ((key, reason, fix.format(key.split(".")[1])) for key, reason in _OF_SLURM.items())
@@ -152,6 +156,20 @@ def faults(spec: ClusterSpec) -> Iterator[Fault]:
         for number, _ in repeated(user.accounts):
             message = f"{shown(user.accounts[number])} is already in this list"
             yield Fault("value-twice", ("users", index, "accounts", number), message, "list it once")
+
+
+def _partition_name_faults(spec: ClusterSpec) -> Iterator[Fault]:
+    """Yield a fault for each partition whose name can't be part of the names of hosts."""
+    label = PATTERNS["label"]
+    for index, name in enumerate(partition.name for partition in spec.partitions):
+        loc = ("partitions", index, "name")
+        if spec.provider.foreign or not isinstance(name, str):
+            continue
+        if not label.matches(name):
+            yield Fault("bad-format", loc, f"name must be {label.asks_for}, not {shown(name)}")
+        elif name in RESERVED_PARTITIONS:
+            message = f"{name!r} is reserved: it is a name that clusterctl or Slurm uses"
+            yield Fault("name-reserved", loc, message)
 
 
 def _slurm_release_faults(spec: ClusterSpec) -> Iterator[Fault]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
+from clusterctl.errors import ClusterctlError
+from clusterctl.spec.existing import operators_only
 from clusterctl.spec.load import read_spec, resolve_spec
 from clusterctl.spec.models import ClusterSpec, faults
 from clusterctl.state.chosen import BUILT_IN, ChosenCluster, unknown_cluster
-from clusterctl.state.inventory import applied_if_known, applied_spec
+from clusterctl.state.inventory import applied_if_known, applied_spec, inventory_if_known
 from clusterctl.state.workspace import Workspace
+from clusterctl.util.progress import SILENT
 
 
 def spec_of(chosen: ChosenCluster) -> ClusterSpec:
@@ -36,3 +40,18 @@ def spec_of(chosen: ChosenCluster) -> ClusterSpec:
 def spec_of_existing(chosen: ChosenCluster) -> ClusterSpec:
     """Like `spec_of`, but if no file or name is chosen, return the spec of the only cluster that is up."""
     return spec_of(replace(chosen, name=chosen.only_cluster() or chosen.name))
+
+
+def reject_foreign(chosen: ChosenCluster) -> None:
+    """Raise UsageError if other people operate the chosen cluster, for commands that only they may use.
+
+    A wrong choice of the cluster is reported by the command itself.
+    """
+    quiet = replace(chosen, note=SILENT.note)
+    name, foreign = "", False
+    with suppress(ClusterctlError):
+        workspace = quiet.workspace()
+        name, inventory = workspace.root.name, inventory_if_known(workspace)
+        foreign = (inventory.traits if inventory else spec_of(quiet).provider).foreign
+    if foreign:
+        raise operators_only(name)

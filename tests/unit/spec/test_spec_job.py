@@ -116,7 +116,7 @@ def test_all_else_is_for_the_model_to_take_or_refuse(
         ("mem", "0", "size-too-small"),
         ("time", "soon", "not-a-time"),
         ("chain", "0", "duration-zero"),
-        ("partition", "Train", "bad-format"),
+        ("partition", "a queue", "bad-format"),
         ("account", "a b", "bad-format"),
         ("qos", "$(id)", "bad-format"),
         ("constraint", "a;b", "bad-format"),

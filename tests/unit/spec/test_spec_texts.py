@@ -45,6 +45,12 @@ OF_ANOTHER_PROVIDER = {
         "Software.mirrors",
     },
     "onprem": {"Partition.cpus", "Partition.memory", "Partition.disk", "Nvidia.branch", "SlurmSource.key"},
+    "existing": {
+        *("Monitoring.health", "Monitoring.missed_checks"),
+        *("Partition.hosts", "Partition.cpus", "Partition.memory", "Partition.disk"),
+        *("Software.apptainer", "Software.nvidia", "Software.slurm", "Software.mirrors", "Software.packages"),
+        *(f"clusterctl cluster spec.{key}" for key in ("scheduler", "slurm", "storage", "users")),
+    },
 }
 BEGIN, END = "<!-- reference: begin -->\n", "<!-- reference: end -->\n"
 

@@ -1,0 +1,90 @@
+"""The settings of a cluster that others operate, `provider: {type: existing, ...}`, and their checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Final, Literal
+
+from pydantic import Field
+
+from clusterctl.errors import UsageError
+from clusterctl.spec.base import PATTERNS, Fault
+from clusterctl.spec.common import OF_OWN_MACHINES, Cluster, ProviderSettings, Refusal, SlurmName
+from clusterctl.spec.names import Launcher
+
+_OPERATED: Final = "the site's administrators decide this, not the spec"
+_REFUSED: Final[tuple[Refusal, ...]] = (
+    OF_OWN_MACHINES,
+    *((f"partitions.{key}", _OPERATED, f"remove {key}") for key in ("cpus", "memory", "disk")),
+    *(
+        (f"software.{key}", "users can't install packages on this cluster's nodes", f"remove {key}")
+        for key in ("slurm", "packages", "mirrors", "apptainer", "nvidia")
+    ),
+    *((f"slurm.{key}", _OPERATED, f"remove {key}") for key in ("version", "qos", "extra")),
+    ("storage.keep", "`clusterctl detach` never removes your own files", "remove keep"),
+    *((f"monitoring.{key}", _OPERATED, f"remove {key}") for key in ("health", "missed_checks")),
+)
+
+
+class ExistingSettings(ProviderSettings):
+    """A Slurm cluster that other people operate: you have an account there. See docs/howto/attach.md."""
+
+    foreign: ClassVar[bool] = True
+
+    type: Literal["existing"] = Field(description="the provider's type")
+    login: Annotated[str, PATTERNS["destination"]] = Field(
+        description="the login node as ssh takes it: an alias of ~/.ssh/config, user@host, or "
+        "ssh://user@host:port; a dot: this machine is the login node",
+    )
+    folder: Annotated[str, PATTERNS["remote_folder"]] = Field(
+        "~/clusterctl",
+        description="the folder there for everything that clusterctl writes; `attach` makes it absolute",
+    )
+    account: SlurmName | None = Field(None, description="Slurm account of jobs; default: yours in Slurm")
+    qos: SlurmName | None = Field(None, description="quality of service of jobs; default: your account's")
+    modules: tuple[Annotated[str, PATTERNS["module"]], ...] = Field(
+        (), description="environment modules that jobs load, such as that of MPI"
+    )
+    launcher: Literal[Launcher.SRUN, Launcher.MPIRUN] | None = Field(
+        None,
+        description="the program that starts MPI ranks; by default `attach` finds it by a job",
+    )
+    python: Annotated[str, PATTERNS["absolute_path"]] | None = Field(
+        None, description="Python 3.11 or newer on the nodes; by default `attach` searches for it"
+    )
+    slurm_path: Annotated[str, PATTERNS["absolute_path"]] | None = Field(
+        None, description="the folder of Slurm's commands; by default `attach` asks a login shell"
+    )
+
+    def controller_of(self, cluster: str) -> str:  # noqa: ARG002
+        return "login"
+
+    def faults(self, spec: Cluster) -> Iterator[Fault]:
+        if spec.scheduler == "none":
+            yield Fault("not-here", ("scheduler",), "it runs Slurm", "remove scheduler", at_key=True)
+        if spec.users:
+            yield Fault("not-here", ("users",), "jobs run as your account there", "remove users", at_key=True)
+        yield from spec.refused(_REFUSED)
+
+
+def existing_cluster(provider: ProviderSettings) -> ExistingSettings:
+    """Return ``provider``, which must be that of an existing cluster. Raise UsageError otherwise."""
+    if isinstance(provider, ExistingSettings):
+        return provider
+    raise UsageError(
+        f"the cluster's provider is {provider.type}, so there is nothing to attach",
+        code="not-attached",
+        where="provider.type",
+        fix="`clusterctl attach LOGIN` uses a cluster of other people, `clusterctl up` creates one",
+    )
+
+
+def operators_only(cluster: str) -> UsageError:
+    """Return the error for a command that changes a cluster's hosts, on a cluster that others operate."""
+    return UsageError(
+        f"other people operate cluster {cluster!r}, so you can't change its nodes",
+        code="cluster-of-others",
+        why="you use it with an ordinary account; only the site's administrators may do this",
+        fix="ask them; `clusterctl attach` checks again what you may use, `clusterctl detach` removes what "
+        "clusterctl has put there",
+    )
