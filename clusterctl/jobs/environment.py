@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from clusterctl.errors import CommandError, Notice, TransportError
+from clusterctl.errors import CommandError, Notice
 from clusterctl.packages.accelerators import cpu_index, has_gpus
+from clusterctl.packages.remote_environment import BUILD_S, WAIT_S, build_environment, lines_of
 from clusterctl.packages.wheelhouse import (
     Lock,
     NodePlatform,
@@ -28,9 +28,8 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.facts import ClusterFacts
 from clusterctl.state.inventory import applied_spec, planned_distribution
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.base import Conversation, Transport, split_lines
-from clusterctl.transport.put import STORE, send_to_store
-from clusterctl.transport.remote_open import HELD
+from clusterctl.transport.base import Transport
+from clusterctl.transport.put import STORE
 from clusterctl.transport.tree import Progress, format_size
 from clusterctl.util.assets import job_lock
 from clusterctl.util.process import temporary_folder
@@ -39,11 +38,6 @@ from clusterctl.util.progress import SILENT, LineReporter
 if TYPE_CHECKING:
     from clusterctl.spec.job_options import JobOptions
 
-_LOCK: Final = f"{ENVIRONMENTS}/.lock"
-# Longest silence of pip during a build, and longest wait for a build by another clusterctl.
-_BUILD_S: Final = 3600.0
-_WAIT_S: Final = 1800.0
-_BUILD: Final = (Path(__file__).parent / "remote_build.sh").read_text(encoding="utf-8")
 _FETCH: Final = (Path(__file__).parent / "remote_fetch.sh").read_text(encoding="utf-8")
 # Sending a larger wheel takes longer than starting pip on the host.
 _LARGE: Final = 1 << 20  # bytes
@@ -82,7 +76,7 @@ class Environments:
     report: LineReporter
     heard: LineReporter = SILENT.note
     progress: Progress = lambda *_: None
-    wait_s: float = _WAIT_S
+    wait_s: float = WAIT_S
 
     def resolve(
         self,
@@ -143,41 +137,26 @@ class Environments:
         """
         if environment.lock is None or _is_there(transport, environment.lock):
             return False
-        fetched = self._fetch(transport, environment.lock, environment.base) if rented else None
-        sent = self._send(transport, environment.lock, fetched)
-        key, wait_s = environment.lock.key, f"{self.wait_s:g}"
-        argv = ["sh", "-c", _BUILD, "build", key, environment.base, wait_s, str(HELD), ENVIRONMENTS]
-        built = False
-        try:
-            with transport.converse(argv, silence_s=_BUILD_S) as talk:
-                talk.send(sent)
-                for line in _lines_of(talk):
-                    if line == b"waiting":
-                        self.report("waiting for another clusterctl that is building an environment")
-                    elif line == b"building":
-                        self.report("building the environment")
-                        built = True
-                talk.finish()
-        except CommandError as exc:
-            raise (self._held(transport) if exc.rc == HELD else _not_built(transport, exc)) from exc
-        return built
+        lock, base = environment.lock, environment.base
+        fetched = self._fetch(transport, lock, base) if rented else None
+        self._report_sending(transport.host, lock, fetched)
+        return build_environment(
+            transport,
+            lock,
+            [*map(wheel_path, lock.wheels)],
+            folder=ENVIRONMENTS,
+            store=STORE,
+            report=self.report,
+            base=base,
+            wait_s=self.wait_s,
+            progress=self.progress,
+        )
 
     def build_for(self, session: Session, environment: Environment, partition: str | None) -> None:
         """Install it on the controller and, without shared folder, on nodes of a partition (None: all)."""
         rented = environment.lock is not None and session.spec.provider.is_cloud
         for transport in (session.transport, *session.transports_of_partition(partition)):
             self.build(transport, environment, rented=rented)
-
-    def _held(self, transport: Transport) -> TransportError:
-        return TransportError(
-            "the Python environment can't be built on the cluster: builds are locked",
-            code="environment-locked",
-            where=transport.host,
-            why=f"~/{_LOCK} is still locked after {self.wait_s:g} s",
-            fix="wait for the other build; if there is none, end the process that holds the lock: "
-            f"`clusterctl ssh {transport.host} -- lslocks` shows it. If homes are shared, try each node",
-            host=transport.host,
-        )
 
     def _fetch(self, transport: Transport, lock: Lock, base: str) -> frozenset[str]:
         """Make a host download large wheels of ``lock``. Return hashes of those that the host then has."""
@@ -190,24 +169,18 @@ class Environments:
         more = ["--extra-index-url", cpu_index()] if any("+cpu" in wheel.version for wheel in sizes) else []
         argv = ["sh", "-c", _FETCH, "fetch", base, STORE, *more]
         lines: list[bytes] = []
-        with suppress(CommandError), transport.converse(argv, silence_s=_BUILD_S) as talk:
+        with suppress(CommandError), transport.converse(argv, silence_s=BUILD_S) as talk:
             talk.send("".join([*(f"{wheel}\n" for wheel in sizes), "\n"]).encode())
-            lines += _lines_of(talk)
+            lines += lines_of(talk)
             talk.finish()
         return frozenset(line.decode(errors="replace") for line in lines)
 
-    def _send(self, transport: Transport, lock: Lock, fetched: frozenset[str] | None) -> bytes:
+    def _report_sending(self, host: str, lock: Lock, fetched: frozenset[str] | None) -> None:
         if sizes := [_size(wheel) for wheel in lock.wheels if wheel.sha256 not in (fetched or ())]:
-            reason = f": {transport.host} can't download the large wheels from a package index"
+            reason = f": {host} can't download the large wheels from a package index"
             is_slow = fetched is not None and max(sizes) >= _LARGE
             size = format_size(sum(sizes))
             self.report(f"sending {len(sizes)} wheels, {size}{reason if is_slow else ''}")
-        with temporary_folder() as folder:
-            text = folder / "requirements.lock"
-            text.write_text(lock.text)
-            files = [*map(wheel_path, lock.wheels), text]
-            remote_paths = send_to_store(transport, files, progress=self.progress)
-        return "".join([*(f"{path.name} {target}\n" for path, target in remote_paths.items()), "\n"]).encode()
 
 
 def _partition_name(facts: ClusterFacts, job: JobOptions | JobSpec) -> str | None:
@@ -215,22 +188,6 @@ def _partition_name(facts: ClusterFacts, job: JobOptions | JobSpec) -> str | Non
     if isinstance(job, JobSpec):
         return partition_name(facts, job)
     return job.partition or facts.partitions[0].name
-
-
-def _lines_of(talk: Conversation) -> Iterator[bytes]:
-    error = TransportError("the environment's build printed a line that is too long", code="line-too-long")
-    return split_lines(iter(talk.receive, b""), error)
-
-
-def _not_built(transport: Transport, cause: CommandError) -> TransportError:
-    return TransportError(
-        "the Python environment can't be built on the cluster",
-        code="environment-failed",
-        where=transport.host,
-        why=cause.why,
-        fix="check that the job user's home folder exists and has free space (`clusterctl ssh`)",
-        host=transport.host,
-    )
 
 
 def _is_there(transport: Transport, lock: Lock) -> bool:

@@ -85,7 +85,11 @@ def _receiver(folder: str) -> list[str]:
 
 
 def send_to_store(
-    transport: Transport, files: Sequence[Path], *, progress: Progress = lambda *_: None
+    transport: Transport,
+    files: Sequence[Path],
+    *,
+    store: str = STORE,
+    progress: Progress = lambda *_: None,
 ) -> Mapping[Path, str]:
     """Upload files into the cluster's file store only. Return a mapping: local path -> path on the cluster.
 
@@ -102,7 +106,7 @@ def send_to_store(
             raise unreadable_error([OSError(0, "not a regular file", str(path))])
         items.append(item)
     hashes = hash_items(items, progress=progress)
-    sent = _converse(transport, remote_argv(_PROGRAM, STORE, ""), items, hashes, progress)
+    sent = _converse(transport, remote_argv(_PROGRAM, store, ""), items, hashes, progress)
     if len(sent.at) != len(files):
         raise _not_understood(json.dumps(sent.at).encode(), transport.host)
     return dict(zip(files, sent.at, strict=True))

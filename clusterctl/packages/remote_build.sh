@@ -1,13 +1,15 @@
-# Runs on the cluster: build KEY BASE WAIT_S HELD ENVIRONMENTS. Builds the environment ENVIRONMENTS/KEY in the home
-# folder on top of BASE. Reads lines `NAME FILE` up to an empty line: wheels in the store, and finally the lock
+# Runs on the cluster: build KEY BASE WAIT_S HELD ENVIRONMENTS PYTHON. Builds the environment ENVIRONMENTS/KEY on top
+# of the environment BASE with the Python PYTHON. With BASE "", it builds a BASE, whose wheels contain pip. Relative
+# paths start at the home folder. Reads lines `NAME FILE` up to an empty line: wheels in the store, and finally the lock
 # file, without which nothing is installed. The build has a temporary folder; KEY is a link to it that is created at
 # the end. All builds share a lock, so that leftovers of killed builds can be removed. The exit status is HELD if
 # the lock is not free within WAIT_S.
 set -eu
 umask 077
-key=$1 base=$2 wait_s=$3 held=$4 environments=$5
-mkdir -p -- "$HOME/$environments"
-cd -- "$HOME/$environments"
+key=$1 base=$2 wait_s=$3 held=$4 environments=$5 python=$6
+cd
+mkdir -p -- "$environments"
+cd -- "$environments"
 if [ -L .lock ] || { [ -e .lock ] && [ ! -f .lock ]; }; then rm -rf -- .lock; fi
 exec 9<>.lock
 flock --nonblock 9 || { echo waiting; flock --timeout "$wait_s" 9 || exit "$held"; }
@@ -23,12 +25,18 @@ echo building
 mkdir -- "$new/wheels"
 while read -r name file && [ -n "$name" ]; do ln -s -- "$file" "$new/wheels/$name"; done
 cp -- "$new/wheels/requirements.lock" "$new"
-"$base/bin/python" -m venv --without-pip "$new"
-site=$("$new/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-below=$("$base/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-printf 'import site; site.addsitedir("%s")\n' "$below" >"$site/clusterctl-base.pth"
+"$python" -m venv --without-pip "$new"
+if [ -n "$base" ]; then
+    site=$("$new/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    below=$("$base/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    printf 'import site; site.addsitedir("%s")\n' "$below" >"$site/clusterctl-base.pth"
+    set -- "$base/bin/python" -m pip --python "$new/bin/python"
+else
+    # Python can run a program in an archive, and a wheel is an archive.
+    for pip in "$new"/wheels/pip-*.whl; do set -- "$new/bin/python" "$pip/pip"; done
+fi
 export PIP_CONFIG_FILE=/dev/null PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
-"$base/bin/python" -m pip --python "$new/bin/python" install --quiet --no-index --no-deps --no-compile \
+"$@" install --quiet --no-index --no-deps --no-compile \
     --no-cache-dir --require-hashes --find-links "$new/wheels" --requirement "$new/requirements.lock"
 rm -rf -- "$new/wheels"
 sync -f -- "$new"
