@@ -1,0 +1,274 @@
+"""The folder on a foreign cluster with everything of clusterctl: it is marked, and has the Python of jobs.
+
+Jobs have their own Python environment there, as on other clusters. Its wheels are chosen and sent from this
+machine, because a site's nodes may have no internet access, no pip and no ensurepip.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from clusterctl.errors import TransferError, UsageError, printable
+from clusterctl.packages.remote_environment import build_environment, lock_of, pip_wheel
+from clusterctl.packages.wheelhouse import NodePlatform, wheelhouse
+from clusterctl.providers.existing.site import Site
+from clusterctl.state.inventory import ARCHITECTURE
+from clusterctl.transport.base import Transport
+from clusterctl.transport.tree import Progress, format_size
+from clusterctl.util.assets import job_lock
+from clusterctl.util.progress import SILENT, LineReporter
+
+# Releases of Python for which payload/requirements.lock has wheels, and the glibc that these need.
+OLDEST_PYTHON: Final = (3, 11)
+NEWEST_PYTHON: Final = (3, 14)
+_OLDEST_GLIBC: Final = 28
+# Disk space and number of files of an environment with its wheels.
+_SPACE: Final = 150 << 20
+_FILES: Final = 4000
+# Positions in a line of `df -P`, and of `quota -wp` and `lfs quota -q`.
+_DF_FREE: Final = 3
+_GRACE_FILES: Final = 8
+_ENVIRONMENTS: Final = "environments"
+_STORE: Final = "store"
+_CLAIM: Final = Path(__file__).with_name("remote_claim.sh").read_text(encoding="utf-8")
+_FINISH: Final = Path(__file__).with_name("remote_finish.sh").read_text(encoding="utf-8")
+_FOLDER: Final = re.compile(r"(~|\$[A-Za-z_][A-Za-z0-9_]*|/?[^~$/]+)(/.*)?|/.*")
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The folder on the cluster, after ``place``.
+
+    folder: its absolute path. cluster_id: the id in its mark, which may be of an earlier `attach`.
+    python, version: path of the site's Python that the environment uses, and its version, such as `3.11.2`.
+    seconds: how long it took. built: whether the environment was missing.
+    """
+
+    folder: str
+    cluster_id: str
+    python: str
+    version: str
+    seconds: float
+    built: bool
+
+
+def python_minor(version: str) -> tuple[int, int]:
+    """Return the release of a Python version: (3, 11) for `3.11.2`. (0, 0): it is no version."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def choose_python(pythons: Mapping[str, str], python: str | None = None) -> str:
+    """Return the path of the Python for jobs: ``python``, or else the first that jobs can use.
+
+    pythons: path -> version, in the order of preference. UsageError: jobs can't use any.
+    """
+    usable = [path for path, version in pythons.items() if _is_usable(version)]
+    if python is not None and python in usable:
+        return python
+    if python is None and usable:
+        return usable[0]
+    found = ", ".join(f"{path} ({version})" for path, version in pythons.items()) or "none"
+    oldest, newest = (".".join(map(str, release)) for release in (OLDEST_PYTHON, NEWEST_PYTHON))
+    raise UsageError(
+        f"jobs can't use {python}" if python else f"the cluster has no Python from {oldest} to {newest}",
+        code="no-python",
+        why=f"jobs need Python {oldest} to {newest}; found: {found}",
+        fix="pass the path of such a Python with --python, or ask the site for a module with one; "
+        "`module avail python` on the login node lists its modules",
+    )
+
+
+def _is_usable(version: str) -> bool:
+    return OLDEST_PYTHON <= python_minor(version) <= NEWEST_PYTHON
+
+
+def platform_of(version: str, glibc: str, arch: str) -> NodePlatform:
+    """Return the platform of the site's nodes. UsageError: the packages of jobs have no wheels for it."""
+    _, _, minor = glibc.partition(".")
+    if arch != ARCHITECTURE:
+        problem, need = f"its processors are {arch}", ARCHITECTURE
+    elif minor.isdecimal() and int(minor) < _OLDEST_GLIBC:
+        problem, need = f"its C library is glibc {glibc}", f"glibc 2.{_OLDEST_GLIBC} or later"
+    else:
+        release = ".".join(map(str, python_minor(version)))
+        return NodePlatform(release, int(minor) if minor.isdecimal() else _OLDEST_GLIBC)
+    raise UsageError(
+        "the packages of jobs can't be installed on the cluster",
+        code="platform-unfit",
+        why=f"{problem}, and the packages need {need}",
+        fix="attach a cluster, or choose a partition, with newer nodes",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What a disk or a quota leaves free: bytes and number of files. None: unlimited, or not known."""
+
+    where: str
+    space: int | None
+    files: int | None
+
+
+def place(
+    transport: Transport,
+    site: Site,
+    folder: str,
+    cluster_id: str,
+    *,
+    python: str | None = None,
+    modules: Sequence[str] = (),
+    report: LineReporter = SILENT.note,
+    progress: Progress = lambda *_: None,
+) -> Placed:
+    """Create clusterctl's folder on the cluster with the environment of jobs, or complete it.
+
+    Killed at any moment and called again, it continues. Another cluster's folder is shared, with its id.
+
+    folder: an absolute path, or a path that begins with ~/ or a variable such as $SCRATCH/.
+    python: path of a Python on the cluster. Default: the first of the site's that jobs can use.
+    modules: environment modules that are loaded before each job.
+
+    Raises:
+        UsageError: the folder has other files, or jobs can't use the site's Python or C library.
+        TransferError: the disk or the user's quota has too little room.
+        MachineError: the wheels can't be downloaded on this machine.
+        TransportError: the environment can't be installed, or the connection was lost.
+    """
+    started = time.monotonic()
+    path = choose_python(site.pythons, python)
+    node = platform_of(site.pythons[path], site.glibc, site.arch)
+    wheels = [*sorted(wheelhouse(job_lock(), node).glob("*.whl")), pip_wheel()]
+    lock = lock_of(wheels, node)
+    answer, cluster_id = _claim(transport, folder, cluster_id)
+    at, built = answer["folder"][0], False
+    if lock.key not in answer["environments"][0].split():
+        _reject_little_room(transport.host, at, _rooms(answer))
+        report(f"sending {len(wheels)} wheels, {format_size(sum(wheel.stat().st_size for wheel in wheels))}")
+        built = build_environment(
+            transport,
+            lock,
+            wheels,
+            folder=f"{at}/{_ENVIRONMENTS}",
+            store=f"{at}/{_STORE}",
+            report=report,
+            python=path,
+            progress=progress,
+        )
+    profile = job_profile(modules, site.slurm_path)
+    transport.run(["sh", "-c", _FINISH, "finish", at, lock.key], stdin=profile.encode())
+    return Placed(at, cluster_id, path, site.pythons[path], time.monotonic() - started, built)
+
+
+def _claim(transport: Transport, folder: str, cluster_id: str) -> tuple[dict[str, list[str]], str]:
+    """Create and mark the folder. Return the answer by names, and the id in the mark."""
+    if not _FOLDER.fullmatch(folder) or "\n" in folder:
+        raise UsageError(
+            f"{folder!r} can't be the folder on the cluster",
+            code="folder-unfit",
+            fix="use an absolute path, or a path such as ~/clusterctl or $SCRATCH/clusterctl",
+        )
+    result = transport.run(["sh", "-c", _CLAIM, "claim", folder, cluster_id], check=False)
+    answer: dict[str, list[str]] = {}
+    for line in result.stdout.splitlines():
+        name, _, value = line.partition("\t")
+        answer.setdefault(name, []).append(value)
+    where = f"{transport.host}:{folder}"
+    if result.rc != 0 or "environments" not in answer:
+        raise TransferError(
+            "the folder can't be created on the cluster",
+            code="folder-not-made",
+            where=where,
+            why=printable(result.stderr.strip()),
+            fix="choose another folder with --folder",
+        )
+    if not (mark := answer["mark"][0].strip()):
+        raise UsageError(
+            "the folder on the cluster has files that are not clusterctl's",
+            code="folder-taken",
+            where=where,
+            why=f"{answer['folder'][0]} is not empty, and it has no mark of clusterctl",
+            fix="choose a new folder with --folder",
+        )
+    return answer, mark
+
+
+def _rooms(answer: Mapping[str, Sequence[str]]) -> list[_Room]:
+    """Return the room of the disk, and of the user's quotas on its file system."""
+    space, files = answer["space"][0].split(), answer["files"][0].split()
+    # Some file systems do not count files, and `df` then prints `-` or 0.
+    rooms = [_Room("the disk", int(space[_DF_FREE]) << 10, _number(files[_DF_FREE]) or None)]
+    quotas = [line.split() for line in (*answer.get("quota", ()), *answer.get("lustre", ()))]
+    rooms += [_room_of_quota(words) for words in quotas if len(words) > _GRACE_FILES and words[0] == space[0]]
+    return rooms
+
+
+def _room_of_quota(words: Sequence[str]) -> _Room:
+    """Return the room in a line of `quota -wp`: file system; KiB used, quota, limit, grace; then of files."""
+    _, used, soft, hard, _, used_files, soft_files, hard_files = map(_number, words[:_GRACE_FILES])
+    limit, limit_files = hard or soft, hard_files or soft_files
+    space = max(limit - used, 0) << 10 if limit else None
+    return _Room("the quota", space, max(limit_files - used_files, 0) if limit_files else None)
+
+
+def _number(word: str) -> int:
+    """Return a number that `df` or `quota` printed. A `*` marks an exceeded quota; other texts count as 0."""
+    return int(word.rstrip("*")) if word.rstrip("*").isdecimal() else 0
+
+
+def _reject_little_room(host: str, folder: str, rooms: Sequence[_Room]) -> None:
+    for room in rooms:
+        if room.space is not None and room.space < _SPACE:
+            left, need = format_size(room.space), format_size(_SPACE)
+        elif room.files is not None and room.files < _FILES:
+            left, need = f"{room.files:,} files", f"{_FILES:,} files"
+        else:
+            continue
+        raise TransferError(
+            "the environment of jobs does not fit on the cluster",
+            code="no-room",
+            where=f"{host}:{folder}",
+            why=f"{room.where} has {left} left, and the environment needs {need}",
+            fix="remove files of yours there, or choose a folder on another disk with --folder",
+            host=host,
+        )
+
+
+def job_profile(modules: Sequence[str], slurm_path: str) -> str:
+    """Return the script that jobs, and the shells of `clusterctl shell`, source before anything else."""
+    return "".join(
+        [
+            "# Written by clusterctl; sourced by each job before its program starts.\n",
+            "# A login session's runtime folder does not exist on compute nodes.\n",
+            "unset XDG_RUNTIME_DIR\n",
+            "clusterctl_path=$PATH\n",
+            f"PATH=$PATH:{shlex.quote(slurm_path)}\n" if slurm_path else "",
+            *(_LOADING.format(module=shlex.quote(module)) for module in modules),
+            "unset clusterctl_path\n",
+        ]
+    )
+
+
+_LOADING: Final = """\
+# /etc/profile may replace PATH.
+type module >/dev/null 2>&1 || {{ . /etc/profile >/dev/null 2>&1; PATH=$clusterctl_path:$PATH; }}
+module load {module} || echo "clusterctl: the module {module} can't be loaded" >&2
+"""
+
+
+def write_profile(transport: Transport, placed: Placed, modules: Sequence[str], slurm_path: str) -> None:
+    """Write the script that jobs source first, for other modules."""
+    profile = job_profile(modules, slurm_path)
+    argv = [
+        "sh",
+        "-c",
+        'umask 077; cd -- "$1" && cat >.profile.new && mv -f .profile.new job-profile.sh',
+        "sh",
+    ]
+    transport.run([*argv, placed.folder], stdin=profile.encode())
