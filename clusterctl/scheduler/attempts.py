@@ -109,7 +109,34 @@ class LastAttempt:
     hang: Hang | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How the last attempt of a job ended, by its events. Times are Unix seconds. None: unknown.
+
+    state: a state of Slurm, such as COMPLETED or TIMEOUT.
+    is_recorded: whether the events tell the end. Otherwise the job was killed, or its node was lost.
+    ended: time of the last event, if the end is not recorded.
+    """
+
+    state: str
+    reason: str = ""
+    is_recorded: bool = True
+    exit_code: int | None = None
+    nodes: tuple[str, ...] = ()
+    partition: str = ""
+    restarts: int = 0
+    started: float | None = None
+    ended: float | None = None
+
+
 Event = Mapping[str, Any]
+# States in which Slurm itself ends a job.
+_BY_SLURM: Final = frozenset("CANCELLED TIMEOUT PREEMPTED NODE_FAIL".split())
+# Slurm ends a job up to this time before the end that it has told the job.
+_EARLY_S: Final = 5
+_NEVER: Final = "the job was cancelled before it started"
+_NOT_AGAIN: Final = "the job was requeued, and cancelled before it started again"
+_NO_END: Final = "the job recorded no end: its processes were killed, or its node was lost"
 
 
 def events_of(text: str) -> tuple[Event, ...]:
@@ -132,6 +159,42 @@ def last_attempt(events: Sequence[Event]) -> LastAttempt:
         stop=_text(_last(later, "stop"), "reason"),
         hang=hangs[-1] if hangs else None,
     )
+
+
+def ending_of(events: Sequence[Event]) -> Ending:
+    """Return how a job ended that Slurm's queue has forgotten, from its events."""
+    if not events:
+        return Ending(state="CANCELLED", reason=_NEVER)
+    start, later = _attempts(events)[-1]
+    later = later if start else [*events]
+    nodes = tuple(_text({"name": node}, "name") for node in _list(start, "nodes"))
+    facts: dict[str, Any] = {
+        "nodes": tuple(filter(None, nodes)),
+        "partition": _text(start, "partition"),
+        "restarts": int(_number(start, "restarts") or 0),
+        "started": _number(start, "time"),
+        "ended": later[-1]["time"] if later else _number(start, "time"),
+    }
+    by_slurm, last = _state_by_slurm(start, later), _last(later, "end", "requeue")
+    if by_slurm in _BY_SLURM:
+        return Ending(state=by_slurm, **facts)
+    if by_slurm or last.get("event") == "requeue":
+        return Ending(state="CANCELLED", reason=_NOT_AGAIN, **facts)
+    if last:
+        status = int(_number(last, "status") or 0)
+        facts["ended"] = last["time"]
+        return Ending(state="FAILED" if status else "COMPLETED", exit_code=status, **facts)
+    return Ending(state="FAILED", reason=_NO_END, is_recorded=False, **facts)
+
+
+def _state_by_slurm(start: Event, later: Sequence[Event]) -> str:
+    """Return the state in which Slurm has ended an attempt, REQUEUED if it has requeued the job, else ""."""
+    told = [event for event in later if event.get("event") == "signal" and event.get("signal") == "SIGTERM"]
+    state = _text(told[-1], "state") if told else "RUNNING"
+    if not state:
+        until = _number(start, "until") or _LATEST
+        return "TIMEOUT" if told[-1]["time"] >= until - _EARLY_S else "CANCELLED"
+    return state if state in {*_BY_SLURM, "REQUEUED"} else ""
 
 
 def hangs_of(events: Sequence[Event]) -> tuple[Hang, ...]:
@@ -228,8 +291,8 @@ def _cause(
     return f"no end was recorded{on}, because a node was lost or Slurm requeued the job"
 
 
-def _last(events: Sequence[Event], name: str) -> Event:
-    return next((event for event in reversed(events) if event.get("event") == name), {})
+def _last(events: Sequence[Event], *names: str) -> Event:
+    return next((event for event in reversed(events) if event.get("event") in names), {})
 
 
 def _attempts(events: Sequence[Event]) -> list[tuple[Event, list[Event]]]:

@@ -2,6 +2,11 @@
 
     main("ends", FOLDER, TASK)
     main("events", FOLDER...)
+    main("records", FOLDER...)
+
+The answer of "records" is a JSON list: for each job's folder null if it does not exist, otherwise a JSON
+object with a record for each task of an array that has started, or for "", the job itself. A record has
+``events``, the events of the last attempt, and ``written``, when the job last wrote a file, in Unix seconds.
 
 The answer for several folders is a JSON list with the end of each job.events, "" if it can't be read.
 TASK is the number of an array task, or "". The answer is a JSON object. ``stdout``, ``stderr``: end of each
@@ -29,9 +34,11 @@ MOST_RANKS = 2048
 # A restarted job appends to its logs (payload/node/task.py).
 RESTARTED = re.compile(r"(?m)^clusterctl: restart ([0-9]{1,6}) of this job$")
 STARTED = re.compile(r'(?m)^\{.*"event": "start".*"restarts": ([0-9]{1,6})[,}]')
+STARTED_TASK = re.compile(r"(?:stdout|stderr)(?:-([0-9]{1,10}))?\.log")
 RANK_LOG = re.compile(r"([0-9]{1,6})\.log")
 RANK_END = re.compile(r"([0-9]{1,6})\.end")
 RECORD = 300  # bytes
+MOST_TASKS = 20000
 
 
 def end_of(folder: str, path: str, most: int) -> str:
@@ -88,9 +95,39 @@ def ends(folder: str, task: str) -> dict[str, Any]:
     }
 
 
+def records(folder: str) -> dict[str, dict[str, Any]] | None:
+    """Return what the tasks of a job have recorded, as the module describes."""
+    try:
+        names = os.listdir(folder)  # noqa: PTH208
+    except OSError:
+        return None
+    tasks = {match[1] or "" for match in map(STARTED_TASK.fullmatch, names) if match}
+    return {
+        task: record(folder, task) for task in sorted(tasks, key=lambda task: (len(task), task))[:MOST_TASKS]
+    }
+
+
+def record(folder: str, task: str) -> dict[str, Any]:
+    suffix, own = (f"-{task}", f"task-{task}/") if task else ("", "")
+    names = (f"{own}job.events", f"{own}heartbeat", f"stdout{suffix}.log", f"stderr{suffix}.log")
+    text = end_of(folder, f"{own}job.events", END)
+    starts = [line.start() for line in STARTED.finditer(text)]
+    written = [modified(folder, name) for name in names]
+    return {"events": text[starts[-1] if starts else 0 :], "written": max(written)}
+
+
+def modified(folder: str, name: str) -> float:
+    try:
+        return os.stat(os.path.join(folder, name)).st_mtime  # noqa: PTH116, PTH118
+    except OSError:
+        return 0
+
+
 def main(kind: str, *words: str) -> None:
     if kind == "ends":
         json.dump(ends(*words), sys.stdout)
+    elif kind == "records":
+        json.dump([records(folder) for folder in words], sys.stdout)
     else:
         most = ALL_END // max(16, len(words))
         json.dump([end_of(folder, "job.events", most) for folder in words], sys.stdout)

@@ -90,10 +90,11 @@ def connect_session(
     """Open a session, which connects to the controller at its first command."""
     with Connections(workspace.ssh_config, stays=facts.controller) as connections:
         controller = connections.to(facts.controller, facts.job_user)
-        scheduler = scheduler_client(facts, workspace, controller, connections.to, patience_s)
+        ledger = Ledger(workspace.jobs)
+        scheduler = scheduler_client(facts, workspace, controller, connections.to, patience_s, ledger=ledger)
         nodes = {host: connections.to(host, facts.job_user) for host in facts.compute}
         unshared_nodes = {} if facts.is_shared else nodes
-        yield Session(facts, scheduler, Ledger(workspace.jobs), nodes, unshared_nodes)
+        yield Session(facts, scheduler, ledger, nodes, unshared_nodes)
 
 
 @contextmanager
@@ -122,11 +123,24 @@ def read_applied_spec(workspace: Workspace) -> ClusterSpec:
 
 
 def scheduler_client(
-    facts: ClusterFacts, workspace: Workspace, controller: Transport, to: Connect, patience_s: float
+    facts: ClusterFacts,
+    workspace: Workspace,
+    controller: Transport,
+    to: Connect,
+    patience_s: float,
+    *,
+    ledger: Ledger | None = None,
 ) -> Jobs:
-    """Return the client for the cluster's scheduler. A Slurm client acts as the user of ``controller``."""
+    """Return the client for the cluster's scheduler. A Slurm client acts as the user of ``controller``.
+
+    ledger: for the records of jobs, if ``controller`` is the job user's connection.
+    """
     if facts.has_slurm:
-        return SlurmClient(controller, patience_s=patience_s)
+        # Without a shared folder, the records are on the nodes.
+        records = ledger if facts.is_shared else None
+        return SlurmClient(
+            controller, patience_s=patience_s, ledger=records, no_accounting=facts.no_accounting
+        )
     return mpirun_client(workspace, facts.job_user, controller, to, patience_s)
 
 

@@ -6,12 +6,13 @@ not repeated: if its answer is lost, the job is searched for by the comment that
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypedDict, TypeVar, Unpack
 
 from clusterctl.errors import (
@@ -37,6 +38,7 @@ from clusterctl.scheduler.base import (
     find_lost_job,
     retry,
 )
+from clusterctl.scheduler.records import recorded_id, recorded_jobs
 from clusterctl.scheduler.slurm_parse import fold_nodes
 from clusterctl.spec.names import SLURMCTLD_PORT
 from clusterctl.transport.base import Transport
@@ -45,6 +47,7 @@ from clusterctl.util.progress import Clock
 
 if TYPE_CHECKING:
     from clusterctl.spec.sbatch import Request
+    from clusterctl.state.submissions import Ledger
 
 _DAY_S = 86400
 _T = TypeVar("_T", JobInfo, NodeInfo, StepInfo)
@@ -125,11 +128,17 @@ class SlurmAwayError(SlurmError):
 
 @dataclass
 class SlurmClient(Jobs):
-    """Client for Slurm as the user of ``transport``. Queries wait up to ``patience_s`` for an answer."""
+    """Client for Slurm as the user of ``transport``. Queries wait up to ``patience_s`` for an answer.
+
+    ledger: names the folders of jobs, whose records replace the accounting. None: the records are not used.
+    no_accounting: why the cluster has no accounting that this user may read. "": it has.
+    """
 
     transport: Transport
     clock: Clock = field(default_factory=Clock)
     patience_s: float = 60.0
+    ledger: Ledger | None = None
+    no_accounting: str = ""
     # Whether a command got no answer, so that the next command checks slurmctld first.
     _in_doubt: bool = field(default=False, init=False)
     _is_accounting_away: bool = field(default=False, init=False)
@@ -162,11 +171,7 @@ class SlurmClient(Jobs):
         }
         missing = [job_id for job_id in ids if job_id not in complete]
         if missing:
-            try:
-                accounted = self._accounted("--jobs=" + ",".join(missing))
-            except AccountingAwayError as exc:
-                exc.queued = _sorted(found_jobs)
-                raise
+            accounted = self._ended(missing, found_jobs)
             # For a moment, sacct has the last task of an array without its task number.
             arrays = {job.number for job in (*found_jobs, *accounted) if job.task is not None}
             queued_ids, missing_ids = {job.id for job in found_jobs}, {*missing}
@@ -179,6 +184,34 @@ class SlurmClient(Jobs):
             }
             found_jobs += tuple(new.values())
         return _sorted(found_jobs)
+
+    def _ended(self, ids: Sequence[str], queued: Sequence[JobInfo]) -> Sequence[JobInfo]:
+        """Return jobs that the queue lacks from the accounting or, without it, from their own records.
+
+        queued: the other jobs that were asked for.
+        """
+        try:
+            return self._with_comments(self._accounted("--jobs=" + ",".join(ids)))
+        except AccountingAwayError as exc:
+            numbers = [job_id.partition("_")[0] for job_id in ids]
+            jobs = recorded_jobs(self.transport, self.ledger, numbers) if self.ledger is not None else ()
+            if {*numbers} > {str(job.number) for job in jobs}:
+                waiting = {job.id for job in queued}
+                exc.queued = _sorted([*queued, *(job for job in jobs if job.id not in waiting)])
+                raise
+            return jobs
+
+    def _with_comments(self, jobs: Sequence[JobInfo]) -> Sequence[JobInfo]:
+        """Return jobs with their comments, which not all accountings keep."""
+        if self.ledger is None or all(job.comment for job in jobs):
+            return jobs
+        entries = {entry.job_id: entry for entry in self.ledger.entries() if entry.remote_dir}
+        return [
+            replace(job, comment=comment_of(entry.token))
+            if not job.comment and (entry := entries.get(job.whole_id)) and entry.remote_dir == job.work_dir
+            else job
+            for job in jobs
+        ]
 
     def nodes_and_jobs(self) -> tuple[tuple[NodeInfo, ...], tuple[JobInfo, ...]]:
         separator = slurm_parse.new_separator()
@@ -198,8 +231,20 @@ class SlurmClient(Jobs):
                 return job
         # The cluster's clock may differ, so search two more days.
         days = 2 + max(0, int((time.time() - submitted_at) // _DAY_S))
-        accounted = self._accounted(f"--starttime=now-{days}days")
-        return next((job for job in accounted if job.token == token), None)
+        entries = self.ledger.entries() if self.ledger is not None else ()
+        entry = next((entry for entry in entries if entry.token == token), None)
+        try:
+            accounted = self._accounted(f"--starttime=now-{days}days")
+        except AccountingAwayError:
+            job_id = recorded_id(self.transport, entry) if entry is not None else ""
+            if not job_id and not self.no_accounting:
+                raise
+            return next(iter(self.jobs([job_id])), None) if job_id else None
+        folder = entry.remote_dir if entry is not None else None
+        return next(
+            (job for job in accounted if job.token == token or (not job.comment and job.work_dir == folder)),
+            None,
+        )
 
     def submit(self, request: JobRequest) -> str:
         """Submit a job. Repeat sbatch once, and only if Slurm can't have received the first request."""
@@ -298,7 +343,11 @@ class SlurmClient(Jobs):
 
     def steps(self, job_id: str) -> tuple[StepInfo, ...]:
         self.check_id(job_id)
-        return self._query(slurm_parse.STEPS, f"--jobs={job_id}", patience_s=_ACCOUNTING_S)
+        return (
+            ()
+            if self.no_accounting
+            else self._query(slurm_parse.STEPS, f"--jobs={job_id}", patience_s=_ACCOUNTING_S)
+        )
 
     def lost_nodes(self, job: JobInfo) -> Mapping[str, str]:
         # A job that has lost its only node ends as NODE_FAIL.
@@ -308,7 +357,7 @@ class SlurmClient(Jobs):
         end = job.end_time or job.start_time
         argv = ["sacctmgr", "--noheader", "--parsable2", "show", "event", f"nodes={fold_nodes(job.nodes)}"]
         argv += [f"start=uts{job.start_time}", "format=nodename,start,state,reason"]
-        outages = self._ask(argv, patience_s=_ACCOUNTING_S)
+        outages = "" if self.no_accounting else self._ask(argv, patience_s=_ACCOUNTING_S)
         lost = slurm_parse.parse_outages(outages, job.start_time, end + _NOTICED_S)
         # Until Slurm sets a node down that does not answer, the accounting has no event.
         if time.time() < end + _NOTICED_S:
@@ -317,11 +366,19 @@ class SlurmClient(Jobs):
             lost = {node.name: node.reason or "Not responding" for node in silent} | lost
         return lost
 
-    def accounting(self, job_id: str) -> str:
+    def accounting(self, job_id: str) -> str | None:
         self.check_id(job_id)
-        return self._ask(["sacct", "--json", f"--jobs={job_id}"], env={}, patience_s=_ACCOUNTING_S)
+        if self.no_accounting:
+            return None
+        answer = self._ask(["sacct", "--json", f"--jobs={job_id}"], env={}, patience_s=_ACCOUNTING_S)
+        with suppress(ValueError):
+            json.loads(answer)
+            return answer
+        raise SlurmError("sacct's answer is not valid JSON", code="slurm-answer-garbled", why=answer[-200:])
 
     def accounting_failure(self) -> str:
+        if self.no_accounting:
+            return ""
         argv = ["timeout", str(_PING_S), *"sacctmgr --noheader show cluster format=cluster".split()]
         result = self.transport.run(argv, check=False)
         silent = f"no answer to sacctmgr for {_PING_S} s"
@@ -331,7 +388,16 @@ class SlurmClient(Jobs):
         return self._query(slurm_parse.SQUEUE, *options, nothing=nothing)
 
     def _accounted(self, *options: str) -> tuple[JobInfo, ...]:
-        return self._query(slurm_parse.SACCT, *options)
+        reason = self.no_accounting
+        try:
+            if not reason:
+                return self._query(slurm_parse.SACCT, *options)
+        except SlurmAwayError:
+            raise
+        except SlurmError as exc:
+            reason = exc.why or exc.what
+        message = "Slurm's accounting gives no usable answer"
+        raise AccountingAwayError(message, why=reason, fix="`clusterctl jobs` shows the jobs in the queue")
 
     def _query(self, query: slurm_parse.Query[_T], *options: str, **how: Unpack[_How]) -> tuple[_T, ...]:
         separator: str = slurm_parse.new_separator()

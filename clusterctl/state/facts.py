@@ -45,6 +45,8 @@ class ClusterFacts:
         root: the folder on the hosts with the software of jobs, such as their Python.
         max_array: Slurm's MaxArraySize; indices of job arrays are lower.
         provider: the type of provider in the spec. "" if these properties were read from a spec.
+        no_accounting: why Slurm has no accounting that the job user may read. "": it has.
+        is_foreign: whether other people run the cluster, so that clusterctl should ask their Slurm rarely.
     """
 
     cluster: str
@@ -60,6 +62,8 @@ class ClusterFacts:
     root: str = ROOT
     max_array: int = MAX_ARRAY_SIZE
     provider: str = ""
+    no_accounting: str = ""
+    is_foreign: bool = False
 
 
 def facts_of(workspace: Workspace) -> ClusterFacts:
@@ -89,6 +93,8 @@ def _facts_of_record(record: dict[str, Any]) -> ClusterFacts:
         requirements=record["requirements"],
         root=record["root"],
         max_array=record.get("max_array", MAX_ARRAY_SIZE),
+        no_accounting=record.get("no_accounting", ""),
+        is_foreign=record.get("is_foreign", False),
     )
     texts = (facts.cluster, facts.provider, facts.job_user, facts.root)
     if not facts.partitions or not all(isinstance(text, str) for text in texts):

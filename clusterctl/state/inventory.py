@@ -130,6 +130,8 @@ class Inventory(BaseModel):
     max_array: int = Field(MAX_ARRAY_SIZE, description="Slurm's MaxArraySize")
     root: str = Field(ROOT, description="folder with the software of jobs, such as their Python")
     slurm: str = Field("", description="Slurm's release, if it is not the distribution's")
+    no_accounting: str = Field("", description="why the job user can't read Slurm's accounting")
+    is_foreign: bool = Field(False, description="other people run the cluster")
     pmix: bool = Field(True, description="Slurm starts ranks of MPI programs itself, by PMIx")
     baked: bool = Field(description="whether the hosts' image has the install part of every role")
 

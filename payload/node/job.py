@@ -19,9 +19,10 @@
 
 The job's script on the first node ends with `run`, which forwards signals to PROGRAM and returns the exit
 status of PROGRAM. `run` records the start, each signal and the end in the file job.events, and then a requeue
-or the reason against it. `shell` starts PROGRAM, the shell of `clusterctl shell`, with a job's variables. On
-a node, `prepare` creates the folders of an array task, `torchrun` starts PyTorch's agent, `container` starts
-PROGRAM in an image, `watch` starts telemetry, and on the first node hang.py.
+or the reason against it. With SIGTERM it records the state that Slurm gives the job, such as TIMEOUT.
+`shell` starts PROGRAM, the shell of `clusterctl shell`, with a job's variables. On a node, `prepare` creates
+the folders of an array task, `torchrun` starts PyTorch's agent, `container` starts PROGRAM in an image,
+`watch` starts telemetry, and on the first node hang.py.
 """
 
 from __future__ import annotations
@@ -116,8 +117,8 @@ class Telemetry:
 class Program:
     """The job's program, which runs on this node: usually a launcher of ranks."""
 
-    def __init__(self, program: list[str], events: Events) -> None:
-        self._events, self._pid = events, task.start_or_exit(program)
+    def __init__(self, program: list[str], restart: Restart) -> None:
+        self._restart, self._pid = restart, task.start_or_exit(program)
         self._is_srun, self.is_told = restarts.runs_srun(program), False
 
     def wait(self) -> int:
@@ -142,7 +143,7 @@ class Program:
         if number == signal.SIGKILL:
             kill_ranks()
         os.kill(self._pid, number)
-        self._events.add("signal", signal=signal.Signals(number).name)
+        self._restart.record_signal(number)
 
 
 def waits_for_lost_ranks() -> bool:
@@ -180,7 +181,7 @@ def run(words: Sequence[str]) -> int:
     if (status := restart.begin(nodes)) is not None:
         return status
     telemetry = Telemetry(options, nodes)
-    running = Program(program, events)
+    running = Program(program, restart)
     status = running.wait()
     if status == 0 and has_lost_node(program, nodes, is_told=running.is_told):
         status = restarts.LOST_PEER
@@ -191,6 +192,8 @@ def run(words: Sequence[str]) -> int:
         restart.requeue_or_stop(status)
     elif "requeue" in options and os.getppid() != slurmstepd:
         restart.end_again()
+    if not running.is_told:
+        restart.record_late_end()
     return status
 
 

@@ -40,6 +40,7 @@ echo "$found"
 """
 FILES_S = "10"
 REPLACED = "replaced"
+CANCELLED = "CANCELLED"
 NO_EVENTS = "this job is not requeued: job.events cannot be written"
 # States of nodes, which Slurm combines, as in down+drain.
 DOWN = frozenset(("down",))
@@ -78,7 +79,7 @@ class Restart:
         self._program, files = program, options["files"]
         self._folders = [files, *(os.path.join(files, path) for path in restarts.folders_of(program))]
         self._job = os.environ.get("SLURM_JOB_ID", "")
-        if "array" in options and "requeue" in options:
+        if "array" in options and "SLURM_ARRAY_JOB_ID" in os.environ:
             self._job = "{SLURM_ARRAY_JOB_ID}_{SLURM_ARRAY_TASK_ID}".format_map(os.environ)
 
     def begin(self, nodes: Sequence[str]) -> int | None:
@@ -88,7 +89,7 @@ class Restart:
         """
         numbers = {"restarts": "SLURM_RESTART_COUNT", "until": "SLURM_JOB_END_TIME"}
         facts: dict[str, object] = {key: int(os.environ.get(name, "0")) for key, name in numbers.items()}
-        facts["job"] = self._job
+        facts.update(job=self._job, partition=os.environ.get("SLURM_JOB_PARTITION", ""))
         past = self._events.read()
         # slurmctld forgets its last seconds if it is killed: the end of a job, perhaps also its start.
         is_again = facts["restarts"] or (self._job and past and past[0].get("job") == self._job)
@@ -114,6 +115,24 @@ class Restart:
         start_empty_steps(int(os.environ.get("SLURM_RESTART_COUNT", "0")))
         return None
 
+    def record_signal(self, number: int) -> None:
+        """Record a signal. For SIGTERM also the state that Slurm gives the job, or RUNNING if it runs on."""
+        name = signal.Signals(number).name
+        if number != signal.SIGTERM:
+            self._events.add("signal", signal=name)
+            return
+        state = restarts.state_by_slurm(restarts.end_of_file(own_log()))
+        self._events.add("signal", signal=name, state=state)
+        # `scancel --signal=TERM` writes the same line to the log as `scancel`.
+        if state == CANCELLED and self._job and self._ask()[0] == "RUNNING":
+            self._events.add("signal", signal=name, state="RUNNING")
+
+    def record_late_end(self) -> None:
+        """Record that Slurm has ended the job after the end of its program, perhaps while telemetry ended."""
+        state = restarts.state_by_slurm(restarts.end_of_file(own_log()))
+        if state not in ("", "REQUEUED"):
+            self._events.add("signal", signal="SIGTERM", state=state)
+
     def requeue_or_stop(self, status: int) -> None:
         """Have Slurm requeue this job, or record why not. status: exit status of the program.
 
@@ -137,6 +156,9 @@ class Restart:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if self._requeue():
             self._exclude(past, failure, excluded)
+        elif self._ask()[0] != REPLACED:
+            # Slurm has refused, so that the job ends with this status.
+            self._events.add("end", status=status)
 
     def end_again(self) -> None:
         """Have Slurm start this completed job again: it has not seen its end, because slurmstepd was killed.

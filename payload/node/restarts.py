@@ -47,6 +47,16 @@ _NOT_STARTED = re.compile(
 # In messages of job.py.
 NO_SLURMSTEPD = "no slurmstepd any more"
 _STEP_ABORTED = re.compile(r"^srun: Job step aborted: Waiting up to", re.MULTILINE)
+# slurmstepd writes this line to the log of the batch script, before it sends SIGTERM.
+_ENDED_BY_SLURM = re.compile(
+    r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+(?: DUE (?:TO|to) (.+?))? \*\*\*$", re.MULTILINE
+)
+_STATES = {
+    "TIME LIMIT": "TIMEOUT",
+    "PREEMPTION": "PREEMPTED",
+    "NODE FAILURE": "NODE_FAIL",
+    "JOB REQUEUE": "REQUEUED",
+}
 _LOST_DAEMON = re.compile("RTE has lost communication with a remote daemon")
 _ABORTED = re.compile(r"MPI_ABORT was invoked on rank (\d+)")
 _LABEL = re.compile(r"^\[(?:rank|default)\d+\]: ?", re.MULTILINE)
@@ -227,6 +237,12 @@ def failure_now(status: int, log: str) -> Failure:
     place = " on ".join(filter(None, (rank and f"rank {rank}", host)))
     suspects = (host,) if by_signal and host else ()
     return Failure(kind_of(ended or status), error, place, suspects)
+
+
+def state_by_slurm(log: str) -> str:
+    """Return the state that Slurm gives the job that it has ended in this attempt, or "" for other jobs."""
+    reasons = _ENDED_BY_SLURM.findall(this_attempt(log))
+    return _STATES.get(reasons[-1], "CANCELLED") if reasons else ""
 
 
 def has_lost_daemon(log: str) -> bool:

@@ -66,7 +66,7 @@ class PlayedCluster:
 
     def session(self, *, patience_s: float = 5.0, clock: Clock | None = None) -> Session:
         """A session with this cluster."""
-        slurm = SlurmClient(LocalTransport(), patience_s=patience_s, clock=clock or Clock())
+        slurm = SlurmClient(LocalTransport(), clock or Clock(), patience_s, self.ledger)
         return Session(facts_of_spec(read_applied_spec(self.ledger.workspace)), slurm, self.ledger)
 
     @contextmanager

@@ -131,6 +131,8 @@ def squeue(argv: list[str], state: dict[str, Any]) -> None:
 def sacct(argv: list[str], state: dict[str, Any]) -> None:
     if state.get("accounting_away"):
         fail("sacct: error: Sending PersistInit msg: Connection refused")
+    if refusal := state.get("accounting_refuses"):
+        fail(refusal)
     if "--json" in argv:
         if odd := next((job["odd"] for _, job in rows(state, argv) if "odd" in job), None):
             fail(odd)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from datetime import datetime
 
 import pytest
@@ -46,11 +47,12 @@ def test_cancel_malformed_id_cancels_nothing(session, cluster, tmp_path):
     assert cancel(session, [job_id]).errors == {}
 
 
-def test_list_without_accounting_has_the_queue(session, cluster, tmp_path):
+def test_list_without_accounting_and_folder_counts_the_job(session, cluster, tmp_path):
     """Jobs that have left the queue are counted, and active jobs are shown and can be cancelled."""
     over = finished(session, cluster, tmp_path, "true")
     running = submitted(session, tmp_path, "sleep 60")
     cluster.change(over, forgotten=True)
+    shutil.rmtree(session.ledger.find(over).remote_dir)
     with cluster.state() as state:
         state["accounting_away"] = True
     quick = cluster.session(patience_s=0.0)

@@ -275,7 +275,11 @@ def test_a_task_of_a_sweep_is_started_with_its_values(batch, form):
 
 
 def test_a_job_notes_its_start_its_signals_and_its_end(batch):
-    batch.environment |= {"SLURM_JOB_END_TIME": "1700000000", "SLURM_RESTART_COUNT": "2"}
+    batch.environment |= {
+        "SLURM_JOB_END_TIME": "1700000000",
+        "SLURM_JOB_PARTITION": "train",
+        "SLURM_RESTART_COUNT": "2",
+    }
     body = "trap 'exit 9' USR1; echo ready; while :; do sleep 0.05; done"
     process = batch.start(rendered(shell_job(batch, body)))
     assert process.stdout is not None
@@ -291,6 +295,7 @@ def test_a_job_notes_its_start_its_signals_and_its_end(batch):
             "restarts": 2,
             "until": 1700000000,
             "job": "",
+            "partition": "train",
         },
         {"time": True, "event": "signal", "signal": "SIGUSR1"},
         {"time": True, "event": "end", "status": 9},

@@ -325,22 +325,25 @@ def test_a_run_comes_home_without_accounting(session, cluster, tmp_path, out):
     assert not (run.directory / "sacct.json").exists()
 
 
-def test_collect_without_accounting_completes_later(session, cluster, tmp_path):
-    """Jobs of the queue are collected with their state, older jobs with their files and an unknown state."""
+@pytest.mark.parametrize(("has_records", "state"), [(True, "COMPLETED"), (False, "UNKNOWN")])
+def test_collect_without_accounting_completes_later(session, cluster, tmp_path, has_records, state):
+    """Jobs that have left the queue are collected with the state of their records, if hosts share a folder."""
     ids = [finished(session, cluster, tmp_path, "echo x >result.txt") for _ in range(2)]
     cluster.change(ids[0], forgotten=True)
-    with cluster.state() as state:
-        state["accounting_away"] = True
-    runs = collect(cluster.session(patience_s=0.0), out=tmp_path / "runs")
+    with cluster.state() as played:
+        played["accounting_away"] = True
+    quick = cluster.session(patience_s=0.0)
+    quick.slurm.ledger = session.ledger if has_records else None
+    runs = collect(quick, out=tmp_path / "runs")
     assert {run.job_id: (run.state, run.final) for run in runs} == {
-        ids[0]: ("UNKNOWN", False),
+        ids[0]: (state, has_records),
         ids[1]: ("COMPLETED", True),
     }
     for run in runs:
         assert (run.directory / "result.txt").exists()
         assert [skipped.path for skipped in run.skipped] == ["sacct.json"]
-    with cluster.state() as state:
-        state["accounting_away"] = False
+    with cluster.state() as played:
+        played["accounting_away"] = False
     runs = collect(session, out=tmp_path / "runs")
     assert [(run.job_id, run.state, run.skipped) for run in runs] == [(i, "COMPLETED", ()) for i in ids]
     assert all((run.directory / "sacct.json").exists() for run in runs)

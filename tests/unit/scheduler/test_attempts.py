@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from clusterctl.scheduler.attempts import Hang, LastAttempt, events_of, hangs_of, last_attempt, restarts_of
+from clusterctl.scheduler.attempts import (
+    Hang,
+    LastAttempt,
+    ending_of,
+    events_of,
+    hangs_of,
+    last_attempt,
+    restarts_of,
+)
 
 
 def told(*events: dict[str, Any]) -> str:
@@ -24,6 +32,10 @@ def end(time: float, status: int) -> dict[str, Any]:
 
 def requeue(time: float, reason: str, **fields: Any) -> dict[str, Any]:
     return {"time": time, "event": "requeue", "reason": reason, **fields}
+
+
+def term(time: float, **fields: Any) -> dict[str, Any]:
+    return {"time": time, "event": "signal", "signal": "SIGTERM", **fields}
 
 
 KILLED = {"status": 137, "kind": "SIGKILL", "place": "rank 1 on n2", "error": "", "progress": [50, 62, 0]}
@@ -129,3 +141,54 @@ def test_hostile_events_are_read(key: str, value: object) -> None:
         assert f"{hang}{json.dumps(hang.as_dict())}".isprintable()
     for restart in restarts_of(events, [(5.0, 3)]):
         assert f"{restart}{json.dumps(restart.as_dict())}".isprintable()
+
+
+@pytest.mark.parametrize(
+    ("events", "state", "exit_code", "ended"),
+    [
+        ([], "CANCELLED", None, None),
+        ([start(1, 0), end(5, 0)], "COMPLETED", 0, 5),
+        ([start(1, 0), end(5, 3)], "FAILED", 3, 5),
+        ([start(1, 0), term(5, state="TIMEOUT"), end(6, 143)], "TIMEOUT", None, 6),
+        ([start(1, 0), term(5, state="TIMEOUT")], "TIMEOUT", None, 5),
+        ([start(1, 0), term(5, state="CANCELLED"), end(6, 0)], "CANCELLED", None, 6),
+        ([start(1, 0), term(5, state="CANCELLED")], "CANCELLED", None, 5),
+        ([start(1, 0), end(5, 0), term(6, state="CANCELLED")], "CANCELLED", None, 6),
+        ([start(1, 0), term(5, state="PREEMPTED")], "PREEMPTED", None, 5),
+        ([start(1, 0), term(5, state="NODE_FAIL")], "NODE_FAIL", None, 5),
+        # `scancel --signal=TERM` only sends a signal.
+        ([start(1, 0), term(5, state="CANCELLED"), term(5, state="RUNNING"), end(6, 3)], "FAILED", 3, 6),
+        # Without Slurm's line in the log, only the time tells who sent the signal.
+        ([start(1, 0, until=9), term(5, state="")], "TIMEOUT", None, 5),
+        ([start(1, 0, until=90), term(5)], "CANCELLED", None, 5),
+        ([start(1, 0), term(5)], "CANCELLED", None, 5),
+        # The job left the queue while it waited to start again.
+        ([start(1, 0), end(5, 75), requeue(5, "saved")], "CANCELLED", None, 5),
+        ([start(1, 0), term(5, state="REQUEUED"), end(6, 143)], "CANCELLED", None, 6),
+        # Slurm refused to requeue the job.
+        ([start(1, 0), end(5, 75), requeue(5, "saved"), end(6, 75)], "FAILED", 75, 6),
+        ([start(1, 0), end(5, 75), requeue(5, "saved"), start(7, 1), end(9, 0)], "COMPLETED", 0, 9),
+        ([start(1, 0), term(5, state="REQUEUED"), start(7, 1)], "FAILED", None, 7),
+        # The job can write anything.
+        (
+            [{**start(1, 0), "nodes": 3, "restarts": "x"}, term(5, state=["x"]), end(6, 0)],
+            "CANCELLED",
+            None,
+            6,
+        ),
+        ([end(6, 4)], "FAILED", 4, 6),
+    ],
+)
+def test_ending_of_the_last_attempt(
+    events: list[dict[str, Any]], state: str, exit_code: int | None, ended: float | None
+) -> None:
+    ending = ending_of(events_of(told(*events)))
+    assert (ending.state, ending.exit_code, ending.ended) == (state, exit_code, ended)
+
+
+def test_ending_has_the_facts_of_the_start() -> None:
+    ending = ending_of(events_of(told(start(1, 0), start(7, 2, partition="short"), end(9, 0))))
+    assert (ending.nodes, ending.partition, ending.restarts) == (("n1", "n2"), "short", 2)
+    assert (ending.started, ending.is_recorded) == (7, True)
+    killed = ending_of(events_of(told(start(1, 0))))
+    assert (killed.is_recorded, bool(killed.reason)) == (False, True)

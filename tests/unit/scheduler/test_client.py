@@ -195,6 +195,39 @@ def test_accounting_away_names_the_daemon_and_waits_once():
     assert (left - len(transport.left), len(ticks.slept)) == (1, slept)
 
 
+@pytest.mark.parametrize(
+    "step",
+    [
+        Step(("sacct", "..."), stderr="Slurm accounting storage is disabled", rc=1),
+        Step(("sacct", "..."), stderr="sh: 1: sacct: not found", rc=127),
+        Step(("sacct", "..."), "99999|1234|cut in the mid"),
+    ],
+    ids=["disabled", "missing", "truncated"],
+)
+def test_accounting_without_a_usable_answer_is_away(step):
+    slurm, transport, ticks = client(QUEUE, step)
+    with rejected("accounting-away", AccountingAwayError) as caught:
+        slurm.jobs(["15", "99999"])
+    assert "15" in [job.id for job in caught.value.queued]
+    assert not transport.left
+    assert not ticks.slept
+
+
+def test_closed_accounting_is_not_asked():
+    slurm, transport, _ = client(QUEUE)
+    slurm.no_accounting = "Slurm accounting storage is disabled"
+    with rejected("accounting-away", AccountingAwayError, "storage is disabled"):
+        slurm.jobs(["15", "99999"])
+    assert (slurm.steps("15"), slurm.accounting("15"), slurm.accounting_failure()) == ((), None, "")
+    assert not transport.left
+
+
+def test_accounting_json_that_is_cut_is_refused():
+    slurm, _, _ = client(Step(("sacct", "..."), '{"jobs": [{"job_id": 15, "st'))
+    with rejected("slurm-answer-garbled", SlurmError):
+        slurm.accounting("15")
+
+
 def test_a_controller_that_is_briefly_away_is_waited_for():
     slurm, transport, ticks = client(GONE, LOST, GONE, QUEUE)
     assert slurm.jobs(["15"])

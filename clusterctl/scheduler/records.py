@@ -1,0 +1,146 @@
+"""Ended jobs from the records in their folders, for jobs that neither Slurm's queue nor its accounting tells.
+
+The script of a job records its start, signals and end (payload/node/job.py). The job can change its record.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final
+
+from ClusterShell.RangeSet import RangeSet, RangeSetException
+
+from clusterctl.scheduler.attempts import Ending, ending_of, events_of
+from clusterctl.scheduler.base import JobInfo, JobState, Outcome, comment_of
+from clusterctl.state.submissions import JobEntry, Ledger
+from clusterctl.transport.base import Transport, remote_argv
+from clusterctl.util.progress import Clock
+
+_PROGRAM: Final = "clusterctl.scheduler.remote_logs"
+_ARRAY: Final = re.compile(rb"(?m)^#SBATCH\s+(?:--array[=\s]|-a)\s*[\"']?([0-9,:-]+)")
+_NO_START: Final = "the job's script ended before the job recorded its start"
+_GONE: Final = "the job's folder no longer exists"
+# A file system such as NFS may show a file that another host has written so much later.
+_DELAY_S: Final = 60.0
+_Record = Mapping[str, Any]
+
+
+def recorded_jobs(transport: Transport, ledger: Ledger, numbers: Collection[str]) -> tuple[JobInfo, ...]:
+    """Return ended jobs, and each task of arrays, as far as ``ledger`` has their folders.
+
+    numbers: ids of jobs that Slurm's queue does not have. An array has a single id.
+    """
+    entries = {entry.job_id: entry for entry in ledger.entries() if entry.job_id in numbers}
+    known = {job_id: entry.remote_dir for job_id, entry in entries.items() if entry.remote_dir}
+    answers = _read(transport, [*known.values()])
+    records = dict(zip(known, answers, strict=False))
+    return tuple(
+        job
+        for job_id, entry in entries.items()
+        for job in _jobs_of(entry, records.get(job_id), ledger.kept(entry.token))
+    )
+
+
+def recorded_id(transport: Transport, entry: JobEntry) -> str:
+    """Return the id of a submitted job that has started, from its record; "" if it has none."""
+    for record in _read(transport, [entry.remote_dir] if entry.remote_dir else []):
+        for task in (record or {}).values():
+            for event in events_of(str(task.get("events"))):
+                number = str(event.get("job", "")).partition("_")[0]
+                if number.isdecimal():
+                    return number
+    return ""
+
+
+def await_ends(transport: Transport, clock: Clock, jobs: Sequence[JobInfo]) -> None:
+    """Wait until this host sees the ends of ended jobs in their records, and so their last files.
+
+    jobs: tasks of the same job. Those that Slurm or a signal has ended record no end.
+    """
+    ended = [job for job in jobs if job.state in (JobState.COMPLETED, JobState.FAILED) and not job.signal]
+    if not ended or not ended[0].work_dir:
+        return
+    names = {"" if job.task is None else str(job.task) for job in ended}
+    for _ in clock.polls(_DELAY_S, first_s=0.5, longest_s=5.0):
+        (record, *_) = [*_read(transport, [ended[0].work_dir]), None]
+        endings = (_ending(record, name) for name in names)
+        if record is None or all(ending is not None and ending.is_recorded for ending in endings):
+            return
+
+
+def _read(transport: Transport, folders: Sequence[str]) -> list[_Record | None]:
+    """Return the record of each folder; None for a missing folder."""
+    if folders:
+        answer = transport.run(remote_argv(_PROGRAM, "records", *folders), check=False).stdout
+        with suppress(ValueError, RecursionError):
+            records = json.loads(answer)
+            return [record if isinstance(record, dict) else None for record in records]
+    return []
+
+
+def _jobs_of(entry: JobEntry, record: _Record | None, sent: Mapping[str, bytes]) -> Iterator[JobInfo]:
+    """Yield a job, or the tasks of an array. sent: the files that were sent for the job."""
+    job = JobInfo(
+        number=int(entry.job_id or 0),
+        name=entry.name,
+        user=entry.user,
+        state=JobState.UNKNOWN,
+        reason=_GONE,
+        submit_time=int(entry.submitted_at),
+        work_dir=entry.remote_dir or "",
+        comment=comment_of(entry.token),
+    )
+    known = JobState.__members__.get(entry.state or "", JobState.UNKNOWN)
+    if record is None:
+        # The ledger has the state that Slurm told earlier.
+        yield from [replace(job, state=known)] if known.outcome is not Outcome.GOES_ON else []
+        return
+    tasks = {*_tasks(sent.get("job.sbatch", b"")), *(int(name) for name in record if name.isdecimal())}
+    for task in sorted(tasks) or (None,):
+        ending = _ending(record, "" if task is None else str(task)) or ending_of(())
+        state = JobState(ending.state)
+        # Slurm's own state is more precise, such as OUT_OF_MEMORY.
+        state = known if task is None and known.outcome is state.outcome else state
+        yield replace(
+            job,
+            task=task,
+            state=state,
+            reason=ending.reason,
+            exit_code=ending.exit_code,
+            signal=0 if ending.exit_code is not None else None,
+            nodes=ending.nodes,
+            partition=ending.partition,
+            restarts=ending.restarts,
+            start_time=_seconds(ending.started),
+            end_time=_seconds(ending.ended),
+        )
+
+
+def _seconds(time: float | None) -> int | None:
+    return None if time is None else int(time)
+
+
+def _ending(record: _Record | None, name: str) -> Ending | None:
+    """Return how a job or task ended; None if it has not started."""
+    task = (record or {}).get(name)
+    if not isinstance(task, dict):
+        return None
+    written = task.get("written")
+    last = float(written) if isinstance(written, int | float) and 0 < written < 1 << 37 else None
+    events = events_of(str(task.get("events")))
+    if not events:
+        return Ending(state="FAILED", reason=_NO_START, is_recorded=False, started=last, ended=last)
+    ending = ending_of(events)
+    return ending if ending.is_recorded else replace(ending, ended=max(ending.ended or 0, last or 0))
+
+
+def _tasks(script: bytes) -> Sequence[int]:
+    """Return the numbers of the tasks of an array, from the last such option in the job's script."""
+    options = _ARRAY.findall(script)
+    with suppress(RangeSetException, ValueError):
+        return [int(task) for task in RangeSet(options[-1].decode().replace(":", "/"))] if options else []
+    return []

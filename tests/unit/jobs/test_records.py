@@ -1,0 +1,101 @@
+"""Final states of jobs that neither Slurm's queue nor its accounting tells, from the jobs' own records."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from clusterctl.jobs.queue import cancel, known_jobs, list_jobs
+from clusterctl.spec.job import JobSpec
+from tests.support.played.cluster import finished, submit, submitted
+from tests.support.processes import eventually
+
+
+def test_list_without_accounting_has_the_jobs_own_records(session, cluster, tmp_path):
+    """A job that has left the queue has the end that it recorded, with the accounting away or closed."""
+    ids = [finished(session, cluster, tmp_path, body) for body in ("true", "exit 3", "kill -9 $PPID")]
+    with cluster.state() as state:
+        state["hold"] = True
+    never = submitted(session, tmp_path, "true")
+    cancel(session, [never])
+    for job_id in (*ids, never):
+        cluster.change(job_id, forgotten=True)
+    for fields in ({"accounting_away": True}, {"accounting_away": False, "accounting_refuses": "disabled"}):
+        with cluster.state() as state:
+            state.update(fields)
+        found = {job.id: job for job in list_jobs(cluster.session(patience_s=0.0)).jobs}
+        assert [(found[i].state.value, found[i].exit_code) for i in (*ids, never)] == [
+            ("COMPLETED", 0),
+            ("FAILED", 3),
+            ("FAILED", None),
+            ("CANCELLED", None),
+        ]
+        (job,) = known_jobs(cluster.session(patience_s=0.0), ids[:1])
+        entry = session.ledger.find(job.id)
+        assert (job.token, job.work_dir, job.nodes) == (entry.token, entry.remote_dir, ("n1",))
+        assert None not in (job.start_time, job.end_time, job.submit_time)
+
+
+@pytest.mark.parametrize(
+    ("due", "state"),
+    [("", "CANCELLED"), (" DUE TO TIME LIMIT", "TIMEOUT"), (" DUE to SIGNAL Terminated", "CANCELLED")],
+)
+def test_job_records_why_slurm_ended_it(session, cluster, tmp_path, due, state):
+    """slurmstepd writes its line to the log before it sends SIGTERM, which a program may ignore."""
+    job_id = submitted(session, tmp_path, "trap '' TERM; touch ready; sleep 60 & wait; sleep 60")
+    folder = Path(session.ledger.find(job_id).remote_dir)
+    eventually((folder / "files/ready").exists)
+    with (folder / "stderr.log").open("a") as log:
+        log.write(f"slurmstepd-n1: error: *** JOB {job_id} ON n1 CANCELLED AT 2026-11-27T06:34:36{due} ***\n")
+    cancel(session, [job_id])
+    eventually(lambda: "SIGTERM" in (folder / "job.events").read_text())
+    cluster.end_jobs()
+    cluster.change(job_id, forgotten=True)
+    with cluster.state() as cluster_state:
+        cluster_state["accounting_away"] = True
+    assert known_jobs(cluster.session(patience_s=0.0), [job_id])[0].state == state
+
+
+def test_records_of_an_array_have_all_its_tasks(session, cluster, tmp_path):
+    """A task without logs has not started. A task with logs but no events ended before job.py started."""
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/bash\n#SBATCH --array=0-9\n")
+    with cluster.state() as state:
+        state["hold"] = True
+    job_id = submit(session, JobSpec(name="mine", script=script, array="0-2,5%2")).job_id
+    folder = Path(session.ledger.find(job_id).remote_dir)
+    for task, status in ((0, 0), (1, 3)):
+        (folder / f"task-{task}").mkdir()
+        (folder / f"stdout-{task}.log").touch()
+        events = [
+            {"event": "start", "time": 1, "nodes": ["n2"]},
+            {"event": "end", "time": 9, "status": status},
+        ]
+        (folder / f"task-{task}/job.events").write_text("".join(json.dumps(e) + "\n" for e in events))
+    (folder / "stdout-2.log").touch()
+    cluster.change(job_id, forgotten=True)
+    with cluster.state() as state:
+        state["accounting_refuses"] = "sacct: error: Access denied"
+    jobs = known_jobs(session, [job_id])
+    assert {job.id: (job.state.value, job.exit_code, job.nodes) for job in jobs} == {
+        f"{job_id}_0": ("COMPLETED", 0, ("n2",)),
+        f"{job_id}_1": ("FAILED", 3, ("n2",)),
+        f"{job_id}_2": ("FAILED", None, ()),
+        f"{job_id}_5": ("CANCELLED", None, ()),
+    }
+
+
+def test_ledger_keeps_the_state_that_slurm_told(session, cluster, tmp_path):
+    """Slurm's state of a failed job is more precise than the job's record, and outlives the job's folder."""
+    job_id = finished(session, cluster, tmp_path, "exit 3")
+    entry = session.ledger.find(job_id)
+    session.ledger.update(entry, state="OUT_OF_MEMORY")
+    cluster.change(job_id, forgotten=True)
+    with cluster.state() as state:
+        state["accounting_away"] = True
+    assert known_jobs(cluster.session(patience_s=0.0), [job_id])[0].state == "OUT_OF_MEMORY"
+    shutil.rmtree(entry.remote_dir)
+    assert known_jobs(cluster.session(patience_s=0.0), [job_id])[0].state == "OUT_OF_MEMORY"
