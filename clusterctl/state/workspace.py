@@ -152,6 +152,9 @@ class Workspace:
     ansible_inventory = _Path("inventory.yml")
     inventory = _Path("hosts.json")
     ssh_config = _Path("ssh_config")
+    # Of an attached cluster: the destination for ssh, and the ssh_config for commands that must not ask.
+    login = _Path("login")
+    background_config = _Path("background_ssh_config")
     known_hosts = _Path("known_hosts")
     key = _Path("id_ed25519")
     public_key = _Path("id_ed25519.pub")

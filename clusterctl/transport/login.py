@@ -1,0 +1,89 @@
+"""The login of an attached cluster, to which clusterctl connects by the user's own SSH configuration.
+
+Others run an attached cluster. `attach` is given an SSH destination, or HERE on a login node of the cluster.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+from pathlib import Path
+from typing import Final
+
+from clusterctl.errors import UsageError
+from clusterctl.state.workspace import Workspace, write_atomic
+
+# The login as a host of the cluster, in hosts.json.
+LOGIN_HOST: Final = "login"
+# The destination that stands for this machine.
+HERE: Final = "."
+_OWN_CONFIG: Final = "~/.ssh/config"
+_USER: Final = r"(?:(?P<user>[^:/\s-][^:/\s]*)@)?"
+_NAME: Final = r"[\w.%+][\w.%+-]*"
+_IPV6: Final = r"(?:[0-9a-fA-F]*:){2,}[0-9a-fA-F.]*"
+_PLAIN: Final = re.compile(rf"{_USER}(?P<host>{_NAME}|{_IPV6})", re.ASCII)
+_PORT: Final = r"(?P<port>:[0-9]{1,5})?"
+_URI: Final = re.compile(rf"ssh://{_USER}(?P<host>{_NAME}|\[{_IPV6}\]){_PORT}/?", re.ASCII)
+# The user's settings come first; the last lines apply only to what the user has not set. A command of the
+# user's own would replace every command of clusterctl.
+_CONFIG: Final = """\
+# Written by clusterctl; use it with: ssh -F THIS_FILE {login}
+RemoteCommand none
+Include {own_config}
+Include /etc/ssh/ssh_config
+Host *
+    ConnectTimeout 60
+    ServerAliveInterval 15
+    ServerAliveCountMax 4
+"""
+# ssh passes the name of its file to the ssh that connects to a jump host, but no options. So no ssh asks.
+_BACKGROUND_CONFIG: Final = """\
+# Written by clusterctl: ssh_config for commands that must not ask for a password
+BatchMode yes
+ClearAllForwardings yes
+LogLevel ERROR
+Include "{config}"
+"""
+
+
+def checked_login(login: str) -> str:
+    """Return the login in the form to write down: HERE if it is this machine, otherwise unchanged.
+
+    login: `HOST`, `USER@HOST`, `ssh://USER@HOST:PORT`, an alias of ~/.ssh/config, or HERE. Raises UsageError.
+    """
+    if login == HERE:
+        return HERE
+    match = _URI.fullmatch(login) or _PLAIN.fullmatch(login)
+    if match is None:
+        raise UsageError(
+            f"{login!r} is no destination for ssh",
+            code="login-form",
+            fix="use USER@HOST, ssh://USER@HOST:PORT, an alias of your ~/.ssh/config, "
+            f"or `{HERE}` on a login node of the cluster",
+        )
+    name = os.uname().nodename
+    is_here = match["host"] in {"localhost", name, name.partition(".")[0]}
+    is_me = match["user"] in {None, pwd.getpwuid(os.geteuid()).pw_name}
+    return HERE if is_here and is_me and not match.groupdict().get("port") else login
+
+
+def write_login_files(login: str, workspace: Workspace, own_config: str = _OWN_CONFIG) -> None:
+    """Write the ssh_config files and the login of an attached cluster. Raises UsageError.
+
+    Unchanged files are not replaced: that would end open connections. own_config: the user's ssh_config.
+    """
+    login = checked_login(login)
+    write_atomic(workspace.login, f"{login}\n")
+    write_atomic(workspace.ssh_config, _CONFIG.format(login=login, own_config=own_config))
+    write_atomic(
+        workspace.background_config, _BACKGROUND_CONFIG.format(config=workspace.ssh_config.absolute())
+    )
+
+
+def login_of(config: Path) -> str | None:
+    """Return the login of the attached cluster whose `ssh_config` this is; None if it is not attached."""
+    try:
+        return Workspace(config.parent).login.read_text().strip()
+    except FileNotFoundError:
+        return None
