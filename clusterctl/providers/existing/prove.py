@@ -1,0 +1,260 @@
+"""Proof by a job that MPI programs run on a foreign cluster, and what the job found on the nodes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from clusterctl.errors import TransportError, printable
+from clusterctl.providers.existing.place import Placed, place, write_profile
+from clusterctl.providers.existing.site import Site
+from clusterctl.transport.base import BOOT, Transport, module_texts, split_lines
+from clusterctl.util.assets import data_folder
+from clusterctl.util.progress import SILENT, LineReporter
+
+# In the order of trials. `default` is srun without --mpi.
+LAUNCHERS: Final = ("pmix", "default", "pmi2", "mpirun")
+_TIME_LIMIT: Final = 5  # minutes
+_SILENCE_S: Final = 120.0
+# Modules with an MPI library that programs of the wheel mpi4py can load.
+_MPI_MODULE: Final = re.compile(
+    r"(.*/)?(openmpi|ompi|hpcx|mpich|intel-?mpi|impi|mvapich2?|cray-mpich)(/.*)?", re.I
+)
+_MOST_MODULES: Final = 6
+_PROVE: Final = Path(__file__).with_name("remote_prove.sh").read_text(encoding="utf-8")
+_PROOF: Final = Path(__file__).with_name("remote_proof.sh").read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A trial to start the MPI test: the modules, the launcher, and why it failed. "": it worked.
+
+    The launcher is "" if no launcher was tried, because a module or its MPI library can't be loaded.
+    """
+
+    modules: str
+    launcher: str
+    failure: str
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """What the job found on its nodes, the compute nodes of the site.
+
+    names: the job's nodes. version: version of the Python of jobs there. "": it does not run on all nodes.
+    pythons: path -> version of the Pythons on PATH of all nodes. glibc: the oldest on the nodes.
+    internet: whether a node reaches a package index. gpus: node -> lines of `nvidia-smi -L`.
+    not_shared: nodes that don't see the folder, or whose files the login node does not see.
+    """
+
+    names: tuple[str, ...] = ()
+    version: str = ""
+    pythons: Mapping[str, str] = field(default_factory=dict)
+    glibc: str = ""
+    arch: str = ""
+    internet: bool = False
+    gpus: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    not_shared: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """An MPI test ran right on all nodes of a job.
+
+    launcher: one of ``LAUNCHERS``. modules: environment modules that it needs. judged: the test's answer.
+    seconds: duration of the test. trials: all trials, the last of which worked.
+    """
+
+    launcher: str
+    modules: tuple[str, ...]
+    nodes: Nodes
+    judged: Mapping[str, Any]
+    seconds: float
+    trials: tuple[Trial, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unproven:
+    """The proof failed, or its job did not start in time and was cancelled.
+
+    code: `pending`, `refused` (by sbatch), `ended` (without an answer), `not-shared`, `python` (the
+    environment does not run on the nodes), or `mpi` (no trial worked). why: Slurm's or the test's words.
+    expected_start: of a pending job, as squeue prints it.
+    """
+
+    code: str
+    why: str
+    nodes: Nodes = Nodes()
+    trials: tuple[Trial, ...] = ()
+    expected_start: str = ""
+
+
+def prove(
+    transport: Transport,
+    site: Site,
+    placed: Placed,
+    *,
+    partition: str,
+    account: str = "",
+    qos: str = "",
+    modules: Sequence[str] = (),
+    patience_s: float = 60.0,
+) -> Proof | Unproven:
+    """Run the proof as a job on two nodes, or on one where the partition has one. Wait for its end.
+
+    On success, the script that jobs source first gets the modules of the proof.
+
+    modules: environment modules to load. Default: none, then each of the site's MPI modules.
+    patience_s: longest wait for the start of the job, which is then cancelled.
+
+    Raises:
+        TransportError: the connection was lost. The job is cancelled.
+    """
+    count = next((min(2, part.node_count) for part in site.partitions if part.name == partition), 2)
+    script = proof_script(site, placed, modules)
+    probe = module_texts("payload.commands.probe", data_folder("payload").parent).encode()
+    options = [f"--nodes={count}", "--ntasks-per-node=1", f"--time={_TIME_LIMIT}", f"--partition={partition}"]
+    options += [f"--{name}={value}" for name, value in (("account", account), ("qos", qos)) if value]
+    numbers = (f"{patience_s:.0f}", str(len(script)), str(len(probe)))
+    name = f"clusterctl-proof-{placed.cluster_id}"
+    argv = ["sh", "-c", _PROVE, "prove", placed.folder, name, site.slurm_path, *numbers, *options]
+    too_long = TransportError("the proof's job printed a line that is too long", code="line-too-long")
+    with transport.converse(argv, silence_s=_SILENCE_S) as talk:
+        talk.send(script + probe)
+        lines = [line.decode(errors="replace") for line in split_lines(iter(talk.receive, b""), too_long)]
+        talk.finish()
+    outcome = read_facts(line for line in lines if line != "waiting")
+    if isinstance(outcome, Proof):
+        write_profile(transport, placed, outcome.modules, site.slurm_path)
+    return outcome
+
+
+def proof_script(site: Site, placed: Placed, modules: Sequence[str]) -> bytes:
+    """Return the proof's batch script."""
+    types = {name.partition("_")[0] for name in site.mpi_types}
+    launchers = [name for name in LAUNCHERS if not types or name in {"default", "mpirun", *types}]
+    variants = [" ".join(modules)] if modules else ["", *_mpi_modules(site.modules)]
+    head = {"root": placed.folder, "slurm_path": site.slurm_path, "boot": BOOT}
+    lines = ["#!/bin/bash", *(f"{name}={shlex.quote(value)}" for name, value in head.items())]
+    lines += [f"launchers=({shlex.join(launchers)})", f"variants=({shlex.join(variants)})"]
+    return "\n".join([*lines, _PROOF]).encode()
+
+
+def _mpi_modules(names: Iterable[str]) -> list[str]:
+    return [name for name in names if _MPI_MODULE.fullmatch(name)][:_MOST_MODULES]
+
+
+def read_facts(lines: Iterable[str]) -> Proof | Unproven:
+    """Return what the lines of the proof's job tell. Whatever a line holds, it spoils only itself."""
+    rows: dict[str, list[list[str]]] = {}
+    for line in lines:
+        name, *words = (printable(word) for word in line.split("\t"))
+        rows.setdefault(name, []).append(words)
+    for name in ("refused", "pending"):
+        if name in rows:
+            why, expected_start = (*rows[name][0], "", "")[:2]
+            return Unproven(name, why, expected_start=expected_start)
+    nodes = _nodes(rows)
+    trials, proven = _trials(rows)
+    if proven is not None:
+        modules, launcher, seconds, judged = proven
+        return Proof(launcher, tuple(modules.split()), nodes, judged, seconds, trials)
+    lost = "; ".join(": ".join(words) for words in rows.get("lost", ()))
+    if nodes.not_shared:
+        return Unproven("not-shared", lost or ", ".join(nodes.not_shared), nodes, trials)
+    if nodes.names and not nodes.version:
+        return Unproven("python", _python_error(rows), nodes, trials)
+    if trials:
+        return Unproven("mpi", trials[-1].failure, nodes, trials)
+    return Unproven("ended", " ".join(word for words in rows.get("output", ()) for word in words), nodes)
+
+
+def _trials(
+    rows: Mapping[str, Sequence[Sequence[str]]],
+) -> tuple[tuple[Trial, ...], tuple[str, str, float, Mapping[str, Any]] | None]:
+    """Return all trials, and of the one that worked: modules, launcher, seconds and answer."""
+    trials = [Trial(*words) for words in rows.get("fails", ()) if len(words) == len(Trial.__slots__)]
+    for words in rows.get("works", ()):
+        with suppress(ValueError, RecursionError):
+            modules, launcher, seconds, answer = words
+            judged = json.loads(answer)
+            if isinstance(judged, dict) and judged.get("ok") is True and launcher in LAUNCHERS:
+                return (*trials, Trial(modules, launcher, "")), (modules, launcher, float(seconds), judged)
+    return tuple(trials), None
+
+
+def _nodes(rows: Mapping[str, Sequence[Sequence[str]]]) -> Nodes:
+    names = tuple(rows["hosts"][0]) if "hosts" in rows else ()
+    facts: dict[str, dict[str, list[str]]] = {name: {} for name in names}
+    for words in rows.get("node", ()):
+        with suppress(ValueError, KeyError):
+            name, key, value = words
+            facts[name].setdefault(key, []).append(value)
+
+    def values(key: str) -> list[str]:
+        return [facts[name].get(key, [""])[0] for name in names]
+
+    versions, glibcs = values("version"), [text for text in values("glibc") if text]
+    internet = [words[0] for words in rows.get("internet", ()) if words]
+    return Nodes(
+        names,
+        version=versions[0] if len({*versions}) == 1 and re.fullmatch(r"[\d.]+\w*", versions[0]) else "",
+        pythons=_common(facts[name].get("python", ()) for name in names),
+        glibc=min(glibcs, key=_release) if glibcs else "",
+        arch=next(iter({*values("arch")}), ""),
+        internet="yes" in internet,
+        gpus={name: tuple(facts[name]["gpu"]) for name in names if "gpu" in facts[name]},
+        not_shared=tuple(name for name in names if facts[name].get("seen") != ["yes"]),
+    )
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)))
+
+
+def _common(pythons: Iterable[Sequence[str]]) -> dict[str, str]:
+    """Return path -> version of the Pythons that all nodes have in the same version."""
+    each = [dict.fromkeys(line for line in lines if " " in line) for lines in pythons]
+    return dict(
+        line.split(" ", 1) for line in (each[0] if each else ()) if all(line in lines for lines in each)
+    )
+
+
+def _python_error(rows: Mapping[str, Sequence[Sequence[str]]]) -> str:
+    return "; ".join(f"{words[0]}: {words[2]}" for words in rows["node"] if words[1:2] == ["version"])
+
+
+def place_and_prove(
+    transport: Transport,
+    site: Site,
+    folder: str,
+    cluster_id: str,
+    *,
+    partition: str,
+    account: str = "",
+    qos: str = "",
+    modules: Sequence[str] = (),
+    python: str | None = None,
+    patience_s: float = 60.0,
+    report: LineReporter = SILENT.note,
+) -> tuple[Placed, Proof | Unproven]:
+    """Call ``place``, then ``prove``. If the nodes differ from the login node, do both again for the nodes.
+
+    Raises the errors of both. UsageError: the nodes have no Python that jobs can use.
+    """
+    allowed = {"partition": partition, "account": account, "qos": qos}
+    placed = place(transport, site, folder, cluster_id, python=python, modules=modules, report=report)
+    outcome = prove(transport, site, placed, **allowed, modules=modules, patience_s=patience_s)
+    nodes = outcome.nodes
+    if isinstance(outcome, Unproven) and outcome.code == "python" and nodes.pythons:
+        # The site's login node has other software than its compute nodes.
+        site = replace(site, pythons=nodes.pythons, glibc=nodes.glibc or site.glibc, arch=nodes.arch)
+        placed = place(transport, site, folder, cluster_id, python=python, modules=modules, report=report)
+        outcome = prove(transport, site, placed, **allowed, modules=modules, patience_s=patience_s)
+    return placed, outcome
