@@ -25,6 +25,7 @@ def put(
     """Copy files and folders to the cluster.
 
     With a single argument, the target is your home folder, otherwise the last argument is the target folder.
+    On a cluster that other people run, the target is the folder `files` in clusterctl's folder there.
     """
     started_at = time.monotonic()
     with screen.transfers() as progress:

@@ -7,21 +7,19 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
 from clusterctl.errors import MachineError, SchedulerError, UsageError, printable
 from clusterctl.jobs.source import field_of_run, token_of_run
 from clusterctl.jobs.watch import folder_of
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
-from clusterctl.spec.names import FROM_RUN, did_you_mean
+from clusterctl.spec.names import FOLDER, FROM_RUN, did_you_mean
 from clusterctl.state.submissions import FROM_JOB, PROGRAM_FOLDER, RUNS, JobEntry, program_path
 from clusterctl.transport.copies import Copies, record_copies
 from clusterctl.transport.put import send_into
 from clusterctl.transport.tree import format_size, list_items
 
 # The folder for runs that are only on this machine, below the job user's home.
-_SENT_RUNS: Final = "clusterctl/runs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +137,10 @@ def _send(session: Session | None, run: str, location: RunLocation) -> tuple[str
             code="not-a-run",
             fix=f"send it with `clusterctl put {here}`, and pass the path to your program",
         )
-    folder = f"{_SENT_RUNS}/{here.name}-{token}"
+    name = f"runs/{here.name}-{token}"
     if session is None:
-        return f"~/{folder}", ""
+        return f"~/{FOLDER}/{name}", ""
+    folder = f"{session.facts.folder}/{name}"
     items = [item for item in list_items([here])[0] if item.path != here.name]
     items = [replace(item, path=item.path.removeprefix(f"{here.name}/")) for item in items]
     paths = [program_path(os.fsencode(item.path)) for item in items]

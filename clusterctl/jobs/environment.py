@@ -20,7 +20,7 @@ from clusterctl.packages.wheelhouse import (
     resolve,
     wheel_path,
 )
-from clusterctl.scheduler.script import ENVIRONMENTS, Environment, partition_name
+from clusterctl.scheduler.script import Environment, partition_name
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.distributions import DEFAULT, Distribution, distribution_of
 from clusterctl.spec.job import JobSpec
@@ -29,7 +29,7 @@ from clusterctl.state.facts import ClusterFacts
 from clusterctl.state.inventory import applied_spec, planned_distribution
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
-from clusterctl.transport.put import STORE
+from clusterctl.transport.put import store_of
 from clusterctl.transport.tree import Progress, format_size
 from clusterctl.util.assets import job_lock
 from clusterctl.util.process import temporary_folder
@@ -59,7 +59,7 @@ def describe_pending_build(spec: ClusterSpec, distribution: Distribution, transp
     lock = cached_lock(Requirements(files, job_lock(), node=node, gpus=has_gpus(spec)))
     if lock is None:
         return "its packages are resolved again"
-    if not lock.wheels or _is_there(transport, lock):
+    if not lock.wheels or _is_there(transport, Environment(lock)):
         return ""
     count = len(lock.wheels)
     return "1 package is installed" if count == 1 else f"{count} packages are installed"
@@ -96,6 +96,8 @@ class Environments:
             MachineError: wheels can't be stored on this machine.
         """
         base, node, lock = job_lock(), NodePlatform.of(distribution), None
+        if facts.python:
+            node = NodePlatform(facts.python, facts.glibc_minor)
         files = () if facts.requirements is None else (Path(facts.requirements),)
         if replayed:
             lock = self._replayed(replayed, node)
@@ -105,7 +107,7 @@ class Environments:
             held = {wheel.name: wheel.version for wheel in lock.wheels} if lock else {}
             gpus = has_gpus(facts, _partition_name(facts, job))
             lock = self._resolve(Requirements((*files, job.requirements), base, held, node, gpus))
-        return Environment(lock if lock is not None and lock.wheels else None, facts.root)
+        return Environment.of(facts, lock if lock is not None and lock.wheels else None)
 
     def _resolve(self, requirements: Requirements) -> Lock:
         return resolve(requirements, report=self.report, heard=self.heard)
@@ -135,17 +137,17 @@ class Environments:
             TransportError: the environment can't be installed, or the connection was lost.
             TransferError, UsageError, MachineError: the wheels can't be sent; see ``send_to_store``.
         """
-        if environment.lock is None or _is_there(transport, environment.lock):
+        if environment.lock is None or _is_there(transport, environment):
             return False
         lock, base = environment.lock, environment.base
-        fetched = self._fetch(transport, lock, base) if rented else None
+        fetched = self._fetch(transport, environment, lock) if rented else None
         self._report_sending(transport.host, lock, fetched)
         return build_environment(
             transport,
             lock,
             [*map(wheel_path, lock.wheels)],
-            folder=ENVIRONMENTS,
-            store=STORE,
+            folder=environment.environments,
+            store=store_of(environment.folder),
             report=self.report,
             base=base,
             wait_s=self.wait_s,
@@ -158,7 +160,7 @@ class Environments:
         for transport in (session.transport, *session.transports_of_partition(partition)):
             self.build(transport, environment, rented=rented)
 
-    def _fetch(self, transport: Transport, lock: Lock, base: str) -> frozenset[str]:
+    def _fetch(self, transport: Transport, environment: Environment, lock: Lock) -> frozenset[str]:
         """Make a host download large wheels of ``lock``. Return hashes of those that the host then has."""
         sizes = {wheel: size for wheel in lock.wheels if (size := _size(wheel)) >= _LARGE}
         if not sizes:
@@ -167,7 +169,7 @@ class Environments:
             f"{transport.host} is downloading {len(sizes)} wheels, {format_size(sum(sizes.values()))}"
         )
         more = ["--extra-index-url", cpu_index()] if any("+cpu" in wheel.version for wheel in sizes) else []
-        argv = ["sh", "-c", _FETCH, "fetch", base, STORE, *more]
+        argv = ["sh", "-c", _FETCH, "fetch", environment.base, store_of(environment.folder), *more]
         lines: list[bytes] = []
         with suppress(CommandError), transport.converse(argv, silence_s=BUILD_S) as talk:
             talk.send("".join([*(f"{wheel}\n" for wheel in sizes), "\n"]).encode())
@@ -190,8 +192,8 @@ def _partition_name(facts: ClusterFacts, job: JobOptions | JobSpec) -> str | Non
     return job.partition or facts.partitions[0].name
 
 
-def _is_there(transport: Transport, lock: Lock) -> bool:
-    argv = ["sh", "-c", f'[ -e "$HOME/{ENVIRONMENTS}/$1" ]', "sh", lock.key]
+def _is_there(transport: Transport, environment: Environment) -> bool:
+    argv = ["sh", "-c", f"[ -e {environment.bin} ]"]
     return transport.run(argv, check=False).rc == 0
 
 

@@ -28,7 +28,8 @@ class Put:
 def put(chosen: ChosenCluster, paths: Sequence[str], *, progress: Progress = lambda *_: None) -> Put:
     """Copy files and folders to a folder on the cluster.
 
-    paths: local paths, then the folder on the cluster. A single path is copied to the home folder.
+    paths: local paths, then the folder on the cluster. A single path is copied to the home folder, or on a
+        cluster that other people run, to the folder `files` in clusterctl's folder there.
 
     Raises:
         UsageError: a path is empty, or the last path is a local file.
@@ -39,6 +40,8 @@ def put(chosen: ChosenCluster, paths: Sequence[str], *, progress: Progress = lam
     local, remote = _split(paths)
     items, skipped = list_items([Path(path) for path in local])
     with open_session(chosen) as session:
+        if remote is None:
+            remote = f"{session.facts.folder}/files" if session.facts.is_foreign else "."
         sent = send_into(session.transport, items, remote, progress=progress)
         copies = [
             Copies(
@@ -79,10 +82,10 @@ def _reject_empty(paths: Sequence[str]) -> None:
         )
 
 
-def _split(paths: Sequence[str]) -> tuple[Sequence[str], str]:
+def _split(paths: Sequence[str]) -> tuple[Sequence[str], str | None]:
     """Return (local paths, remote folder). Raises UsageError if the last of several paths is a local file."""
     if len(paths) == 1:
-        return paths, "."
+        return paths, None
     *local, remote = paths
     if Path(remote).is_file() and not remote.endswith("/"):
         raise UsageError(

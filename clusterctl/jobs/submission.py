@@ -191,7 +191,7 @@ class Preparer:
         lock: str | None = None,
     ) -> Environment:
         """Return a job's Python environment. lock: a replayed job's lock file ("": it has no packages)."""
-        environment = Environment(root=facts.root)
+        environment = Environment.of(facts)
         if isinstance(job, JobSpec) and (job.bundled or job.container):
             if job.requirements is not None:
                 raise UsageError(

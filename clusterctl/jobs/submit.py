@@ -47,14 +47,13 @@ from clusterctl.state.submissions import (
 from clusterctl.transport.base import Transport
 from clusterctl.transport.copies import Copies, record_copies
 from clusterctl.transport.openssh import start_conversation
-from clusterctl.transport.put import Sent, begin_new_folder, send_new_folder, send_to_store
+from clusterctl.transport.put import Sent, begin_new_folder, send_new_folder, send_to_store, store_of
 from clusterctl.transport.tree import Item, Kind, Progress, format_size, hash_items
 from clusterctl.util.assets import data_folder, payload_hash
 from clusterctl.util.process import parallel_map
 from clusterctl.util.progress import SILENT, LineReporter
 
 # Relative to the job user's home folder.
-JOBS_FOLDER = "clusterctl/jobs"
 MAX_DIFF = 1 << 20
 # A submission does not wait longer for optional facts such as the git commit.
 PATIENCE_S = 15.0
@@ -114,7 +113,7 @@ class Submitted:
 
 def script_of(facts: ClusterFacts, job: JobSpec, environment: Environment | None = None) -> str:
     """Return the text of a job script, for sbatch, or for bash on a cluster without a scheduler."""
-    environment = environment or Environment(root=facts.root)
+    environment = environment or Environment.of(facts)
     if not facts.has_slurm:
         return render_mpirun_script(facts, job, payload_hash=payload_hash(), environment=environment)
     partition_name(facts, job)
@@ -125,7 +124,8 @@ def script_of(facts: ClusterFacts, job: JobSpec, environment: Environment | None
 def start_receiver(session: Session, name: str) -> str:
     """Start the remote program that will receive a job's folder. Return a new token to identify the job."""
     token = new_token()
-    begin_new_folder(session.transport, f"{JOBS_FOLDER}/{name}-{token}")
+    folder = session.facts.folder
+    begin_new_folder(session.transport, f"{folder}/jobs/{name}-{token}", store=store_of(folder))
     return token
 
 
@@ -234,8 +234,9 @@ class Submitter:
         if job.container is None or not os.path.isfile(job.container):  # noqa: PTH113
             return prepared
         image = Path(job.container)
+        store = store_of(self.session.facts.folder)
         remote_images = [
-            send_to_store(transport, [image], progress=self.progress)[image]
+            send_to_store(transport, [image], store=store, progress=self.progress)[image]
             for transport in (self.session.transport, *nodes)
         ]
         job = job.model_copy(update={"container": remote_images[0]})
@@ -276,11 +277,12 @@ class Submitter:
         payload = Item(payload_hash(), Kind.ARCHIVE, data_folder("payload"), mode=0, mtime_ns=0)
         program = Item(PROGRAM_FOLDER, Kind.FOLDER, Path(), 0o755, time.time_ns())
         items = [program, *(replace(item, path=f"{PROGRAM_FOLDER}/{item.path}") for item in items), payload]
-        folder, progress = f"{JOBS_FOLDER}/{name}", self.progress
+        area, progress = self.session.facts.folder, self.progress
+        folder, store = f"{area}/jobs/{name}", store_of(area)
 
         def send(to: Transport) -> Sent:
             reported = progress if to is self.session.transport else lambda *_: None
-            return send_new_folder(to, items, hashes, folder, ours=files, progress=reported)
+            return send_new_folder(to, items, hashes, folder, store=store, ours=files, progress=reported)
 
         sent = send(self.session.transport)
         try:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec.job import JOB_FIELDS, ONE_RANK_JOBS, JobSpec, is_python
-from clusterctl.spec.names import FROM_RUN, ROOT, Launcher
+from clusterctl.spec.names import FOLDER, FROM_RUN, ROOT, Launcher
 from clusterctl.spec.sbatch import quoted, requests_of
 from clusterctl.spec.units import format_duration, parse_slurm_time_s
 from clusterctl.state.submissions import PROGRAM_FOLDER, SWEEP_FILE
 from clusterctl.transport.base import BOOT, module_texts
-from clusterctl.transport.put import ARCHIVES
+from clusterctl.transport.put import archives_of
 from clusterctl.util.assets import data_folder, render
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from clusterctl.spec.job_options import JobOptions
     from clusterctl.state.facts import ClusterFacts, PartitionFacts
 
-ENVIRONMENTS: Final = "clusterctl/environments"  # below the home
-PAYLOADS: Final = f"$HOME/{ARCHIVES}"  # by hash
 # Variables that mpirun passes to the ranks.
 _EXPORTED: Final = (
     *("PATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS", "MASTER_ADDR", "MASTER_PORT", "CLUSTERCTL_HEARTBEAT"),
@@ -54,6 +52,11 @@ class Environment:
 
     lock: Lock | None = None
     root: str = ROOT
+    folder: str = FOLDER
+
+    @classmethod
+    def of(cls, facts: ClusterFacts, lock: Lock | None = None) -> Environment:
+        return cls(lock, facts.root, facts.folder)
 
     @property
     def base(self) -> str:
@@ -66,9 +69,20 @@ class Environment:
         return f"{self.root}/job-profile.sh"
 
     @property
+    def environments(self) -> str:
+        """Folder of the environments with the packages of jobs."""
+        return f"{self.folder}/environments"
+
+    @property
+    def payloads(self) -> str:
+        """Folder of clusterctl's bundled programs, by their hash, as a value of a variable in a script."""
+        return _in_shell(archives_of(self.folder), home="$HOME")
+
+    @property
     def bin(self) -> str:
         """Folder of the environment's programs, quoted for a node's shell."""
-        return f"{self.base}/bin" if self.lock is None else f'"$HOME"/{ENVIRONMENTS}/{self.lock.key}/bin'
+        base = self.base if self.lock is None else f"{_in_shell(self.environments)}/{self.lock.key}"
+        return f"{base}/bin"
 
     @property
     def python(self) -> str:
@@ -82,6 +96,11 @@ class Environment:
 
 
 PLAIN: Final = Environment()
+
+
+def _in_shell(path: str, home: str = '"$HOME"') -> str:
+    """Return a path on the cluster, quoted for a node's shell. A relative path starts at the home folder."""
+    return shlex.quote(path) if path.startswith("/") else f"{home}/{shlex.quote(path)}"
 
 
 def partition_name(facts: ClusterFacts, job: JobSpec) -> str | None:
@@ -369,7 +388,7 @@ def common_words(
         "profile": environment.profile,
         "path": environment.path,
         "python": f"{environment.base}/bin/python",
-        "payload": f"{PAYLOADS}/{payload_hash}",
+        "payload": f"{environment.payloads}/{payload_hash}",
     }
 
 

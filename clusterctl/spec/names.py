@@ -22,6 +22,8 @@ SYSTEM_ACCOUNTS: Final = ("slurm", "munge")
 PROOF_PARTITION: Final = "clusterctl-proof"
 # The folder on hosts with the software for jobs.
 ROOT: Final = "/opt/clusterctl"
+# The folder with the job user's files of clusterctl, below the home.
+FOLDER: Final = "clusterctl"
 SLURMCTLD_PORT, SLURMD_PORT, SLURMDBD_PORT = 6817, 6818, 6819
 # Ports of nodes. No program listens on the first, so a running host refuses connections of the controller.
 # On the second, the controller asks to kill the processes of lost jobs.

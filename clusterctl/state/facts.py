@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.errors import NotUpError, UsageError
-from clusterctl.spec.names import MAX_ARRAY_SIZE, ROOT
+from clusterctl.spec.names import FOLDER, MAX_ARRAY_SIZE, ROOT
 from clusterctl.state.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -43,6 +43,9 @@ class ClusterFacts:
         interval_s: seconds between two samples of telemetry.
         requirements: the pip requirements file for the Python of all jobs. None: the spec has no such file.
         root: the folder on the hosts with the software of jobs, such as their Python.
+        folder: the folder with the job user's files of clusterctl. A relative path starts at the home.
+        python, glibc_minor: release of the Python of jobs, such as 3.11, and glibc 2.``glibc_minor`` of the
+            nodes. "": those of the hosts' distribution.
         max_array: Slurm's MaxArraySize; indices of job arrays are lower.
         provider: the type of provider in the spec. "" if these properties were read from a spec.
         no_accounting: why Slurm has no accounting that the job user may read. "": it has.
@@ -60,6 +63,9 @@ class ClusterFacts:
     interval_s: int
     requirements: str | None = None
     root: str = ROOT
+    folder: str = FOLDER
+    python: str = ""
+    glibc_minor: int = 0
     max_array: int = MAX_ARRAY_SIZE
     provider: str = ""
     no_accounting: str = ""
@@ -92,11 +98,14 @@ def _facts_of_record(record: dict[str, Any]) -> ClusterFacts:
         interval_s=record["interval_s"],
         requirements=record["requirements"],
         root=record["root"],
+        folder=record.get("folder", FOLDER),
+        python=record.get("python", ""),
+        glibc_minor=record.get("glibc_minor", 0),
         max_array=record.get("max_array", MAX_ARRAY_SIZE),
         no_accounting=record.get("no_accounting", ""),
         is_foreign=record.get("is_foreign", False),
     )
-    texts = (facts.cluster, facts.provider, facts.job_user, facts.root)
+    texts = (facts.cluster, facts.provider, facts.job_user, facts.root, facts.folder, facts.python)
     if not facts.partitions or not all(isinstance(text, str) for text in texts):
         raise ValueError("a value is missing")
     return facts

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from clusterctl.errors import UsageError
 from clusterctl.spec import distributions
 from clusterctl.spec.distributions import Distribution
-from clusterctl.spec.names import ADMIN_USER, MAX_ARRAY_SIZE, ROOT
+from clusterctl.spec.names import ADMIN_USER, FOLDER, MAX_ARRAY_SIZE, ROOT
 from clusterctl.state.facts import PartitionFacts, damaged, not_up
 from clusterctl.state.workspace import JUMP, Workspace
 from clusterctl.util.assets import digest, render
@@ -129,6 +129,9 @@ class Inventory(BaseModel):
     requirements: str | None = Field(None, description="requirements file of the jobs' Python")
     max_array: int = Field(MAX_ARRAY_SIZE, description="Slurm's MaxArraySize")
     root: str = Field(ROOT, description="folder with the software of jobs, such as their Python")
+    folder: str = Field(FOLDER, description="folder with the job user's files of clusterctl")
+    python: str = Field("", description="release of the jobs' Python, if it is not the distribution's")
+    glibc_minor: int = Field(0, description="minor release of glibc on the nodes, with `python`")
     slurm: str = Field("", description="Slurm's release, if it is not the distribution's")
     no_accounting: str = Field("", description="why the job user can't read Slurm's accounting")
     is_foreign: bool = Field(False, description="other people run the cluster")

@@ -22,8 +22,6 @@ from clusterctl.transport.remote_open import HELD
 from clusterctl.transport.tree import Item, Kind, Progress, Stream, hash_items, unreadable_error
 from clusterctl.util.assets import tree_files
 
-STORE = "clusterctl/store"  # below the home
-ARCHIVES = f"{STORE}/archives"
 _PROGRAM = "clusterctl.transport.remote_receive"
 _PIECE = 1 << 18  # bytes
 
@@ -64,31 +62,42 @@ def send_new_folder(
     hashes: Mapping[Path, str],
     folder: str,
     *,
+    store: str,
     ours: Mapping[str, bytes],
     progress: Progress = lambda *_: None,
 ) -> Sent:
     """Create a folder on the cluster from ``items`` and from the generated files ``ours`` (name -> content).
 
-    Files are uploaded to the cluster's file store and copied to the folder, which appears when complete.
+    Files are uploaded to the file store ``store`` and copied to the folder, which appears when complete.
     An item of kind ARCHIVE only goes to the store. hashes: local path of each file -> sha256.
     """
-    return _converse(transport, _receiver(folder), items, hashes, progress, ours=ours)
+    return _converse(transport, _receiver(store, folder), items, hashes, progress, ours=ours)
 
 
-def begin_new_folder(transport: Transport, folder: str) -> None:
+def begin_new_folder(transport: Transport, folder: str, *, store: str) -> None:
     """Start the receiving program on the cluster early, so that ``send_new_folder`` need not wait for it."""
-    transport.begin(_receiver(folder))
+    transport.begin(_receiver(store, folder))
 
 
-def _receiver(folder: str) -> list[str]:
-    return remote_argv(_PROGRAM, STORE, folder)
+def _receiver(store: str, folder: str) -> list[str]:
+    return remote_argv(_PROGRAM, store, folder)
+
+
+def store_of(folder: str) -> str:
+    """Return the path of the file store in the folder with a job user's files."""
+    return f"{folder}/store"
+
+
+def archives_of(folder: str) -> str:
+    """Return the path of the file store's archives in the folder with a job user's files."""
+    return f"{store_of(folder)}/archives"
 
 
 def send_to_store(
     transport: Transport,
     files: Sequence[Path],
     *,
-    store: str = STORE,
+    store: str,
     progress: Progress = lambda *_: None,
 ) -> Mapping[Path, str]:
     """Upload files into the cluster's file store only. Return a mapping: local path -> path on the cluster.

@@ -38,7 +38,9 @@ _ENVIRONMENTS: Final = "environments"
 _STORE: Final = "store"
 _CLAIM: Final = Path(__file__).with_name("remote_claim.sh").read_text(encoding="utf-8")
 _FINISH: Final = Path(__file__).with_name("remote_finish.sh").read_text(encoding="utf-8")
-_FOLDER: Final = re.compile(r"(~|\$[A-Za-z_][A-Za-z0-9_]*|/?[^~$/]+)(/.*)?|/.*")
+# Scripts of jobs contain the folder's path, so it needs no quotes. It is never a whole home or disk.
+_FOLDER: Final = re.compile(r"(~/|\$[A-Za-z_][A-Za-z0-9_]*/|/|)[\w.+@%:,-]+(/[\w.+@%:,-]+)*", re.ASCII)
+_PATH: Final = re.compile(r"(/[\w.+@%:,-]+)+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class Placed:
 
     folder: its absolute path. cluster_id: the id in its mark, which may be of an earlier `attach`.
     python, version: path of the site's Python that the environment uses, and its version, such as `3.11.2`.
+    node: the release of Python and the glibc that the environment's packages are chosen for.
     seconds: how long it took. built: whether the environment was missing.
     """
 
@@ -54,6 +57,7 @@ class Placed:
     cluster_id: str
     python: str
     version: str
+    node: NodePlatform
     seconds: float
     built: bool
 
@@ -163,17 +167,13 @@ def place(
         )
     profile = job_profile(modules, site.slurm_path)
     transport.run(["sh", "-c", _FINISH, "finish", at, lock.key], stdin=profile.encode())
-    return Placed(at, cluster_id, path, site.pythons[path], time.monotonic() - started, built)
+    return Placed(at, cluster_id, path, site.pythons[path], node, time.monotonic() - started, built)
 
 
 def _claim(transport: Transport, folder: str, cluster_id: str) -> tuple[dict[str, list[str]], str]:
     """Create and mark the folder. Return the answer by names, and the id in the mark."""
-    if not _FOLDER.fullmatch(folder) or "\n" in folder:
-        raise UsageError(
-            f"{folder!r} can't be the folder on the cluster",
-            code="folder-unfit",
-            fix="use an absolute path, or a path such as ~/clusterctl or $SCRATCH/clusterctl",
-        )
+    if not _FOLDER.fullmatch(folder):
+        raise _unfit(folder)
     result = transport.run(["sh", "-c", _CLAIM, "claim", folder, cluster_id], check=False)
     answer: dict[str, list[str]] = {}
     for line in result.stdout.splitlines():
@@ -196,7 +196,17 @@ def _claim(transport: Transport, folder: str, cluster_id: str) -> tuple[dict[str
             why=f"{answer['folder'][0]} is not empty, and it has no mark of clusterctl",
             fix="choose a new folder with --folder",
         )
+    if not _PATH.fullmatch(answer["folder"][0]):
+        raise _unfit(answer["folder"][0])
     return answer, mark
+
+
+def _unfit(folder: str) -> UsageError:
+    return UsageError(
+        f"{folder!r} can't be the folder on the cluster",
+        code="folder-unfit",
+        fix="use an absolute path, or a path such as ~/clusterctl or $SCRATCH/clusterctl, without spaces",
+    )
 
 
 def _rooms(answer: Mapping[str, Sequence[str]]) -> list[_Room]:

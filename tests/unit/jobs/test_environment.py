@@ -24,7 +24,7 @@ from clusterctl.jobs.submission import Preparer, Submission
 from clusterctl.jobs.submit import client_facts, script_of
 from clusterctl.packages import wheelhouse
 from clusterctl.packages.wheelhouse import Lock, Wheel, pins, wheel_path
-from clusterctl.scheduler.script import ENVIRONMENTS, PLAIN, Environment
+from clusterctl.scheduler.script import PLAIN, Environment
 from clusterctl.spec.distributions import DEFAULT, distribution_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec
@@ -69,7 +69,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path / "the home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "the home").mkdir()
-    return tmp_path / "the home" / ENVIRONMENTS
+    return tmp_path / "the home" / PLAIN.environments
 
 
 @pytest.fixture
@@ -291,7 +291,7 @@ def test_a_lock_that_is_held_is_named(home: Path, first: Environment) -> None:
     said: list[str] = []
     with (home / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        named = (f"~/{ENVIRONMENTS}/.lock", "0.1 s")
+        named = (f"~/{PLAIN.environments}/.lock", "0.1 s")
         with refused("environment-locked", TransportError, *named):
             Environments(said.append, wait_s=0.1).build(LocalTransport(), based(first))
     assert [line.split()[0] for line in said] == ["sending", "waiting"]

@@ -28,8 +28,9 @@ from clusterctl.jobs.submit import MAX_DIFF, client_facts, reject_local_files, s
 from clusterctl.scheduler.session import Session, resolve_submissions
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
+from clusterctl.spec.names import FOLDER
 from clusterctl.state.submissions import JobEntry, Ledger
-from clusterctl.transport.put import ARCHIVES
+from clusterctl.transport.put import archives_of
 from clusterctl.util.assets import payload_hash, tree_files, tree_hash
 from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
@@ -204,7 +205,7 @@ def test_outputs_lie_beside_the_job(session, cluster, job):
 
 def test_submit_brings_the_payload_once(session, cluster, job):
     submit(session, job)
-    archive = cluster.home / ARCHIVES / payload_hash()
+    archive = cluster.home / archives_of(FOLDER) / payload_hash()
     assert tree_hash(archive / "payload") == payload_hash()
     assert {path.stat().st_mode & 0o777 for path in tree_files(archive)} == {0o400}
     (archive / "mark").touch()

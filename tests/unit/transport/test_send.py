@@ -28,9 +28,17 @@ from clusterctl.errors import (
     UnreachableError,
     UsageError,
 )
+from clusterctl.spec.names import FOLDER
 from clusterctl.transport import remote_content, remote_incoming, remote_open, remote_receive, tree
 from clusterctl.transport.base import remote_argv
-from clusterctl.transport.put import ARCHIVES, STORE, archive_of, send_into, send_new_folder, send_to_store
+from clusterctl.transport.put import (
+    archive_of,
+    archives_of,
+    send_into,
+    send_new_folder,
+    send_to_store,
+    store_of,
+)
 from clusterctl.transport.remote_content import HEADER, line_of
 from clusterctl.transport.remote_incoming import Entry, Incoming, make_folder, receive
 from clusterctl.transport.remote_receive import SWEEP_EVERY_S, UNUSED_S
@@ -42,6 +50,7 @@ from tests.support.messages import refused as rejected
 from tests.support.sweeps import in_sweep
 from tests.support.transfers import Cutting, content
 
+STORE = store_of(FOLDER)
 MIB = 1 << 20
 
 
@@ -134,7 +143,7 @@ def test_a_disk_of_the_cluster_that_takes_nothing_is_said(fault, tmp_path, monke
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         disk.suffer(fault)
         with pytest.raises(TransferError) as caught:
-            send_to_store(LocalTransport(), [tmp_path / "file"])
+            send_to_store(LocalTransport(), [tmp_path / "file"], store=STORE)
         assert os.strerror(errno.EROFS if fault == "read-only" else errno.ENOSPC) in caught.value.why
         assert not caught.value.why.startswith("b'")
 
@@ -174,7 +183,9 @@ def make(data: Path, name: str = "jobs/one", *, transport: LocalTransport | None
     items = [Item.of(str(path.relative_to(data)), path, path.lstat()) for path in sorted(data.rglob("*"))]
     hashes = hash_items([item for item in items if item.kind is Kind.FILE])
     items.append(Item("v1", Kind.ARCHIVE, data, mode=0, mtime_ns=0))
-    return send_new_folder(transport or LocalTransport(), items, hashes, name, ours={"our own": b"\xff\n"})
+    return send_new_folder(
+        transport or LocalTransport(), items, hashes, name, store=STORE, ours={"our own": b"\xff\n"}
+    )
 
 
 def test_a_new_folder(home, data):
@@ -218,7 +229,7 @@ def test_a_file_that_changes_meanwhile_makes_no_folder(home, data):
     hashes = hash_items(items)
     (data / "large").write_bytes(bytes(3 * MIB))
     with rejected("files-changed", TransferError):
-        send_new_folder(LocalTransport(), items, hashes, "jobs/one", ours={})
+        send_new_folder(LocalTransport(), items, hashes, "jobs/one", store=STORE, ours={})
     assert not (home / "jobs").exists()
     assert stored(home) == []
 
@@ -366,7 +377,7 @@ def test_a_sweep_removes_what_is_not_its_own_and_follows_no_link(home, data, tmp
 
 def test_an_archive_is_unpacked_once_and_kept_for_a_year(home, data, tmp_path):
     make(data)
-    archive = home / ARCHIVES / "v1"
+    archive = home / archives_of(FOLDER) / "v1"
     whole = {str(path.relative_to(data.parent)): path.read_bytes() for path in tree_files(data)}
     assert {str(path.relative_to(archive)): path.read_bytes() for path in tree_files(archive)} == whole
     for days, stays in ((364, True), (366, False)):
@@ -496,11 +507,13 @@ def test_the_store_forgets_what_nobody_uses(home, data):
 
 
 def test_single_files_in_the_store(home, data):
-    at = send_to_store(LocalTransport(), [data / "large", data / "link", data / "sub" / "run.sh"])
+    at = send_to_store(
+        LocalTransport(), [data / "large", data / "link", data / "sub" / "run.sh"], store=STORE
+    )
     assert Path(at[data / "large"]).read_bytes() == (data / "large").read_bytes()
     assert at[data / "link"] == at[data / "sub" / "run.sh"]
     with rejected("files-unreadable", UsageError):
-        send_to_store(LocalTransport(), [data / "sub"])
+        send_to_store(LocalTransport(), [data / "sub"], store=STORE)
 
 
 # hashes:
@@ -628,7 +641,7 @@ class Answering(LocalTransport):
 )
 def test_an_answer_of_another_form_is_one_clear_error(home, data, said):
     with rejected("answer-garbled", TransportError):
-        send_to_store(Answering(said), [data / "large"])
+        send_to_store(Answering(said), [data / "large"], store=STORE)
 
 
 def test_a_read_only_folder_can_be_sent_again_with_more_in_it(home, data):
