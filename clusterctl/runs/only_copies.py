@@ -131,6 +131,7 @@ class Search:
     """A search, as the admin user, for files that exist only on the cluster.
 
     hosts: hosts with disks to search. shared: also search the shared folder. left_out: folders to skip.
+    On a cluster that other people run, the job user searches only clusterctl's folder.
     """
 
     def __init__(
@@ -166,9 +167,11 @@ class Search:
             "local": host in self.hosts,
             "ours": sorted(SENT_FILES),
             "left_out": self.left_out,
+            "folder": self.inventory.folder if self.inventory.is_foreign else "",
             **more,
         }
-        return ["sudo", "-n", *remote_argv(_PROGRAM, json.dumps(request))]
+        become_root = () if self.inventory.is_foreign else ("sudo", "-n")
+        return [*become_root, *remote_argv(_PROGRAM, json.dumps(request))]
 
     def _ask(self, host: str) -> OnlyCopies:
         files, unknown = [], []

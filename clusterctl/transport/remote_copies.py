@@ -1,10 +1,13 @@
-"""Program that finds files that exist only on the cluster. Runs on hosts as root, for Python 3.9.
+"""Program that finds files that exist only on the cluster, for Python 3.9. Runs on hosts as root.
+
+On a cluster that other people run, it runs as the user, with `folder`.
 
     main(REQUEST)
 
 REQUEST is a JSON object:
     shared: folder that all hosts share; look_at_shared: whether to search this folder
     local: whether to search this host's own disks; host: name of this host
+    folder: if not empty, only this folder is searched, clusterctl's on a cluster that other people run
     ours: names of the files that clusterctl puts into job folders; left_out: folders to skip
 stdin begins with the files that also exist on the user's machine: eight bytes with the number of ``digest``s,
 and the digests, sorted.
@@ -57,6 +60,12 @@ NOT_IN_HOMES = frozenset(
     b".cache .nv .cupy .triton .apptainer/cache .vscode-server .ansible .ssh "
     b".bash_history .python_history .lesshst .viminfo .wget-hsts .sudo_as_admin_successful".split()
 )
+# In clusterctl's folder on a cluster that other people run, which has all of clusterctl's files.
+FOLDER_BELOW_HOME = b"clusterctl/"
+NOT_IN_FOLDER = frozenset(
+    FOLDER_BELOW_HOME + name
+    for name in b"store environments .clusterctl-cluster job-profile.sh .job-profile.new".split()
+)
 CACHE = b"__pycache__"
 PARTIAL = re.compile(rb"\.clusterctl-[0-9a-f]{32}\.part(\.[0-9]+)?")
 # The folder of a job whose submission has not finished.
@@ -97,14 +106,18 @@ class Top:
     """A folder to search for files of users. host: name of the host, or b"" for the shared file system.
 
     not_here: paths below the folder that are skipped. Temporary files of daemons are skipped as well.
+    above: path of the folder below a home, which ``not_here`` and the names of jobs' folders begin with.
     """
 
-    def __init__(self, path: bytes, host: bytes = b"", not_here: Collection[bytes] = ()) -> None:
-        self.path, self.host, self.not_here = path, host, not_here
+    def __init__(
+        self, path: bytes, host: bytes = b"", not_here: Collection[bytes] = (), above: bytes = b""
+    ) -> None:
+        self.path, self.host, self.not_here, self.above = path, host, not_here, above
         self.is_temporary = path in TEMPORARY
 
     def skips(self, path: bytes, ours: Collection[bytes]) -> bool:
         """Return whether this path is skipped. ours: names of clusterctl's own files in job folders."""
+        path = self.above + path
         name = path.rpartition(b"/")[2]
         return (
             name == CACHE
@@ -153,6 +166,9 @@ def folders_in(path: bytes) -> list[bytes]:
 
 def tops_of(request: dict[str, Any]) -> Iterator[Top]:
     shared, host = os.fsencode(request["shared"]), os.fsencode(request["host"])
+    if request["folder"]:
+        yield Top(os.fsencode(request["folder"]), b"", NOT_IN_FOLDER, FOLDER_BELOW_HOME)
+        return
     if request["look_at_shared"]:
         homes = [os.path.join(HOMES, name) for name in folders_in(os.path.join(shared, HOMES))]
         for home in homes:
@@ -278,7 +294,9 @@ def report_files(walk: Walk, tops: Iterator[Top]) -> None:
     rest = Group()
     for top in tops:
         for path, status in walk.files(top):
-            key = top.path, b"/".join(path.split(b"/")[: 3 if path.startswith(JOBS) else 1])
+            parts = path.split(b"/")
+            of_job = JOBS.count(b"/") + 1 - top.above.count(b"/")
+            key = top.path, b"/".join(parts[: of_job if (top.above + path).startswith(JOBS) else 1])
             size, on_disk = status.st_size, status.st_blocks * BLOCK
             groups.setdefault(key, Group()).add(1, size, on_disk, status.st_mtime_ns, [status.st_uid])
             if len(groups) > 2 * MOST_TOLD:

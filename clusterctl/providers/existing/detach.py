@@ -1,0 +1,100 @@
+"""Listing and removal of clusterctl's folder on a cluster that other people run."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from clusterctl.errors import LeftoversError, UsageError, printable
+from clusterctl.transport.base import Transport
+from clusterctl.transport.tree import format_size
+
+_DETACH: Final = Path(__file__).with_name("remote_detach.sh").read_text(encoding="utf-8")
+# Removing many small files from a network file system takes long.
+_REMOVAL_S: Final = 3600.0
+_WHAT: Final = {
+    "env": "the Python of jobs",
+    "environments": "Python environments",
+    "store": "files that jobs share, and clusterctl's programs",
+    "jobs": "folders of jobs",
+    "runs": "runs that were sent there",
+    "files": "files that you have put there",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file or folder in clusterctl's folder. what: its meaning. "": clusterctl did not create it."""
+
+    name: str
+    bytes: int
+    files: int
+    what: str = ""
+
+    def __str__(self) -> str:
+        amount = f"{format_size(self.bytes)} in {self.files:,} file{'' if self.files == 1 else 's'}"
+        return f"{self.name}: {amount} ({self.what or 'not of clusterctl'})"
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedFolder:
+    """Clusterctl's folder on a cluster, which has the mark ``cluster_id``."""
+
+    transport: Transport
+    folder: str
+    cluster_id: str
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Return what is in the folder, without clusterctl's small files. (): there is no folder.
+
+        UsageError: the folder's mark is missing, or of another cluster.
+        """
+        return self._ask("")[0]
+
+    def remove(self) -> tuple[Entry, ...]:
+        """Remove the folder, and look whether it is gone. Return what was there.
+
+        Raises:
+            UsageError: the folder's mark is missing, or of another cluster.
+            LeftoversError: some files can't be removed.
+        """
+        entries, left = self._ask(self.cluster_id)
+        if left:
+            raise LeftoversError(
+                "some files of clusterctl can't be removed from the cluster",
+                code="folder-not-removed",
+                where=f"{self.transport.host}:{self.folder}",
+                why="\n".join(left),
+                fix="end the programs that use these files, then run `clusterctl detach` again",
+            )
+        return entries
+
+    def _ask(self, cluster_id: str) -> tuple[tuple[Entry, ...], list[str]]:
+        argv = ["sh", "-c", _DETACH, "detach", self.folder, cluster_id]
+        lines = self.transport.run(argv, timeout_s=_REMOVAL_S).stdout.splitlines()
+        rows = [[printable(word) for word in line.split("\t")] for line in lines]
+        marks = [words[1] for words in rows if words[0] == "mark"]
+        if marks and marks[0] != self.cluster_id:
+            raise UsageError(
+                "the folder on the cluster does not belong to this cluster",
+                code="folder-not-ours",
+                where=f"{self.transport.host}:{self.folder}",
+                why=f"its mark is {marks[0]!r}, and this cluster's id is {self.cluster_id!r}"
+                if marks[0]
+                else "it has no mark of clusterctl",
+                fix="look at the folder; if it may go, remove it with `rm` on the login node",
+            )
+        named = [words[1:] for words in rows if words[0] == "entry" and len(words) == len(Entry.__slots__)]
+        entries = [Entry(name, int(kib) << 10, int(files), _WHAT.get(name, "")) for name, kib, files in named]
+        shown = tuple(entry for entry in entries if entry.what or not _is_small_file_of_ours(entry.name))
+        return shown, [words[1] for words in rows if words[0] == "left"]
+
+
+def _is_small_file_of_ours(name: str) -> bool:
+    return name in {".clusterctl-cluster", "job-profile.sh", ".job-profile.new", ".env.new"} or (
+        name.startswith("proof.")
+    )
