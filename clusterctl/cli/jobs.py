@@ -145,7 +145,7 @@ def _rounds(session: Session, ids: Words, *, everything: bool) -> Iterator[tuple
         yield (infos := _list_or_find(session, ids, everything=everything).jobs)
         if ids and all(job.ended for job in infos):
             return
-        session.scheduler.clock.sleep(_REFRESH_S)
+        session.scheduler.clock.sleep(max(_REFRESH_S, session.pace.changed_s))
 
 
 def _watch(screen: Screen, rounds: Iterator[tuple[JobInfo, ...]]) -> None:

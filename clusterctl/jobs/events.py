@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from clusterctl.scheduler.attempts import Event, Restart, events_of, last_attempt, restarts_of
+from clusterctl.scheduler.attempts import Event, Restart, ending_of, events_of, last_attempt, restarts_of
 from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.scheduler.session import Session
 from clusterctl.transport.base import Transport, remote_argv
@@ -34,6 +35,41 @@ def with_hangs(session: Session, jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]
         job_id: replace(hang, until=max(hang.until, time.time())) for job_id, hang in lasting.items() if hang
     }
     return tuple(replace(job, hang=hangs.get(job.id)) for job in jobs) if hangs else tuple(jobs)
+
+
+class Turn:
+    """Decides when to ask Slurm about jobs: by the session's pace, and by new events in the jobs' folders."""
+
+    def __init__(self, session: Session) -> None:
+        self._session, self._asked_at = session, -math.inf
+        self._events: Mapping[str, Sequence[Event]] = {}
+
+    def is_due(self, jobs: Iterable[JobInfo]) -> bool:
+        """Return whether to ask Slurm now. jobs: the answer to the last query."""
+        now = self._session.scheduler.clock.now()
+        waited = now - self._asked_at
+        active = [job for job in jobs if not job.ended]
+        is_due = waited >= self._session.pace.changed_s and (
+            waited >= self._longest_s(active) or self._has_news(active)
+        )
+        if is_due:
+            self._asked_at = now
+        return is_due
+
+    def _longest_s(self, active: Sequence[JobInfo]) -> float:
+        pace = self._session.pace
+        pauses = {JobState.PENDING: pace.pending_s, JobState.RUNNING: pace.running_s}
+        longest_s = min((pauses.get(job.state, pace.changed_s) for job in active), default=pace.changed_s)
+        # The events of the other jobs are not read.
+        return longest_s if len(active) <= _MOST_READ else min(longest_s, pace.pending_s)
+
+    def _has_news(self, active: Sequence[JobInfo]) -> bool:
+        """Return whether jobs have recorded new events, or running jobs have recorded their end."""
+        previous, self._events = self._events, _events(self._session, active)
+        running = (self._events.get(job.id, ()) for job in active if job.state is not JobState.PENDING)
+        if any(events and ending_of(events).is_recorded for events in running):
+            return True
+        return any(len(events) != len(previous.get(job_id, ())) for job_id, events in self._events.items())
 
 
 def _events(session: Session, jobs: Sequence[JobInfo]) -> Mapping[str, Sequence[Event]]:

@@ -31,7 +31,7 @@ from clusterctl.errors import (
     WaitTimeoutError,
     printable,
 )
-from clusterctl.jobs.events import restarts_of_job, with_hangs
+from clusterctl.jobs.events import Turn, restarts_of_job, with_hangs
 from clusterctl.scheduler.base import (
     AccountingAwayError,
     JobInfo,
@@ -85,10 +85,13 @@ class _Watched:
         self._unknown_until = self._clock.now() + _APPEAR_S
         self._stuck_since: float | None = None
         self.seen: dict[str, JobInfo] = {}
+        self._turn = Turn(session)
         self._killed: dict[str, float] = {}
 
     def poll(self) -> tuple[JobInfo, ...] | None:
         """Query the jobs, and report changes. Return the jobs if all have ended or are stuck, else None."""
+        if not self._turn.is_due(self.seen.values()):
+            return None
         try:
             jobs = self._session.scheduler.jobs(self._ids)
         except AccountingAwayError as exc:
@@ -245,7 +248,8 @@ def follow(
     broken_since: float | None = None
     waits = backoff(first_s=0.5, longest_s=LONGEST_PAUSE_S)
     while True:
-        polls, next_poll = backoff(longest_s=LONGEST_PAUSE_S), clock.now()
+        polls = backoff(longest_s=max(LONGEST_PAUSE_S, session.pace.changed_s))
+        next_poll = clock.now()
         try:
             with closing(logs.grow(watched.seen, watched.deadline)) as chunks:
                 for chunk in chunks:

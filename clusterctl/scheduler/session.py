@@ -32,6 +32,24 @@ _SBATCH_MAY_HANG_S = 600
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """The shortest times between two queries of Slurm about watched jobs, in seconds. 0: as often as needed.
+
+    changed_s: after an event in the job's folder, and for jobs that start or end.
+    pending_s, running_s: while all jobs are pending, or running. Meanwhile only the jobs' folders are read.
+    """
+
+    changed_s: float = 0.0
+    pending_s: float = 0.0
+    running_s: float = 0.0
+
+
+OWN_PACE = Pace()
+# Other people's Slurm serves many users. A running job that is killed records nothing, so Slurm is asked.
+FOREIGN_PACE = Pace(changed_s=10.0, pending_s=30.0, running_s=300.0)
+
+
+@dataclass(frozen=True, slots=True)
 class Session:
     """A connection to the controller as the job user.
 
@@ -44,6 +62,10 @@ class Session:
     ledger: Ledger
     nodes: Mapping[str, Transport] = field(default_factory=dict)
     unshared_nodes: Mapping[str, Transport] = field(default_factory=dict)
+
+    @property
+    def pace(self) -> Pace:
+        return FOREIGN_PACE if self.facts.is_foreign else OWN_PACE
 
     @property
     def workspace(self) -> Workspace:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import threading
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +132,39 @@ def test_many_jobs_are_waited_for_with_one_query_at_a_time(session, cluster, tmp
     before = cluster.calls("squeue")
     assert len(wait(session, ids)) == 3
     assert cluster.calls("squeue") == before + 1
+
+
+def test_wait_on_a_foreign_cluster_reads_the_jobs_folder(cluster, tmp_path):
+    """Slurm is asked when the job's record changes, rarely while it runs, and never twice within 10 s."""
+    now, asked = [0.0], []
+    job_id, folder = held(cluster, cluster.session(), tmp_path)
+    events = {
+        40: ("RUNNING", {"event": "start", "nodes": ["n1"]}),
+        1000: ("RUNNING", {"event": "end", "status": 0}),
+        1012: ("COMPLETED", None),
+    }
+
+    def sleep(seconds: float) -> None:
+        asked.extend([now[0]] * (cluster.calls("squeue") - len(asked)))
+        now[0] += seconds
+        for time in [time for time in events if time <= now[0]]:
+            state, event = events.pop(time)
+            cluster.change(job_id, state=state, start=1)
+            if event:
+                with (folder / "job.events").open("a") as file:
+                    file.write(json.dumps({"time": time, **event}) + "\n")
+
+    session = cluster.session(clock=Clock(lambda: now[0], sleep))
+    session = replace(session, facts=replace(session.facts, is_foreign=True))
+    before = cluster.calls("squeue")
+    asked.extend([-math.inf] * before)
+    (job,) = wait(session, [job_id])
+    times = [*asked[before:], now[0]]
+    assert job.state is JobState.COMPLETED
+    assert all(later - earlier >= 10 for earlier, later in pairwise(times))
+    assert len([time for time in times if time < 40]) == 2
+    assert len([time for time in times if 70 < time < 1000]) == 3
+    assert 1012 <= times[-1] <= 1027
 
 
 def test_a_wait_that_runs_out(cluster, tmp_path):

@@ -327,7 +327,7 @@ def test_a_run_comes_home_without_accounting(session, cluster, tmp_path, out):
 
 @pytest.mark.parametrize(("has_records", "state"), [(True, "COMPLETED"), (False, "UNKNOWN")])
 def test_collect_without_accounting_completes_later(session, cluster, tmp_path, has_records, state):
-    """Jobs that have left the queue are collected with the state of their records, if hosts share a folder."""
+    """Jobs that have left the queue have the state of their records, if hosts share a folder."""
     ids = [finished(session, cluster, tmp_path, "echo x >result.txt") for _ in range(2)]
     cluster.change(ids[0], forgotten=True)
     with cluster.state() as played:
