@@ -51,6 +51,7 @@ from clusterctl.scheduler.base import (
     comment_of,
     unmanaged_job_error,
 )
+from clusterctl.scheduler.records import await_ends
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, Session, resolve_submissions
 from clusterctl.scheduler.session import connect_session as session_of
 from clusterctl.state.facts import facts_of, facts_of_spec
@@ -274,6 +275,8 @@ class _Collection:
         name = f"{self.session.facts.cluster}-{job_id}-{entry.name}"
         final = choose_run_folder(self.out, name, entry.token)
         jobs = self.jobs_of(entry)
+        if self.session.facts.is_foreign:
+            await_ends(self.session.transport, self.session.scheduler.clock, jobs)
         with self.reporting_write_errors(job_id, final), working_folder(final) as work:
             hosts = tuple(dict.fromkeys(node for job in jobs for node in job.nodes))
             recorder = start_in_thread(partial(_recorder, self.session, entry, jobs))

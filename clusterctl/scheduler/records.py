@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -57,15 +58,15 @@ def recorded_id(transport: Transport, entry: JobEntry) -> str:
 
 
 def await_ends(transport: Transport, clock: Clock, jobs: Sequence[JobInfo]) -> None:
-    """Wait until this host sees the ends of ended jobs in their records, and so their last files.
+    """Wait until this host sees the recorded ends of ended jobs, and so the last lines of their logs.
 
-    jobs: tasks of the same job. Those that Slurm or a signal has ended record no end.
+    jobs: a job, or the tasks of an array. Jobs that a signal has ended may have recorded no end.
     """
-    ended = [job for job in jobs if job.state in (JobState.COMPLETED, JobState.FAILED) and not job.signal]
-    if not ended or not ended[0].work_dir:
-        return
+    ended = [job for job in jobs if job.ended and job.exit_code is not None and not job.signal]
+    ended = [job for job in ended if job.state in (JobState.COMPLETED, JobState.FAILED)]
+    latest = max((job.end_time or 0 for job in ended), default=0)
     names = {"" if job.task is None else str(job.task) for job in ended}
-    for _ in clock.polls(_DELAY_S, first_s=0.5, longest_s=5.0):
+    for _ in clock.polls(latest + _DELAY_S - time.time(), first_s=0.5, longest_s=5.0) if ended else ():
         (record, *_) = [*_read(transport, [ended[0].work_dir]), None]
         endings = (_ending(record, name) for name in names)
         if record is None or all(ending is not None and ending.is_recorded for ending in endings):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from clusterctl.jobs.queue import cancel, known_jobs, list_jobs
+from clusterctl.runs.collect import collect
 from clusterctl.spec.job import JobSpec
+from clusterctl.util.progress import Clock
 from tests.support.played.cluster import finished, submit, submitted
 from tests.support.processes import eventually
 
@@ -99,3 +102,24 @@ def test_ledger_keeps_the_state_that_slurm_told(session, cluster, tmp_path):
     assert known_jobs(cluster.session(patience_s=0.0), [job_id])[0].state == "OUT_OF_MEMORY"
     shutil.rmtree(entry.remote_dir)
     assert known_jobs(cluster.session(patience_s=0.0), [job_id])[0].state == "OUT_OF_MEMORY"
+
+
+def test_collect_on_a_foreign_cluster_waits_for_the_recorded_end(session, cluster, tmp_path):
+    """A file system such as NFS may show the end of a job's files up to a minute late."""
+    job_id = finished(session, cluster, tmp_path, "exit 3")
+    events = Path(session.ledger.find(job_id).remote_dir, "job.events")
+    start, end = events.read_text().splitlines(keepends=True)
+    events.write_text(start)
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        if now[0] > 9:
+            events.write_text(start + end)
+
+    foreign = cluster.session(clock=Clock(lambda: now[0], sleep))
+    foreign = replace(foreign, facts=replace(foreign.facts, is_foreign=True))
+    (run,) = collect(foreign, [job_id], out=tmp_path / "runs")
+    assert (run.directory / "job.events").read_text() == start + end
+    assert 9 < now[0] < 20
+    assert run.tasks[0].exit_code == 3
