@@ -31,8 +31,8 @@ from clusterctl.spec.job_options import JobOptions, job_options
 from clusterctl.spec.names import ADMIN_USER, reject_unknown
 from clusterctl.state.chosen import naming_lock_holder
 from clusterctl.state.inventory import Inventory, inventory_of
+from clusterctl.transport.master import Jumps
 from clusterctl.transport.openssh import NO_CONNECTION, OpenSSH, run_attached, run_captured
-from clusterctl.transport.ssh import Jumps
 
 Command = Annotated[Words, argument("A command, after --.", metavar="COMMAND")]
 _ALLOCATION: Final = {

@@ -55,7 +55,7 @@ from clusterctl.state.inventory import applied_if_known, applied_spec, may_keep_
 from clusterctl.state.ledger import RunRecord
 from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.ssh import end_all_connections
+from clusterctl.transport.master import end_all_connections
 from clusterctl.util.process import remove_stale_folders, roomiest_temporary_folder
 from clusterctl.util.progress import SILENT
 

@@ -16,7 +16,7 @@ from clusterctl.providers import registry
 from clusterctl.providers.base import NO_PROMPTS, Prompts, Provider
 from clusterctl.spec.common import ProviderSettings
 from clusterctl.state.workspace import WAIT_S, Workspace
-from clusterctl.transport.ssh import end_all_connections
+from clusterctl.transport.master import end_all_connections
 from clusterctl.util.disk import append_line
 from clusterctl.util.process import temporary_folder
 from clusterctl.util.progress import SILENT, Reporter

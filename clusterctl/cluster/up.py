@@ -41,7 +41,7 @@ from clusterctl.spec.names import ADMIN_USER
 from clusterctl.state.facts import facts_of_spec, job_settings
 from clusterctl.state.inventory import Inventory, planned_distribution
 from clusterctl.state.workspace import write_atomic
-from clusterctl.transport.ssh import end_all_connections
+from clusterctl.transport.master import end_all_connections
 from clusterctl.util.assets import job_lock
 from clusterctl.util.process import parallel_map
 from clusterctl.util.progress import report_steps

@@ -50,7 +50,7 @@ from clusterctl.spec.job_options import JobOptions
 from clusterctl.spec.sbatch import requests_of
 from clusterctl.state.submissions import PROGRAM_FOLDER
 from clusterctl.transport.base import MARK, Transport, wrap_command
-from clusterctl.transport.openssh import ALONE, OpenSSH, start_conversation
+from clusterctl.transport.openssh import OpenSSH, start_conversation
 from clusterctl.transport.tree import Kind
 from clusterctl.util.assets import payload_hash, render
 
@@ -246,7 +246,7 @@ def requested_nodes(session: Session, ssh: OpenSSH, words: JobOptions) -> Iterat
     options = ["--job-name=shell", *resource_options(words, JobOptions.model_fields), *more]
     hold = ["bash", "-c", _HOLD, "hold", str(_SILENCE_S), *options]
     line, script = wrap_command(hold)
-    lease = Lease(session, ssh, ssh.argv(controller, line, *ALONE), script)
+    lease = Lease(session, ssh, ssh.alone(controller, line), script)
     try:
         yield lease
     finally:
@@ -375,7 +375,7 @@ def forwarded(ssh: OpenSSH, node: str, forwards: Sequence[Forward]) -> Iterator[
     ports = [word for f in forwards for word in ("-L", f"{_HERE}:{f.local}:localhost:{f.remote}")]
     # `cat` ends with its input, so the ports close when clusterctl ends. It answers once all ports are open.
     line, script = wrap_command(["cat"])
-    argv = ssh.argv(node, line, *ALONE, "-o", "ExitOnForwardFailure=yes", *ports)
+    argv = ssh.alone(node, line, "-o", "ExitOnForwardFailure=yes", *ports)
     with ExitStack() as stack:
         try:
             remote = (node, ["cat"])

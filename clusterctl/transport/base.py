@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from clusterctl.errors import CommandError, NoAnswerError, TransportError, UnreachableError, printable
+from clusterctl.transport.login import login_of
 from clusterctl.util.process import Result
 
 LONGEST_LINE = 1 << 20  # bytes
@@ -195,7 +196,8 @@ def unreachable_error(
     host: str, config: Path, problem: str, cause: Exception | str | None = None
 ) -> UnreachableError:
     """Return the error for a host that ssh can't connect to. config: its `ssh_config`. cause: ssh's error."""
-    fix = "if the host is down, start it with `clusterctl up`"
+    login = login_of(config)
+    fix = f"try `ssh {login}`" if login else "if the host is down, start it with `clusterctl up`"
     return UnreachableError(f"{host}: {problem}", where=str(config), why=str(cause or ""), fix=fix, host=host)
 
 

@@ -8,16 +8,19 @@ from __future__ import annotations
 import os
 import pwd
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import TransportError, UsageError
 from clusterctl.state.workspace import Workspace, write_atomic
 
 # The login as a host of the cluster, in hosts.json.
 LOGIN_HOST: Final = "login"
 # The destination that stands for this machine.
 HERE: Final = "."
+# The variables that a command on this machine gets of this program's, as a login by SSH would set them.
+_KEPT: Final = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TZ", "USER")
 _OWN_CONFIG: Final = "~/.ssh/config"
 _USER: Final = r"(?:(?P<user>[^:/\s-][^:/\s]*)@)?"
 _NAME: Final = r"[\w.%+][\w.%+-]*"
@@ -87,3 +90,25 @@ def login_of(config: Path) -> str | None:
         return Workspace(config.parent).login.read_text().strip()
     except FileNotFoundError:
         return None
+
+
+def here_words(command: str | Sequence[str]) -> list[str]:
+    """Return the words that run a command of a login on this machine. Empty command: a login shell.
+
+    command: a line for a shell, or words. clusterctl's own variables do not reach the command: they would
+    reach the jobs that it submits.
+    """
+    environment = [f"{name}={value}" for name, value in os.environ.items() if name in _KEPT]
+    shell = os.environ.get("SHELL", "/bin/sh")
+    words = ["/bin/sh", "-c", command] if isinstance(command, str) else command
+    return ["env", "-i", *environment, *(words or [shell, "-l"])]
+
+
+def no_login_error(host: str) -> TransportError:
+    """Return the error for a host of an attached cluster that is not its login."""
+    return TransportError(
+        f"{host}: clusterctl logs in only to the login node of an attached cluster",
+        code="not-the-login",
+        fix=f"for a shell on a compute node: `clusterctl shell --slurm=--nodelist={host}`",
+        host=host,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import select
 import shlex
@@ -28,14 +29,13 @@ from clusterctl.transport.base import (
     no_answer_error,
     shown_command,
 )
+from clusterctl.transport.login import HERE, LOGIN_HOST, here_words, login_of, no_login_error
 from clusterctl.transport.remote_content import READ
 from clusterctl.util.process import Result
 
 if TYPE_CHECKING:
     from clusterctl.state.inventory import Inventory
 
-# ssh options for a connection without a terminal that does not use the shared connection.
-ALONE = ("-T", "-o", "ControlPath=none")
 _SIGNALLED = 128
 NO_CONNECTION = 255  # ssh's exit status
 _STDERR_TAIL = 1 << 16
@@ -93,10 +93,7 @@ def start_program(
             stderr=str(exc),
         ) from exc
     with process:
-        for pipe in filter(None, (process.stdin, process.stdout)):
-            enlarge_pipe(pipe.fileno())
-        if process.stdin is not None:
-            os.set_blocking(process.stdin.fileno(), False)
+        prepare_pipes(process)
         try:
             yield process
         finally:
@@ -105,6 +102,14 @@ def start_program(
             elif process.poll() is None:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
+
+
+def prepare_pipes(process: subprocess.Popen[bytes]) -> None:
+    """Enlarge the pipes of a program, and make writing to its stdin non-blocking, as ``Talk`` expects."""
+    for pipe in filter(None, (process.stdin, process.stdout)):
+        enlarge_pipe(pipe.fileno())
+    if process.stdin is not None:
+        os.set_blocking(process.stdin.fileno(), False)
 
 
 def process_group_ending_with_us() -> int:
@@ -306,31 +311,81 @@ class Talk:
 
 @dataclass(frozen=True, slots=True)
 class OpenSSH:
-    """The ssh command line for the hosts of an `ssh_config`, as ``user`` (default: the user in the file)."""
+    """The ssh command line for the hosts of an `ssh_config`, as ``user`` (default: the user in the file).
+
+    The login of an attached cluster is reached as its own user, and without ssh if it is this machine. All
+    methods raise MachineError if this machine has no ssh program, TransportError if the command holds a NUL
+    character, and UsageError if an attached cluster lets nobody log in to the host.
+    """
 
     config: Path
     user: str | None = None
 
     def argv(self, host: str, command: str | Sequence[str] = (), *options: str) -> list[str]:
-        """Return the ssh command line that runs ``command`` on ``host``. Empty command: run a login shell.
+        """Return the command line that runs ``command`` on ``host`` for a user at this terminal.
 
-        A list is quoted for the remote shell; a string is passed to the shell unchanged. options: of ssh.
-
-        Raises:
-            MachineError: this machine has no ssh program.
-            TransportError: the command holds a NUL character.
+        A list is quoted for the remote shell; a string is passed to the shell unchanged. Empty command: run a
+        login shell. options: of ssh.
         """
+        return self._words(self.config, host, command, *_shared(self.config), *options)
+
+    def background(self, host: str, command: str, *options: str) -> list[str]:
+        """Return the command line of an ssh that has no terminal and asks nothing."""
+        own = Workspace(self.config.parent).background_config
+        config = self.config if login_of(self.config) is None else own
+        return self._words(config, host, command, "-T", "-o", "BatchMode=yes", *options)
+
+    def alone(self, host: str, command: str, *options: str) -> list[str]:
+        """Return the command line of an ssh in the background with its own connection.
+
+        The connection to an attached cluster is shared, because opening another could ask for a password.
+        """
+        own = ("-S", "none") if login_of(self.config) is None else _shared(self.config)
+        return self.background(host, command, *own, *options)
+
+    def _words(self, config: Path, host: str, command: str | Sequence[str], *options: str) -> list[str]:
+        login, user = login_of(self.config), self.user
+        if login is not None:
+            if host != LOGIN_HOST:
+                raise no_login_error(host)
+            host, user = login, None
+        line = command if isinstance(command, str) else shlex.join(command)
+        checked_argv([line])
+        if login == HERE:
+            return here_words(command)
         if shutil.which("ssh") is None:
             fix = "install ssh: `apt-get install openssh-client`"
             raise MachineError("ssh is not installed on this machine", code="tool-missing", fix=fix)
-        words = ["ssh", "-F", str(self.config.absolute()), *options]
-        if self.user is not None:
-            words += ["-l", self.user]
-        words += ["--", host]
-        if isinstance(command, str):
-            (command,) = checked_argv([command])
-            return [*words, command]
-        return [*words, shlex.join(checked_argv(command))] if command else words
+        words = ["ssh", "-F", str(config.absolute()), *options, *(() if user is None else ("-l", user))]
+        return [*words, "--", host, *([line] if line else [])]
+
+
+def socket_name(config: Path, host: str, user: str | None) -> str:
+    """Return the name of the control socket of the connection that commands share, in ``connections``."""
+    status = config.stat()
+    # Machines may share a home, but a socket works only on the machine that created it.
+    words = (os.uname().nodename, login_of(config) or host, user, status.st_ino, status.st_mtime_ns)
+    return hashlib.sha256(repr(words).encode()).hexdigest()[:16]
+
+
+def _shared(config: Path) -> tuple[str, ...]:
+    """Return the ssh options for the connection to an attached cluster, if clusterctl has opened one.
+
+    Otherwise ssh uses the connection that the user's own configuration names, if there is one.
+    """
+    folder = Workspace(config.parent.absolute()).connections
+    if (
+        login_of(config) in {None, HERE}
+        or not (folder / (name := socket_name(config, LOGIN_HOST, None))).exists()
+    ):
+        return ()
+    # The real path may be too long for a socket address. Linux only.
+    return ("-S", f"/proc/{os.getpid()}/fd/{_open_folder(folder)}/{name}")
+
+
+@cache
+def _open_folder(folder: Path) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
 
 
 def write_ssh_files(inventory: Inventory, workspace: Workspace) -> None:

@@ -18,10 +18,13 @@ from clusterctl.errors import (
 )
 from clusterctl.state.workspace import JUMP
 from clusterctl.transport.base import unreachable_error
+from clusterctl.transport.login import login_of
 from clusterctl.util import assets
 from clusterctl.util.assets import fill_in, first_rule, read_table
 
 _PROBLEM: Final = "clusterctl can't connect by SSH"
+_CHANGED: Final = "REMOTE HOST IDENTIFICATION HAS CHANGED"
+_UNANSWERED: Final = ("Permission denied", "Host key verification failed", "Too many authentication failures")
 _OPTION: Final = re.compile(r"--(project|zone)=(\S+)")
 
 
@@ -67,7 +70,14 @@ def connection_error(host: str, config: Path, stderr: str, user: str | None = No
     """Return the error for a host that ssh could not connect to. stderr: messages of ssh."""
     lines = [line.rstrip("\r") for line in stderr.strip().split("\n")]
     reason = "\n".join(line for line in lines if not line.startswith("@"))
-    if "REMOTE HOST IDENTIFICATION HAS CHANGED" in stderr:
+    if (login := login_of(config)) is not None:
+        return _login_error(login, config, stderr, reason)
+    return _host_error(host, config, stderr, reason, user)
+
+
+def _host_error(host: str, config: Path, stderr: str, reason: str, user: str | None) -> TransportError:
+    """Return the error for a host that clusterctl has configured. reason: ssh's messages."""
+    if _CHANGED in stderr:
         problem = f"the host key of {host} has changed"
         fix = (
             "if you reinstalled or replaced the host, run `clusterctl up`; "
@@ -95,6 +105,39 @@ def connection_error(host: str, config: Path, stderr: str, user: str | None = No
     if proxy.jump or proxy.is_gcloud:
         return _tunnel_error(host, config, reason, proxy)
     return unreachable_error(host, config, _PROBLEM, reason)
+
+
+def may_need_answers(stderr: str) -> bool:
+    """Return whether ssh failed because it may not ask the user for a password, a code or a confirmation."""
+    return any(text in stderr for text in _UNANSWERED) and _CHANGED not in stderr
+
+
+def _login_error(login: str, config: Path, stderr: str, reason: str) -> TransportError:
+    """Return the error for the login of an attached cluster. reason: ssh's messages."""
+    if _CHANGED in stderr:
+        fix = f"if the site has replaced the machine, remove its old key, which `ssh {login}` names; "
+        fix += "otherwise another machine may be answering in its place"
+        problem = f"the host key of {login} has changed"
+        return HostKeyError(problem, where=str(config), why=reason, fix=fix, host=login)
+    if may_need_answers(stderr):
+        name = config.parent.name
+        return KeyRefusedError(
+            f"{login}: ssh can't log in without asking you, and this command may not ask",
+            code="login-needed",
+            where=str(config),
+            why=reason,
+            fix=f"log in once in a terminal with `clusterctl ssh -- true --cluster {name}`; "
+            "the connection stays open until it is unused for 8 h",
+            host=login,
+        )
+    return unreachable_error(login, config, _PROBLEM, reason)
+
+
+def login_refused_error(config: Path) -> KeyRefusedError:
+    """Return the error for a login of an attached cluster that failed after ssh has asked the user."""
+    login = login_of(config)
+    fix = f"see ssh's messages above; `ssh -v {login}` tells more"
+    return KeyRefusedError(f"{login} refused the login", code="login-refused", where=str(config), fix=fix)
 
 
 def _tunnel_error(host: str, config: Path, reason: str, proxy: Proxy) -> TunnelError | TunnelRefusedError:

@@ -28,7 +28,7 @@ from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.spec.models import ClusterSpec, LocalSettings
 from clusterctl.state.inventory import Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace, cache_home
-from clusterctl.transport.ssh import end_all_connections
+from clusterctl.transport.master import end_all_connections
 from tests.support.cluster import provision, shell
 from tests.support.google import gcloud, guest
 from tests.support.google.api import PROJECT, Google

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from clusterctl.transport.base import Transport
-from clusterctl.transport.ssh import SSHTransport, end_all_connections
+from clusterctl.transport.master import end_all_connections
+from clusterctl.transport.ssh import SSHTransport
 from tests.support.hostile import HOSTILE_NAMES
 
 MIB = 1 << 20

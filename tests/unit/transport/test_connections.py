@@ -17,10 +17,11 @@ import pytest
 from clusterctl.errors import HostKeyError, TransportError
 from clusterctl.state.inventory import CONTROLLER, Host
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport import ssh
+from clusterctl.transport import master
 from clusterctl.transport.base import wrap_command
+from clusterctl.transport.master import end_all_connections
 from clusterctl.transport.openssh import write_ssh_files
-from clusterctl.transport.ssh import Connections, SSHTransport, end_all_connections
+from clusterctl.transport.ssh import Connections, SSHTransport
 from tests.support.inventories import host_of, inventory_of
 from tests.support.processes import eventually, gone
 
@@ -99,8 +100,8 @@ def test_the_socket_of_a_killed_ssh_is_replaced(sshd, me, config) -> None:
 
 def test_a_connection_that_died_while_idle_is_opened_again(sshd, me, config, monkeypatch) -> None:
     """The command runs once, because it is not sent over the connection that does not answer."""
-    monkeypatch.setattr(ssh, "FRESH_S", 0.0)
-    monkeypatch.setattr(ssh, "_ANSWER_S", 0.5)
+    monkeypatch.setattr(master, "FRESH_S", 0.0)
+    monkeypatch.setattr(master, "_ANSWER_S", 0.5)
     # As after a laptop's sleep, ssh itself has not noticed yet.
     config.write_text(config.read_text().replace("ServerAliveInterval 1", "ServerAliveInterval 600"))
     note = config.with_name("note")
@@ -156,7 +157,7 @@ def test_end_all_leaves_neither_process_nor_socket(sshd, me, config) -> None:
 
 
 def test_an_idle_connection_ends_by_itself(me, config, monkeypatch) -> None:
-    monkeypatch.setattr(ssh, "IDLE_S", 1)
+    monkeypatch.setattr(master, "IDLE_S", 1)
     with closing(SSHTransport("node", config, user=me, stays=True)) as node:
         # A slow machine may not see the connection in its second; other tests show that there is one.
         node.run(["true"])

@@ -13,7 +13,8 @@ import pytest
 
 from clusterctl.errors import NoAnswerError
 from clusterctl.transport.base import BOOT, Transport
-from clusterctl.transport.ssh import SSHTransport, end_all_connections
+from clusterctl.transport.master import end_all_connections
+from clusterctl.transport.ssh import SSHTransport
 from tests.support.messages import refused
 from tests.support.processes import gone, noted
 

@@ -19,8 +19,9 @@ from clusterctl.errors import (
     UnreachableError,
 )
 from clusterctl.state.inventory import Host
+from clusterctl.transport.master import end_all_connections
 from clusterctl.transport.refusals import proxy_of
-from clusterctl.transport.ssh import Connections, SSHTransport, end_all_connections
+from clusterctl.transport.ssh import Connections, SSHTransport
 from clusterctl.util.process import call_on_hosts
 from tests.support.google import gcloud
 from tests.support.inventories import host_of, inventory_of
