@@ -10,6 +10,7 @@ import pytest
 
 from tests.e2e.person import Person, allowed, new_person
 from tests.support.cluster import Cluster, raised
+from tests.support.foreign.site import Site, site
 from tests.support.groups import turn_of
 
 SPEC = """\
@@ -82,3 +83,10 @@ def person() -> Iterator[Person]:
 def rights(person: Person) -> Iterator[None]:
     with allowed(person):
         yield
+
+
+@pytest.fixture(scope="module")
+def national() -> Iterator[Site]:
+    """A Slurm cluster of others, with accounting that demands an account: tests/support/foreign/site.py."""
+    with site("national") as one:
+        yield one

@@ -128,7 +128,7 @@ def shape(root: Path, kind: str) -> None:
 
 def _add_python(root: Path) -> None:
     """The Python 3.12 that neither Debian 12 nor the EL-shaped node has: this machine's, or uv's."""
-    prefix = _python()
+    prefix = python_prefix("3.12")
     (root / "usr/bin/python3.12").unlink(missing_ok=True)
     shutil.copy(prefix / "bin/python3.12", root / "usr/bin/python3.12")
     for library in prefix.glob("lib/libpython3.12.so*"):
@@ -138,16 +138,17 @@ def _add_python(root: Path) -> None:
     run(["chroot", str(root), "ldconfig"], action="finding its library")
 
 
-def _python() -> Path:
-    """The prefix of a Python 3.12."""
-    here = sorted(Path.home().glob(".pyenv/versions/3.12*/bin/python3.12"))
-    path = shutil.which("python3.12")
+def python_prefix(version: str) -> Path:
+    """The prefix of a Python of this version, as `3.12`: this machine's, or uv's."""
+    name = f"python{version}"
+    here = sorted(Path.home().glob(f".pyenv/versions/{version}*/bin/{name}"))
+    path = shutil.which(name)
     for program in map(str, (*here, path) if path else here):
         ask = [program, "-c", "import sys; print(sys.base_prefix)"]
         done = subprocess.run(ask, capture_output=True, text=True, check=False)
         if done.returncode == 0:
             return Path(done.stdout.strip())
-    subprocess.run([_UV, "python", "install", "--quiet", "3.12"], check=True)
-    find = [str(_UV), "python", "find", "--managed-python", "3.12"]
+    subprocess.run([_UV, "python", "install", "--quiet", version], check=True)
+    find = [str(_UV), "python", "find", "--managed-python", version]
     found = subprocess.run(find, capture_output=True, text=True, check=True).stdout.strip()
     return Path(found).resolve().parents[1]

@@ -14,9 +14,10 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any, Literal, TextIO
@@ -39,7 +40,8 @@ from clusterctl.providers.local.system import run
 from clusterctl.spec.models import LocalSettings
 from clusterctl.util.assets import digest
 from tests.support import furnish
-from tests.support.el.build import build, hosts, inputs
+from tests.support.el import build as el
+from tests.support.foreign import layer as foreign
 from tests.support.lab import GATE, Box, LabHost, Request
 from tests.support.lab_web import inside, serving_apt, serving_files
 from tests.support.processes import eventually
@@ -128,6 +130,9 @@ class Keeper:
         if request.shared:
             shared = self._folder / "shared"
             shared.mkdir(exist_ok=True)
+            if request.shared_options and not shared.is_mount():
+                mount = ["mount", "-t", "tmpfs", "-o", request.shared_options, "shared", str(shared)]
+                run(mount, action="mounting the shared folder")
             argv.append(f"--bind={shared}:{request.shared}")
         environment = image.boot_environment(request.kind)
         through = ["nsenter", f"--net={self._netns}", *environment, "sh", "-c", _AGAIN, "sh"]
@@ -236,21 +241,19 @@ def debian(distribution: Literal["debian-12", "debian-13"] = "debian-12") -> Pat
 
 
 @contextmanager
-def el(cache: Path) -> Iterator[Path]:
-    """The folder of the EL-shaped node (tests/support/el), made if it is not there; it stays meanwhile."""
-    base = debian()
-    key = digest(str(base), *inputs())
-    folder, lock = cache / f"test-el-{key}", cache / f"test-el-{key}.lock"
-    with (cache / "test-el.lock").open("w") as builders, lock.open("w") as used:
+def kept_tree(cache: Path, name: str, key: str, build: Callable[[Path], None]) -> Iterator[Path]:
+    """The folder ``test-NAME-KEY``, which ``build`` fills if it is missing. It stays while the body runs."""
+    folder, lock = cache / f"test-{name}-{key}", cache / f"test-{name}-{key}.lock"
+    with (cache / f"test-{name}.lock").open("w") as builders, lock.open("w") as used:
         fcntl.flock(builders, fcntl.LOCK_EX)
         fcntl.flock(used, fcntl.LOCK_SH)
-        _forget_older(cache)
+        _forget_older(cache, name)
         if not folder.is_dir():
             building = folder.with_suffix(".building")
             system.erase(building)
             building.mkdir()
             try:
-                build(base, building)
+                build(building)
                 building.rename(folder)
             finally:
                 system.erase(building)
@@ -258,9 +261,9 @@ def el(cache: Path) -> Iterator[Path]:
         yield folder
 
 
-def _forget_older(cache: Path) -> None:
-    """Remove the nodes that nobody uses just now and that were not used for a day."""
-    for lock in cache.glob("test-el-*.lock"):
+def _forget_older(cache: Path, name: str) -> None:
+    """Remove the trees that nobody uses just now and that were not used for a day."""
+    for lock in cache.glob(f"test-{name}-*.lock"):
         with lock.open() as file, suppress(BlockingIOError):
             if time.time() - lock.stat().st_mtime > _KEPT_S:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -271,13 +274,19 @@ def _forget_older(cache: Path) -> None:
 @contextmanager
 def tree(kind: str, cache: Path) -> Iterator[Tree]:
     """What machines of that kind are made from; it stays while the body runs."""
-    base = debian("debian-13" if kind == "debian-13" else "debian-12")
-    if not kind.startswith("el"):
+    site = foreign.SITES.get(kind)
+    base = debian("debian-13" if kind == "debian-13" or (site and site.is_newer) else "debian-12")
+    if site:
+        key, build = digest(str(base), *foreign.inputs()), partial(foreign.build, site, base)
+        with kept_tree(cache, kind, key, build) as folder:
+            yield Tree((folder / "upper", base), frozenset())
+    elif kind.startswith("el"):
+        key = digest(str(base), *el.inputs())
+        with kept_tree(cache, "el", key, partial(el.build, base)) as folder:
+            yield Tree((folder / "upper", base), frozenset(), folder, el.hosts())
+    else:
         sources = (base / "etc/apt/sources.list").read_text()
         yield Tree((base,), frozenset(re.findall(r"http://([^/\s]+)", sources)))
-        return
-    with el(cache) as folder:
-        yield Tree((folder / "upper", base), frozenset(), folder, hosts())
 
 
 def main() -> None:

@@ -36,8 +36,8 @@ GATE = "gate"
 ROUTE_OUT = "ip route show default"  # prints nothing on these machines
 _BUILD_TIMEOUT_S = 600
 
-# See tests/support/furnish.py.
-Kind = Literal["debian", "debian-13", "ubuntu-22.04", "ubuntu-24.04", "el", "el-10"]
+# See tests/support/furnish.py, and tests/support/foreign for the last two.
+Kind = Literal["debian", "debian-13", "ubuntu-22.04", "ubuntu-24.04", "el", "el-10", "campus", "national"]
 
 
 @dataclass(frozen=True)
@@ -171,6 +171,7 @@ class Request:
     gate: all but one more machine, `gate`, are out of this machine's reach.
     internet: their apt may fetch packages from Debian, through a proxy on the bridge.
     shared: where all see one folder.
+    shared_options: that folder is a tmpfs with these mount options. Default: a folder of this machine.
     options: more of systemd-nspawn's own.
     """
 
@@ -184,6 +185,7 @@ class Request:
     gate: bool = False
     internet: bool = False
     shared: str | None = None
+    shared_options: str = ""
     options: tuple[str, ...] = ()
 
 

@@ -21,9 +21,15 @@ _SERVER = frozenset("dbus iproute openssh openssh-clients openssh-server sudo sy
 
 def inputs() -> tuple[bytes, ...]:
     """All that decides how the node looks."""
-    here = Path(__file__).parent
-    files = sorted(path for path in here.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    return tuple(word for path in files for word in (str(path.relative_to(here)).encode(), path.read_bytes()))
+    return inputs_of(Path(__file__).parent)
+
+
+def inputs_of(folder: Path) -> tuple[bytes, ...]:
+    """The names and contents of the files in a folder."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return tuple(
+        word for path in files for word in (str(path.relative_to(folder)).encode(), path.read_bytes())
+    )
 
 
 def build(base: Path, folder: Path) -> None:
@@ -61,15 +67,20 @@ def build(base: Path, folder: Path) -> None:
     shutil.rmtree(folder / "work")
 
 
-def _install(root: Path) -> None:
-    """The tools, and Debian's programs in the quarry."""
+def open_to_apt(root: Path) -> None:
+    """Let apt install packages in a tree, and keep them from starting their services there."""
     run(["mount", "-t", "proc", "proc", str(root / "proc")], action="mounting /proc")
     (root / "etc/resolv.conf").write_text(Path("/etc/resolv.conf").read_text())
     policy = root / "usr/sbin/policy-rc.d"
-    policy.write_text("#!/bin/sh\nexit 101\n")  # packages must not start their services in here
+    policy.write_text("#!/bin/sh\nexit 101\n")
     policy.chmod(0o755)
     if proxy := apt_proxy():
         (root / "etc/apt/apt.conf.d/99build").write_text(f"{proxy}\n")
+
+
+def _install(root: Path) -> None:
+    """The tools, and Debian's programs in the quarry."""
+    open_to_apt(root)
     with (DATA / "debs.toml").open("rb") as file:
         debs = tomllib.load(file)
     _script(root, "tools.sh", *(" ".join(debs[kind].split()) for kind in ("tools", "payload")))

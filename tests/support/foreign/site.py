@@ -1,0 +1,236 @@
+"""A Slurm cluster that clusterctl did not configure, used by people with an account and no other right there.
+
+    with site("national") as one:
+        one.ssh("stud", "sbatch job.sh")
+        with one.slurm("JobRequeue=0"):
+            ...
+
+`campus` is Debian 12 with Slurm 22.05 and no accounting. `national` is Debian 13 with Slurm 24.11 and
+accounting that demands an account. Each has two login nodes, two compute nodes without sshd and without a
+route out, and homes of 300 MB together. Its people are `stud` (bash), `carla` (tcsh) and `finn` (fish), with
+startup files that print something. A context manager of `Site` changes the running site, and undoes the
+change afterwards.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from tests.support.foreign.layer import DATA
+from tests.support.furnish import python_prefix
+from tests.support.lab import Box, Lab, lab
+from tests.support.processes import eventually, run_as_root
+from tests.support.verbs import Ran
+
+LOGINS: Final = ("login1", "login2")
+NODES: Final = ("c1", "c2")
+HOSTS: Final = (*LOGINS, *NODES)
+PASSWORD: Final = "correct horse"  # noqa: S105  (the second factor)
+HOMES: Final = "size=300m,mode=755"
+# The account's startup files print something on stdout, also without a terminal.
+_HOMES: Final = r"""
+for person in stud carla finn; do
+    home=/home/$person
+    find "$home" -mindepth 1 -delete 2>/dev/null || true
+    mkdir -p "$home/.ssh" "$home/.config/fish"
+    cp /root/.ssh/authorized_keys "$home/.ssh/"
+done
+printf '# no check for a terminal, as in many accounts\necho hello\n' >/home/stud/.bashrc
+echo '. ~/.bashrc' >/home/stud/.profile
+printf 'echo "hello from cshrc"\nset path = ($path ~/bin)\n' >/home/carla/.cshrc
+echo 'echo "hello from fish"' >/home/finn/.config/fish/config.fish
+for person in stud carla finn; do
+    chown -R "$person:students" "/home/$person"
+    chmod -R go= "/home/$person"
+done
+"""
+Kind = Literal["campus", "national"]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A site that runs on the hosts of ``lab``, with the lab's key for each account."""
+
+    name: Kind
+    lab: Lab
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The addresses of the login nodes."""
+        return tuple(self.lab.host(name).address for name in LOGINS)
+
+    @property
+    def login(self) -> str:
+        """The address of the login node where slurmctld runs."""
+        return self.addresses[0]
+
+    def ssh(self, person: str, command: str, *, rc: int | None = 0, login: str = "login1") -> Ran:
+        """Run a command as a person on a login node, as plain ssh does."""
+        return self.lab.ssh(f"{person}@{login}", command, rc=rc)
+
+    def root(self, host: str, script: str, *, rc: int | None = 0, timeout_s: float = 60) -> str:
+        """Run a shell script as root on a host; its stdout."""
+        ran = self.lab.enter(host, ["sh", "-euc", script], timeout_s=timeout_s)
+        assert rc is None or ran.rc == rc, f"no exit {rc}\n{ran}"
+        return ran.stdout
+
+    def await_idle(self) -> None:
+        """Wait until both compute nodes are idle."""
+        states = "sinfo --noheader --Node --states=all --format=%T | sort -u"
+        eventually(lambda: self.root("login1", states, rc=None).split() == ["idle"], 60, pause_s=0.2)
+
+    def reset_homes(self) -> None:
+        """Give every person the home of a new account."""
+        self.root("login1", _HOMES)
+
+    def listing(self, person: str) -> list[str]:
+        """Everything in a person's home: type, rights, owner, size, target and path of each file."""
+        look = f"cd /home/{person} && find . -printf '%y %m %U:%G %s %l %p\\n' | sort"
+        return self.root("login1", look).splitlines()
+
+    @contextmanager
+    def changed(self, hosts: Sequence[str], script: str, undo: str) -> Iterator[None]:
+        """Run a script as root on some hosts, and another afterwards."""
+        with ExitStack() as stack:
+            for host in hosts:
+                self.root(host, script)
+                stack.callback(self.root, host, undo)
+            yield
+
+    @contextmanager
+    def file(self, hosts: Sequence[str], path: str, text: str) -> Iterator[None]:
+        """Let a file have another text on some hosts. A new file is removed afterwards."""
+        quoted, kept = shlex.quote(path), shlex.quote(f"{path}.kept")
+        script = f"[ ! -e {quoted} ] || cp -a {quoted} {kept}\nprintf %s {shlex.quote(text)} >{quoted}"
+        undo = f"if [ -e {kept} ]; then cp -a {kept} {quoted}; rm {kept}; else rm -f {quoted}; fi"
+        with self.changed(hosts, script, undo):
+            yield
+
+    @contextmanager
+    def slurm(self, *lines: str) -> Iterator[None]:
+        """Let slurm.conf have these lines in place of those with the same keys. Nothing may run then."""
+        path = "/etc/slurm/slurm.conf"
+        was = self.root("login1", f"cat {path}")
+        keys = tuple(f"{line.partition('=')[0]}=" for line in lines)
+        rest = [line for line in was.splitlines() if not line.startswith(keys)]
+        with self.file(HOSTS, path, "\n".join([rest[0], *lines, *rest[1:]]) + "\n"):
+            self._restart()
+            yield
+        self._restart()
+
+    def _restart(self) -> None:
+        self.root("login1", "systemctl restart slurmctld")
+        for node in NODES:
+            self.root(node, "systemctl restart slurmd")
+        self.await_idle()
+
+    @contextmanager
+    def second_factor(self, person: str) -> Iterator[None]:
+        """Let sshd ask this person for PASSWORD after the key."""
+        text = f"Match User {person}\nAuthenticationMethods publickey,keyboard-interactive\n"
+        text += "KbdInteractiveAuthentication yes\n"
+        reload, path = "systemctl reload ssh", "/etc/ssh/sshd_config.d/00-second-factor.conf"
+        secret = shlex.quote(f"{person}:{PASSWORD}")
+        change = f"echo {secret} | chpasswd; printf %s {shlex.quote(text)} >{path}; {reload}"
+        with self.changed(LOGINS, change, f"rm -f {path}; passwd -q -d {person}; {reload}"):
+            yield
+
+    @contextmanager
+    def behind_jump(self) -> Iterator[None]:
+        """Let login1 answer no host but those of the site: it is reached only by a jump through login2."""
+        gateway = f"{self.lab.network.rpartition('.')[0]}.1"
+        route = f"blackhole {gateway}"
+        with self.changed(("login1",), f"ip route add {route}", f"ip route del {route}"):
+            yield
+
+    @contextmanager
+    def few_files(self, spare: int) -> Iterator[None]:
+        """Let the file system of the homes have room for only so many more files."""
+        count = "stat --file-system --format=%c,%d /home"
+        total, free = map(int, self.root("login1", count).split(","))
+        folder = f"/var/lib/clusterctl-labs/{self.lab.id}/shared"
+        limit = f"remount,nr_inodes={total - free + spare}"
+        try:
+            run_as_root("mount", "-o", limit, folder)
+            yield
+        finally:
+            run_as_root("mount", "-o", f"remount,nr_inodes={total}", folder)
+
+    @contextmanager
+    def sacct(self, how: Literal["refused", "truncated"]) -> Iterator[None]:
+        """Let sacct be root's alone, or its output end in the middle of a line."""
+        real = "/usr/bin/sacct.real"
+        script = {
+            "refused": "chmod 700 /usr/bin/sacct",
+            "truncated": f"cp -a /usr/bin/sacct {real}\n"
+            f"printf '#!/bin/sh\\n{real} \"$@\" | head -c 40\\n' >/usr/bin/sacct",
+        }[how]
+        undo = f"if [ -e {real} ]; then mv {real} /usr/bin/sacct; fi; chmod 755 /usr/bin/sacct"
+        with self.changed(LOGINS, script, undo):
+            yield
+
+    @contextmanager
+    def without_slurmdbd(self) -> Iterator[None]:
+        """Stop slurmdbd, also while jobs run."""
+        with self.changed(("login1",), "systemctl stop slurmdbd", "systemctl start slurmdbd"):
+            yield
+
+    @contextmanager
+    def limits(self, person: str, **limits: str) -> Iterator[None]:
+        """Set limits of a person's association with proj1: `MaxSubmitJobs="4"`, `QOS="long,brief"`."""
+        where = f"where user={person} account=proj1"
+        words = " ".join(f"{name}={value}" for name, value in limits.items())
+        was = " ".join(f"{name}={_LIMITS[name]}" for name in limits)
+        modify = "sacctmgr -i modify user"
+        with self.changed(("login1",), f"{modify} {where} set {words}", f"{modify} {where} set {was}"):
+            yield
+
+    @contextmanager
+    def only_python39(self) -> Iterator[None]:
+        """Let all hosts have Python 3.9, this machine's or uv's, and no other."""
+        prefix, hidden = python_prefix("3.9"), "/opt/hidden"
+        for host in HOSTS:
+            self._copy_python(host, prefix)
+        hide = f"mkdir {hidden}; mv /usr/bin/python3* {hidden}/\n"
+        link = "for name in python3 python3.9; do ln -s /opt/python3.9/bin/python3.9 /usr/bin/$name; done\n"
+        link += "ln -s /opt/python3.9/lib/libpython3.9.so* /usr/lib/; ldconfig"
+        undo = f"rm -f /usr/bin/python3*; mv {hidden}/* /usr/bin/; rmdir {hidden}\n"
+        undo += "rm -rf /opt/python3.9 /usr/lib/libpython3.9.so*; ldconfig"
+        with self.changed(HOSTS, hide + link, undo):
+            yield
+
+    def _copy_python(self, host: str, prefix: Path) -> None:
+        target = f"/proc/{self.lab.host(host).leader}/root/opt/python3.9"
+        left = "test site-packages __pycache__ config-* idlelib *.a".split()
+        pack = shlex.join(
+            ["tar", "-C", str(prefix), *(f"--exclude={name}" for name in left), "-c", "bin", "lib"]
+        )
+        run_as_root("sh", "-euc", f"mkdir {target}; {pack} | tar -C {target} -x --no-same-owner")
+
+
+# The limits of a new association.
+_LIMITS: Final = {"MaxSubmitJobs": "20", "MaxJobs": "4", "QOS": "normal"}
+
+
+@contextmanager
+def site(kind: Kind) -> Iterator[Site]:
+    """Raise a site, and remove it afterwards."""
+    with lab(kind, [Box(name) for name in HOSTS], user="root", shared="/home", shared_options=HOMES) as hosts:
+        one = Site(kind, hosts)
+        lines = "".join(f"{hosts.host(name).address} {name}\n" for name in HOSTS)
+        for name in HOSTS:
+            known = f"127.0.0.1 localhost\n{lines}"
+            one.root(name, f"printf %s {shlex.quote(known)} >/etc/hosts; systemctl start munge")
+        one.reset_homes()
+        if kind == "national":
+            one.root("login1", (DATA / "accounting.sh").read_text())
+        one.root("login1", "systemctl start slurmctld")
+        for node in NODES:
+            one.root(node, "systemctl mask --quiet --now ssh.service ssh.socket; systemctl start slurmd")
+        one.await_idle()
+        yield one

@@ -1,0 +1,89 @@
+"""A user of this machine as sites know users: with a key, an ssh configuration and known hosts of their own.
+
+Each command runs in a mount namespace that has the user's `~/.ssh` and /etc/hosts. Those of this machine stay
+as they are.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.foreign.site import LOGINS, Site
+from tests.support.processes import as_root
+from tests.support.verbs import SCRIPT, Clusterctl
+
+# sudo drops the variables of its caller.
+_PASSED = ("CLUSTERCTL_HOME", "TMPDIR", "COLUMNS", "TERM", "PATH", "SSH_AUTH_SOCK")
+_SCRIPT = """\
+#!/bin/sh
+exec {words} unshare --mount --propagation private sh -ec {bind} sh "$@"
+"""
+
+
+@dataclass(frozen=True)
+class User:
+    """``clusterctl`` runs verbs as the user, and ``runs`` any program. ``folder`` is their current folder."""
+
+    folder: Path
+    clusterctl: Clusterctl
+
+    @property
+    def enter(self) -> Path:
+        """The program that runs its arguments as the user."""
+        return self.folder / "as-user"
+
+    def runs(self, *argv: str | Path, rc: int = 0) -> str:
+        """What a program prints."""
+        done = subprocess.run(
+            [self.enter, *argv], cwd=self.folder, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == rc, done
+        return done.stdout
+
+
+def user_of(site: Site, person: str, folder: Path, *, second_login_first: bool = False) -> User:
+    """A user whose ssh knows a person's account at a site by several names. ``folder`` gets the user's files.
+
+    NAME is the first login node, NAME-jump is the same one through the second, and NAME-any is a host name
+    with the addresses of both, in the given order.
+    """
+    ssh, hosts = folder / "ssh", folder / "hosts"
+    ssh.mkdir(mode=0o700)
+    name, (first, second) = f"login.{site.name}.test", site.addresses
+    shutil.copy(site.lab.key, ssh / "id_ed25519")
+    ways = {
+        site.name: f"HostName {first}",
+        f"{site.name}-second": f"HostName {second}",
+        f"{site.name}-jump": f"HostName {first}\n    ProxyJump {site.name}-second",
+        f"{site.name}-any": f"HostName {name}",
+    }
+    blocks = [f"Host {alias}\n    {words}\n    User {person}\n" for alias, words in ways.items()]
+    (ssh / "config").write_text("".join(blocks))
+    logins = [site.lab.host(login) for login in LOGINS]
+    known = [f"{known} {login.host_key}\n" for login in logins for known in (login.address, name)]
+    (ssh / "known_hosts").write_text("".join(known))
+    order = (second, first) if second_login_first else (first, second)
+    hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for address in order))
+    own = Path.home() / ".ssh"
+    own.mkdir(mode=0o700, exist_ok=True)
+    mounts = shlex.join(["mount", "--bind", str(ssh), str(own)]) + "\n"
+    mounts += shlex.join(["mount", "--bind", str(hosts), "/etc/hosts"]) + "\n"
+    user = User(folder, Clusterctl(folder / "home", folder, {}, folder / "clusterctl"))
+    words = [*as_root(), "env", *(f'{name}="${name}"' for name in _PASSED)]
+    user.enter.write_text(_SCRIPT.format(words=" ".join(words), bind=shlex.quote(mounts + _become())))
+    user.clusterctl.script.write_text(f'#!/bin/sh\nexec {shlex.join([str(user.enter), str(SCRIPT)])} "$@"\n')
+    for program in (user.enter, user.clusterctl.script):
+        program.chmod(0o755)
+    return user
+
+
+def _become() -> str:
+    """The shell command that runs its arguments as the user of this process."""
+    if os.geteuid() == 0:
+        return 'exec "$@"'
+    return f'exec setpriv --reuid {os.getuid()} --regid {os.getgid()} --init-groups -- "$@"'
