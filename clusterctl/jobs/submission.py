@@ -30,6 +30,7 @@ from clusterctl.scheduler.script import (
     partition_name,
     partition_of,
     reject_pmix,
+    with_account,
     with_gpus,
     with_launcher,
 )
@@ -113,10 +114,10 @@ class Preparer:
         """Prepare jobs for the cluster of ``spec``, without a connection. UsageError: a job can't run."""
         workspace = Workspace.of(spec.name)
         try:
-            pmix = facts_of(workspace).pmix
+            known = facts_of(workspace)
+            facts = known if known.is_foreign else replace(facts_of_spec(spec), pmix=known.pmix)
         except NotUpError:
-            pmix = True
-        facts = replace(facts_of_spec(spec), pmix=pmix)
+            facts = facts_of_spec(spec)
         return self._prepared(submission, facts, Ledger(workspace.jobs), spec=spec)
 
     def prepare(self, session: Session, submission: Submission) -> tuple[PreparedJob, ...]:
@@ -163,6 +164,7 @@ class Preparer:
         for notice in filter(None, map(restart_notice, jobs, restarted)):
             self.note(notice)
         jobs = [with_launcher(with_gpus(facts, job), has_pmix=facts.pmix) for job in restarted]
+        jobs = [with_account(facts, job) for job in jobs]
         for job in jobs:
             _reject_excluded_nodes(facts, job)
             _reject_large_array(facts, job)

@@ -19,9 +19,10 @@ from clusterctl.state.workspace import Workspace
 
 if TYPE_CHECKING:
     from clusterctl.providers.base import PendingRelease
+    from clusterctl.providers.existing.attach import Attached
     from clusterctl.providers.local.layout import CachedImage, ClusterState
     from clusterctl.providers.node_class import KeptImage
-    from clusterctl.util.progress import ProgressReporter
+    from clusterctl.util.progress import ProgressReporter, Reporter
 
 
 def provider_of(settings: ProviderSettings, prompts: Prompts = NO_PROMPTS) -> Provider:
@@ -29,6 +30,13 @@ def provider_of(settings: ProviderSettings, prompts: Prompts = NO_PROMPTS) -> Pr
     kind = getattr(_module(settings, "provider"), f"{settings.type.title()}Provider")
     provider: Provider = kind(settings, prompts)
     return provider
+
+
+def attach(*, reporter: Reporter, **request: Any) -> Attached:
+    """Make a Slurm cluster of other people ready for jobs. ``request``: the fields of existing.Request."""
+    from clusterctl.providers.existing.attach import Request, attach  # noqa: PLC0415
+
+    return attach(Request(**request), reporter)
 
 
 def record_pending(

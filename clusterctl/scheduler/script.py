@@ -296,6 +296,23 @@ def with_gpus(facts: ClusterFacts, job: JobSpec) -> JobSpec:
     return job.model_copy(update=changes)
 
 
+def with_account(facts: ClusterFacts, job: JobSpec) -> JobSpec:
+    """Return the job with the cluster's account and QOS, unless the job or its script names others.
+
+    On a cluster that other people operate, the job also names its partition: Slurm may have another default.
+    """
+    defaults = {"account": facts.account, "qos": facts.qos}
+    if facts.is_foreign:
+        defaults["partition"] = facts.partitions[0].name
+    script = UserScript.read(job.script) if any(defaults.values()) and job.script is not None else None
+    changes = {
+        name: value
+        for name, value in defaults.items()
+        if value and getattr(job, name) is None and not (script and script.directives.last(name))
+    }
+    return job.model_copy(update=changes) if changes else job
+
+
 def with_launcher(job: JobSpec, *, has_pmix: bool) -> JobSpec:
     """Return the job; if Slurm lacks the PMIx plugin, replace the launcher srun by mpirun."""
     by_srun = job.launcher is Launcher.SRUN and not has_pmix

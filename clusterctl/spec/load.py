@@ -105,8 +105,13 @@ def read_name(path: Path) -> tuple[str, SpecError | None]:
 
 
 def dump_spec(spec: ClusterSpec) -> str:
-    """Return YAML that loads to the same spec. Fields without a value are omitted."""
-    return yaml_text(spec.model_dump(mode="json", by_alias=True, exclude_none=True), offset=2)
+    """Return YAML that loads to the same spec. Fields without a value are omitted.
+
+    If others operate the cluster, defaults are omitted too: most of them are about software on its hosts.
+    """
+    short = spec.provider.foreign
+    values = spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=short)
+    return yaml_text(values, offset=2)
 
 
 def starter_spec(provider: str) -> str:
@@ -155,9 +160,9 @@ def resolve_users(
     """Fill in ``users`` if it is empty: with the caller's account, or with `hpc` if the nodes can't have it.
 
     The nodes can't have root, for example. The uid is the account's uid in the running cluster (``raised``),
-    or else the provider's default uid, or else the caller's uid.
+    or else the provider's default uid, or else the caller's uid. Others' clusters have no users.
     """
-    if spec.users:
+    if spec.users or spec.provider.foreign:
         return spec
     user = _as_user(current_user, spec) or FALLBACK_USER
     uids = {account.name: account.uid for account in raised.users} if raised else {}

@@ -49,6 +49,7 @@ class ClusterFacts:
         max_array: Slurm's MaxArraySize; indices of job arrays are lower.
         provider: the type of provider in the spec. "" if these properties were read from a spec.
         no_accounting: why Slurm has no accounting that the job user may read. "": it has.
+        account, qos: of jobs that name none. "": Slurm's defaults.
         is_foreign: whether other people run the cluster, so that clusterctl should ask their Slurm rarely.
     """
 
@@ -70,6 +71,8 @@ class ClusterFacts:
     provider: str = ""
     no_accounting: str = ""
     is_foreign: bool = False
+    account: str = ""
+    qos: str = ""
 
 
 def facts_of(workspace: Workspace) -> ClusterFacts:
@@ -104,6 +107,8 @@ def _facts_of_record(record: dict[str, Any]) -> ClusterFacts:
         max_array=record.get("max_array", MAX_ARRAY_SIZE),
         no_accounting=record.get("no_accounting", ""),
         is_foreign=record.get("is_foreign", False),
+        account=record.get("account", ""),
+        qos=record.get("qos", ""),
     )
     texts = (facts.cluster, facts.provider, facts.job_user, facts.root, facts.folder, facts.python)
     if not facts.partitions or not all(isinstance(text, str) for text in texts):
@@ -153,7 +158,7 @@ def job_settings(spec: ClusterSpec) -> dict[str, Any]:
     requirements = spec.software.python.requirements
     return {
         "scheduler": spec.scheduler,
-        "job_user": spec.job_user.name,
+        "job_user": spec.users[0].name if spec.users else "",
         "partitions": tuple(
             PartitionFacts(p.name, spec.node_names(p), p.max_time, p.gpus.count if p.gpus else None)
             for p in spec.partitions

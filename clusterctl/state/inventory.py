@@ -134,6 +134,8 @@ class Inventory(BaseModel):
     glibc_minor: int = Field(0, description="minor release of glibc on the nodes, with `python`")
     slurm: str = Field("", description="Slurm's release, if it is not the distribution's")
     no_accounting: str = Field("", description="why the job user can't read Slurm's accounting")
+    account: str = Field("", description="Slurm account of jobs, if not the user's default account")
+    qos: str = Field("", description="quality of service of jobs, if not the account's")
     is_foreign: bool = Field(False, description="other people run the cluster")
     pmix: bool = Field(True, description="Slurm starts ranks of MPI programs itself, by PMIx")
     baked: bool = Field(description="whether the hosts' image has the install part of every role")

@@ -197,6 +197,10 @@ class Workspace:
             write_atomic(self._id, secrets.choice("abcdef") + secrets.token_hex(3)[1:] + "\n")
         return self._id.read_text().strip()
 
+    def adopt_id(self, cluster_id: str) -> None:
+        """Replace the cluster's id by that of the same cluster in another workspace."""
+        write_atomic(self._id, f"{cluster_id}\n")
+
     def create(self) -> None:
         with translating_write_errors(self.root):
             for folder in (self.root, self.logs, self.rendered):

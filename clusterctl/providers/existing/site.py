@@ -85,8 +85,6 @@ class Site:
     sbatch_env: tuple[str, ...] = ()
     internet: bool = False
     quotas: tuple[str, ...] = ()
-    free_mib: int | None = None
-    free_inodes: int | None = None
     glibc: str = ""
     arch: str = "x86_64"
     clock_ahead_s: float = 0.0

@@ -1,0 +1,149 @@
+"""The command attach, for a Slurm cluster that other people operate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Final
+
+from clusterctl.cli.options import Words, argument, option
+from clusterctl.cli.output import Screen
+from clusterctl.cli.phases import NoWait
+from clusterctl.errors import Failure
+from clusterctl.providers import registry
+from clusterctl.spec.existing import existing_cluster
+from clusterctl.spec.units import format_duration
+from clusterctl.state.chosen_spec import spec_of_existing
+from clusterctl.state.workspace import WAIT_S
+from clusterctl.util.progress import PhaseLines
+
+if TYPE_CHECKING:
+    from clusterctl.providers.existing.attach import Attached
+
+_TEST: Final = "sbatch --test-only"
+
+
+def attach(
+    screen: Screen,
+    login: Annotated[
+        str | None,
+        argument(
+            "The login node as ssh takes it: an alias of ~/.ssh/config, USER@HOST or ssh://USER@HOST:PORT; a "
+            "dot: this machine. Default: the chosen cluster's.",
+            metavar="[LOGIN]",
+        ),
+    ] = None,
+    name: Annotated[str | None, option("The cluster's name here. Default: Slurm's ClusterName.")] = None,
+    folder: Annotated[
+        str | None,
+        option("The folder there for clusterctl's files. Default: ~/clusterctl.", metavar="PATH"),
+    ] = None,
+    account: Annotated[str | None, option("Slurm account of jobs. Default: the first that works.")] = None,
+    qos: Annotated[str | None, option("Quality of service of jobs. Default: Slurm's.")] = None,
+    partition: Annotated[str | None, option("Partition of jobs. Default: Slurm's.")] = None,
+    module: Annotated[
+        Words, option("Environment module that jobs load. Repeatable. Default: what MPI needs.")
+    ] = None,
+    python: Annotated[
+        str | None, option("A Python there, 3.11 or newer. Default: the first on PATH.", metavar="PATH")
+    ] = None,
+    no_wait: NoWait = False,
+) -> int:
+    """Use a Slurm cluster that other people operate, with your ordinary account.
+
+    Finds out what you may use, puts a folder with Python and MPI into your home there, and proves by a job
+    on two nodes that MPI works. Run it again to check the cluster again.
+    """
+    spec = None
+    if login is None:
+        spec = spec_of_existing(screen.chosen())
+        login, name = existing_cluster(spec.provider).login, name or spec.name
+    given = {"name": name, "folder": folder, "account": account, "qos": qos, "partition": partition}
+    request = {key: value for key, value in {**given, "python": python}.items() if value}
+    attached = registry.attach(
+        reporter=PhaseLines(screen.note, verbose=screen.verbose),
+        login=login,
+        modules=tuple(module or ()),
+        spec=spec,
+        wait_s=0 if no_wait else WAIT_S,
+        **request,
+    )
+    failure = _failure(attached)
+    facts = list(_facts(attached))
+    name, proven = attached.spec.name, attached.proof is not None
+    answer = {
+        "ok": failure is None,
+        "failures": [asdict(failure)] if failure else [],
+        "cluster": name,
+        "provider": attached.spec.provider.type,
+        "workspace": str(attached.workspace.root),
+        "folder": attached.placed.folder,
+        "account": attached.probed.account,
+        "partitions": [partition.name for partition in attached.probed.usable],
+        "proven": proven,
+        "proof": asdict(attached.outcome),
+        "facts": [dict(zip(("fact", "value", "learned"), fact, strict=True)) for fact in facts],
+        "site": asdict(attached.probed.site),
+    }
+    width = max(len(fact) for fact, _, _ in facts)
+    lines = [f"{fact:{width}}  {value}  ({learned})" for fact, value, learned in facts]
+    if failure is not None:
+        lines += ["", f"not proven: {failure.cause}", f"  fix: {failure.fix}"]
+    elif not proven:
+        lines += ["", "not proven yet: the queue is long; the first job that ends well is the proof"]
+    nodes = min(attached.probed.proof_nodes, 2)
+    lines += [
+        f"cluster {name!r} is attached",
+        f"submit a job with `clusterctl submit train --nodes {nodes} --follow --cluster {name}`",
+    ]
+    screen.result(answer, *lines)
+    return 1 if failure else 0
+
+
+def _failure(attached: Attached) -> Failure | None:
+    """Return why the proof failed. None: it succeeded, or its job did not start yet."""
+    unproven = attached.unproven
+    if unproven is None or unproven.code == "pending":
+        return None
+    fixes = {
+        "mpi": "name the site's MPI with --module; jobs without MPI work",
+        "python": "name a Python of the compute nodes with --python",
+        "not-shared": "choose a folder that all nodes share with --folder",
+        "refused": "choose another partition or account with --partition or --account",
+    }
+    fix = fixes.get(unproven.code, "run `clusterctl attach` again")
+    return Failure(f"proof-{unproven.code}", unproven.why, attached.spec.name, "prove", fix)
+
+
+def _facts(attached: Attached) -> Iterator[tuple[str, str, str]]:
+    """Yield (fact, value, how it was learned) of an attached cluster."""
+    probed, site, placed = attached.probed, attached.probed.site, attached.placed
+    yield "Slurm", f"{site.slurm_version}, cluster {site.cluster_name}", site.learned["slurm_version"]
+    yield "account", probed.account or "your default account", _TEST
+    for partition in probed.usable:
+        limit = f", {format_duration(partition.max_time_s)}" if partition.max_time_s else ""
+        gpus = f", {partition.gpus}" if partition.gpus else ""
+        size = f"{partition.node_count} node{'s'[: partition.node_count != 1]}"
+        yield f"partition {partition.name}", f"{size}{limit}{gpus}", f"sinfo, {_TEST}"
+    for attempt in probed.refused:
+        yield f"partition {attempt.partition}", f"not for you: {attempt.answer}", _TEST
+    if site.accounting:
+        records = f"{site.accounting}; final states come from the jobs' own records"
+        yield "accounting", records, site.learned["accounting"]
+    else:
+        yield "accounting", "yours is readable", site.learned["accounting"]
+    yield "folder", placed.folder, "written there"
+    proof, by_job = attached.proof, "a job"
+    if proof is None:
+        yield "Python", f"{placed.version}, {placed.python}", "the login node; the nodes are not asked yet"
+        return
+    by_job = f"a job on {', '.join(proof.nodes.names)}"
+    yield "Python", f"{proof.nodes.version}, {placed.python}", by_job
+    launcher = {"pmix": "srun with PMIx", "default": "srun", "pmi2": "srun with PMI2"}
+    modules = f", module {' '.join(proof.modules)}" if proof.modules else ""
+    yield "MPI", f"{launcher.get(proof.launcher, proof.launcher)}{modules}", by_job
+    for host, names in proof.nodes.gpus.items():
+        yield f"GPUs of {host}", ", ".join(names), by_job
+    yes = {True: "yes", False: "no"}
+    internet = f"login node: {yes[site.internet]}; compute nodes: {yes[proof.nodes.internet]}"
+    yield "internet", internet, by_job

@@ -1,0 +1,326 @@
+"""Attach a cluster that others operate: probe it, place clusterctl's folder, prove MPI, write the record.
+
+Killed at any moment and called again, `attach` continues: the workspace has the login before anything is
+written on the cluster, and the folder there keeps its id.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from ClusterShell.NodeSet import NodeSet
+
+from clusterctl.errors import UsageError
+from clusterctl.providers.existing.place import Placed
+from clusterctl.providers.existing.probe import Choices, Probed, probe
+from clusterctl.providers.existing.prove import Proof, Unproven, place_and_prove
+from clusterctl.providers.existing.site import Site, SitePartition
+from clusterctl.spec.common import MOST_GPUS, Gpus, Partition
+from clusterctl.spec.existing import ExistingSettings
+from clusterctl.spec.load import dump_spec
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.names import Launcher, is_cluster_name
+from clusterctl.spec.units import format_duration
+from clusterctl.state.facts import PartitionFacts
+from clusterctl.state.inventory import CONTROLLER, Host, Inventory, SharedFolder, applied_if_known
+from clusterctl.state.workspace import WAIT_S, Workspace, state_home, write_atomic
+from clusterctl.transport.login import LOGIN_HOST, checked_login, login_of, write_login_files
+from clusterctl.transport.ssh import Connections
+from clusterctl.util.disk import translating_write_errors
+from clusterctl.util.process import temporary_folder
+from clusterctl.util.progress import SILENT, Reporter
+
+_NEW: Final = ".attach-"
+# Of Slurm's `gpu:a100:4(S:0-1)`: the type and the number. A site may leave out the type.
+_GRES: Final = re.compile(r"gpu(?::([A-Za-z0-9_.-]+?))?:([0-9]+)(?:\(.*\))?")
+PATIENCE_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user asks of `attach`. Empty: clusterctl decides, or keeps what it decided before.
+
+    login: the destination for ssh. spec: a spec with the settings to start from. None: no spec.
+    patience_s: longest wait for the start of the job that proves MPI.
+    """
+
+    login: str
+    name: str = ""
+    folder: str = ""
+    account: str = ""
+    qos: str = ""
+    partition: str = ""
+    modules: Sequence[str] = ()
+    python: str = ""
+    spec: ClusterSpec | None = None
+    patience_s: float = PATIENCE_S
+    wait_s: float = WAIT_S
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """An attached cluster. outcome: the proof, or why there is none."""
+
+    workspace: Workspace
+    spec: ClusterSpec
+    probed: Probed
+    placed: Placed
+    outcome: Proof | Unproven
+
+    @property
+    def proof(self) -> Proof | None:
+        return self.outcome if isinstance(self.outcome, Proof) else None
+
+    @property
+    def unproven(self) -> Unproven | None:
+        return self.outcome if isinstance(self.outcome, Unproven) else None
+
+
+def attach(request: Request, reporter: Reporter = SILENT) -> Attached:
+    """Make a cluster ready for jobs, or check it again.
+
+    Raises:
+        UsageError: the site does not have what the user asks for, or lacks what jobs need.
+        SlurmError: Slurm accepts no job of this account.
+        MachineError: the machine has no Slurm. TransferError: it has too little room.
+        TransportError: it can't be reached. LockedError: another `attach` is at work.
+    """
+    request = replace(request, login=checked_login(request.login))
+    known = _known_workspace(request)
+    with ExitStack() as stack:
+        if known is not None:
+            stack.enter_context(_locked(known, request, reporter))
+            previous = applied_if_known(known)
+            workspace, probed = known, _probed(request, known, previous, reporter)
+        else:
+            previous = request.spec
+            workspace, probed = _probed_first(request, stack, reporter)
+        return _completed(request, workspace, previous, probed, reporter)
+
+
+def _known_workspace(request: Request) -> Workspace | None:
+    """Return the workspace of this name, or else the only one with this login. UsageError: it is taken."""
+    with_login = [
+        Workspace(path.parent)
+        for path in sorted(state_home().glob("*/login"))
+        if login_of(path.with_name("ssh_config")) == request.login and not path.parent.name.startswith(".")
+    ]
+    if not request.name:
+        return with_login[0] if len(with_login) == 1 else None
+    named = _checked_name(request)
+    return named if named in with_login else None
+
+
+def _checked_name(request: Request) -> Workspace:
+    """Return the workspace of the requested name. UsageError: another cluster has this name."""
+    if not is_cluster_name(request.name):
+        raise UsageError(
+            f"--name {request.name} can't be the name of a cluster",
+            code="not-a-cluster-name",
+            fix="use a lower-case letter, then at most 19 lower-case letters, digits or dashes",
+        )
+    workspace = Workspace.of(request.name)
+    if workspace.root.exists() and (login := login_of(workspace.ssh_config)) != request.login:
+        raise UsageError(
+            f"there is another cluster with the name {request.name!r}",
+            code="name-taken",
+            where=str(workspace.root),
+            why=f"it is attached as {login}" if login else "`clusterctl up` has created it",
+            fix="choose another name with --name",
+        )
+    return workspace
+
+
+def _probed_first(request: Request, stack: ExitStack, reporter: Reporter) -> tuple[Workspace, Probed]:
+    """Probe a new cluster, and create its workspace, which is named after the answer. Lock it.
+
+    The folder of the probe becomes the workspace, with the open connection: a second factor is asked once.
+    """
+    home = state_home()
+    with translating_write_errors(home):
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with temporary_folder(home, prefix=_NEW) as folder:
+        first = Workspace(folder / "new")
+        probed = _probed(request, first, request.spec, reporter)
+        request = replace(request, name=request.name or _name_of(probed.site, request))
+        workspace = _checked_name(request)
+        stack.enter_context(_locked(workspace, request, reporter))
+        if not workspace.root.exists():
+            with translating_write_errors(workspace.root):
+                first.root.rename(workspace.root)
+    return workspace, probed
+
+
+def _name_of(site: Site, request: Request) -> str:
+    """Return the site's name for the cluster, or else the login node's, as a name of a cluster here."""
+    host = request.login.rpartition("@")[2].removeprefix("ssh://").partition(":")[0].partition(".")[0]
+    for text in (site.cluster_name, host, site.host.partition(".")[0]):
+        name = re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")[:20].rstrip("-")
+        if is_cluster_name(name):
+            return name
+    return "cluster"
+
+
+@contextmanager
+def _locked(workspace: Workspace, request: Request, reporter: Reporter) -> Iterator[None]:
+    with workspace.lock("attach", wait_s=request.wait_s, waiting=reporter.note):
+        yield
+
+
+def _probed(
+    request: Request, workspace: Workspace, previous: ClusterSpec | None, reporter: Reporter
+) -> Probed:
+    workspace.create()
+    write_login_files(request.login, workspace)
+    settings = _settings(previous)
+    choices = Choices(
+        request.account or (settings.account if settings and settings.account else ""),
+        request.qos or (settings.qos if settings and settings.qos else ""),
+        request.partition,
+    )
+    reporter.step("probe")
+    with Connections(workspace.ssh_config, stays=LOGIN_HOST) as connections:
+        return probe(connections.to(LOGIN_HOST), choices)
+
+
+def _settings(spec: ClusterSpec | None) -> ExistingSettings | None:
+    return spec.provider if spec is not None and isinstance(spec.provider, ExistingSettings) else None
+
+
+def _completed(
+    request: Request, workspace: Workspace, previous: ClusterSpec | None, probed: Probed, reporter: Reporter
+) -> Attached:
+    """Place and prove, then write the spec, the site and the hosts of a probed cluster."""
+    write_login_files(request.login, workspace)
+    settings = _new_settings(request, _settings(previous), probed)
+    spec = _spec(workspace.root.name, settings, probed, previous)
+    # From now on, `detach` knows the folder, even if this process is killed.
+    write_atomic(workspace.spec, dump_spec(spec))
+    reporter.step("place and prove")
+    with Connections(workspace.ssh_config, stays=LOGIN_HOST) as connections:
+        placed, outcome = place_and_prove(
+            connections.to(LOGIN_HOST),
+            probed.site,
+            settings.folder,
+            workspace.cluster_id(),
+            partition=probed.partition,
+            account=probed.account,
+            qos=settings.qos or "",
+            modules=settings.modules,
+            python=settings.python,
+            patience_s=request.patience_s,
+            report=reporter.note,
+        )
+    workspace.adopt_id(placed.cluster_id)
+    proven = (
+        {"modules": outcome.modules, "launcher": _launcher(outcome)} if isinstance(outcome, Proof) else {}
+    )
+    settings = settings.model_copy(update={"folder": placed.folder, **proven})
+    spec = spec.model_copy(update={"provider": settings})
+    write_atomic(workspace.spec, dump_spec(spec))
+    probed.site.save(workspace)
+    inventory = _inventory(spec, probed, placed, outcome)
+    write_atomic(workspace.inventory, inventory.model_dump_json(indent=2) + "\n")
+    return Attached(workspace, spec, probed, placed, outcome)
+
+
+def _launcher(proof: Proof) -> Launcher:
+    return Launcher.SRUN if proof.launcher == "pmix" else Launcher.MPIRUN
+
+
+def _new_settings(request: Request, previous: ExistingSettings | None, probed: Probed) -> ExistingSettings:
+    """Return the settings: as requested, or else as before, or else as the site says."""
+    kept = previous.model_dump(exclude_none=True) if previous else {}
+    folder = request.folder or (previous.folder if previous else "~/clusterctl")
+    requested = {
+        "folder": re.sub("^~/", f"{probed.site.home}/", folder),
+        "qos": request.qos,
+        "modules": tuple(request.modules),
+        "python": request.python,
+    }
+    found = {
+        "type": "existing",
+        "login": request.login,
+        "account": probed.account or None,
+        "slurm_path": probed.site.slurm_path,
+    }
+    return ExistingSettings.model_validate(
+        {**kept, **{key: value for key, value in requested.items() if value}, **found}
+    )
+
+
+def _spec(name: str, settings: ExistingSettings, probed: Probed, previous: ClusterSpec | None) -> ClusterSpec:
+    """Return the spec, with the partitions as Slurm lists them and all other keys as before."""
+    prices = {p.name: p.price_per_hour for p in previous.partitions} if previous else {}
+    partitions = tuple(
+        Partition(
+            name=partition.name,
+            nodes=max(partition.node_count, 1),
+            max_time=format_duration(partition.max_time_s) if partition.max_time_s else None,
+            gpus=gpus_of(partition),
+            price_per_hour=prices.get(partition.name),
+        )
+        for partition in probed.usable
+    )
+    if previous is not None:
+        kept = {"name": name, "provider": settings, "partitions": partitions}
+        return previous.model_copy(update=kept)
+    return ClusterSpec(version=1, name=name, provider=settings, partitions=partitions)
+
+
+def gpus_of(partition: SitePartition) -> Gpus | None:
+    """Return the GPUs of each node. None: there are none, or the nodes have different GPUs."""
+    kinds = _GRES.findall(partition.gpus)
+    if len(kinds) != 1 or " " in partition.gpus:
+        return None
+    name, count = kinds[0]
+    kind = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
+    return (
+        Gpus(type=kind if len(kind) > 1 else "gpu", count=int(count))
+        if 1 <= int(count) <= MOST_GPUS
+        else None
+    )
+
+
+def _inventory(spec: ClusterSpec, probed: Probed, placed: Placed, outcome: Proof | Unproven) -> Inventory:
+    site, settings = probed.site, _settings(spec)
+    if settings is None:
+        raise TypeError("the spec is not of an attached cluster")
+    has_pmix = any(name.startswith("pmix") for name in site.mpi_types)
+    requirements = spec.software.python.requirements
+    return Inventory(
+        cluster=spec.name,
+        cluster_id=placed.cluster_id,
+        provider=settings.type,
+        hosts=(
+            Host(name=LOGIN_HOST, address=site.host, user=site.account, roles=(CONTROLLER,), host_key=""),
+        ),
+        network="",
+        shared=str(Path(placed.folder).parent),
+        shared_folder=SharedFolder(kind="existing"),
+        job_user=site.account,
+        partitions=tuple(
+            PartitionFacts(
+                partition.name,
+                tuple(NodeSet(partition.nodes)),
+                partition.max_time_s,
+                gpus.count if (gpus := gpus_of(partition)) else None,
+            )
+            for partition in probed.usable
+        ),
+        interval_s=spec.monitoring.interval,
+        requirements=None if requirements is None else str(requirements),
+        max_array=site.max_array,
+        root=placed.folder,
+        pmix=settings.launcher is Launcher.SRUN if isinstance(outcome, Proof) else has_pmix,
+        no_accounting=site.accounting,
+        is_foreign=True,
+        account=settings.account or "",
+        qos=settings.qos or "",
+        baked=True,
+    )

@@ -1,0 +1,258 @@
+"""Asks a login node, as an ordinary account and in a single session, what its Slurm site offers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from clusterctl.errors import MachineError, SlurmError, UsageError
+from clusterctl.providers.existing.site import Association, Site, SitePartition
+from clusterctl.spec.units import parse_slurm_time_s
+from clusterctl.transport.base import Transport
+
+_PROGRAM: Final = Path(__file__).with_name("remote_probe.sh").read_text(encoding="utf-8")
+# Each of at most 65 calls of sbatch can wait for a busy slurmctld.
+_PROBE_S: Final = 120.0
+_TEST: Final = "sbatch --test-only"
+# Field of Site -> the command on the login node that told it.
+_LEARNED: Final = {
+    "slurm_version": "sinfo --version",
+    "slurm_path": "the PATH of a login shell",
+    "cluster_name": "scontrol show config",
+    "max_array": "scontrol show config",
+    "job_requeue": "scontrol show config",
+    "min_job_age_s": "scontrol show config",
+    "mpi_types": "srun --mpi=list",
+    "accounting": "sacct",
+    "associations": "sacctmgr show assoc",
+    "max_submit": "sacctmgr show assoc",
+    "partitions": "sinfo",
+    "modules": "module avail",
+    "pythons": "python3 --version, on the login node",
+    "internet": "a request to pypi.org, on the login node",
+    "quotas": "quota",
+    "glibc": "getconf GNU_LIBC_VERSION, on the login node",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What the user has decided about an attached cluster. Empty: clusterctl decides."""
+
+    account: str = ""
+    qos: str = ""
+    partition: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """The answer of `sbatch --test-only`, which submits no job, for an account and a partition.
+
+    account: empty for Slurm's default account. answer: Slurm's and the site's words.
+    """
+
+    account: str
+    partition: str
+    nodes: int
+    accepted: bool
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """The answers of a login node.
+
+    account: the chosen Slurm account. Empty: jobs name none, and Slurm takes the user's default account.
+    partition: the chosen default partition of jobs. attempts: what sbatch would accept.
+    """
+
+    site: Site
+    account: str
+    partition: str
+    attempts: tuple[Attempt, ...]
+
+    @property
+    def usable(self) -> tuple[SitePartition, ...]:
+        """The partitions that accept jobs of the chosen account, the default partition of jobs first."""
+        accepted = {attempt.partition for attempt in self.attempts if attempt.accepted}
+        usable = [partition for partition in self.site.partitions if partition.name in accepted]
+        return tuple(sorted(usable, key=lambda partition: partition.name != self.partition))
+
+    @property
+    def refused(self) -> tuple[Attempt, ...]:
+        """The last attempt for each partition that accepts no jobs."""
+        usable = {partition.name for partition in self.usable}
+        last = {attempt.partition: attempt for attempt in self.attempts if attempt.nodes == 1}
+        return tuple(attempt for name, attempt in last.items() if name not in usable)
+
+    @property
+    def proof_nodes(self) -> int:
+        """The number of nodes for a job that proves MPI: 2 if the default partition accepts such a job."""
+        return max((attempt.nodes for attempt in self.attempts if attempt.accepted), default=1)
+
+
+def probe(transport: Transport, choices: Choices) -> Probed:
+    """Ask the login node. Nothing is written there, and no job is submitted.
+
+    Raises:
+        MachineError: Slurm's commands are not on this machine.
+        UsageError: the site does not have what the user has chosen.
+        SlurmError: Slurm accepts no job of this account.
+        TransportError: the login node can't be reached, or its answer is incomplete.
+    """
+    argv = ["sh", "-c", _PROGRAM, "probe", choices.account, choices.qos, choices.partition]
+    answer = transport.run(argv, timeout_s=_PROBE_S).stdout
+    return parse(answer, choices, transport.host, time.time())
+
+
+def parse(text: str, choices: Choices, host: str, now: float) -> Probed:
+    """Return what the output of remote_probe.sh says. now: this machine's clock. Errors: see ``probe``."""
+    rows: dict[str, list[Sequence[str]]] = {}
+    for line in text.splitlines():
+        key, *values = line.split("\t")
+        rows.setdefault(key, []).append(values)
+    if not _first(rows, "slurm_path"):
+        raise MachineError(
+            "this machine has no Slurm",
+            code="no-slurm-here",
+            where=host,
+            why="neither the PATH nor the usual folders have the command sbatch",
+            fix="attach with a login node of the cluster, on which `sbatch` works",
+        )
+    partitions = _partitions(rows)
+    attempts = tuple(
+        Attempt(account, partition, int(nodes), code == "0", answer)
+        for account, partition, nodes, code, answer in rows.get("try", ())
+    )
+    if choices.partition and choices.partition not in {partition.name for partition in partitions}:
+        names = ", ".join(partition.name for partition in partitions)
+        raise UsageError(
+            f"the cluster has no partition {choices.partition!r}",
+            code="unknown-partition",
+            where=host,
+            fix=f"use one of these with --partition: {names}",
+        )
+    if "chosen" not in rows:
+        raise _nothing_accepted(attempts, choices, host)
+    account, partition = rows["chosen"][0]
+    site = _site(rows, partitions, now)
+    return Probed(site, account, partition, attempts)
+
+
+def _nothing_accepted(attempts: Sequence[Attempt], choices: Choices, host: str) -> SlurmError:
+    asked = {
+        f"`{' '.join(filter(None, (_TEST, account, f'--partition={attempt.partition}')))}`": attempt.answer
+        for attempt in attempts
+        for account in (f"--account={attempt.account}" if attempt.account else "",)
+    }
+    fix = "ask the site's administrators which account and partition you may use"
+    if not choices.account:
+        fix = f"pass your project with --account; or {fix}"
+    return SlurmError(
+        "Slurm accepts no job of yours",
+        code="no-partition-accepts",
+        where=host,
+        why="\n".join(f"{command}: {answer}" for command, answer in asked.items()) or "it lists no partition",
+        fix=fix,
+    )
+
+
+def _site(
+    rows: Mapping[str, Sequence[Sequence[str]]], partitions: tuple[SitePartition, ...], now: float
+) -> Site:
+    config = {row[0]: row[1] for row in rows.get("config", ())}
+    # Without associations, there is a line with an empty account.
+    told = [row for row in rows.get("association", ()) if row[0]]
+    associations = tuple(
+        Association(account, partition, tuple(filter(None, qos.split(","))))
+        for account, partition, _, _, qos in told
+    )
+    limits = [int(limit) for _, _, limit, *_ in told if limit.isdecimal()]
+    first = {key: _first(rows, key) for key in ("slurm_path", "account", "shell", "home", "host", "system")}
+    age = config.get("MinJobAge", "").partition(" ")[0]
+    return Site(
+        **first,
+        slurm_version=_first(rows, "slurm_version").rpartition(" ")[2],
+        cluster_name=config.get("ClusterName", ""),
+        accounting=_first(rows, "sacct"),
+        pythons={path: version for path, version in rows.get("python", ()) if version},
+        module_command=bool(rows.get("module_command")),
+        modules=_column(rows, "module"),
+        partitions=partitions,
+        associations=associations,
+        max_array=_number(config.get("MaxArraySize", ""), 1001),
+        max_submit=max(limits, default=None),
+        mpi_types=_column(rows, "mpi"),
+        job_requeue=config.get("JobRequeue") != "0",
+        min_job_age_s=_number(age, 300),
+        sbatch_env=_column(rows, "variable"),
+        internet=_first(rows, "internet") == "yes",
+        quotas=_column(rows, "quota"),
+        glibc=_first(rows, "glibc"),
+        arch=_first(rows, "arch"),
+        clock_ahead_s=round(_number(_first(rows, "clock"), int(now)) - now, 1),
+        learned=_LEARNED,
+    )
+
+
+def _partitions(rows: Mapping[str, Sequence[Sequence[str]]]) -> tuple[SitePartition, ...]:
+    """Return the partitions. sinfo has a line for each kind of nodes in a partition."""
+    found: dict[str, SitePartition] = {}
+    lines = [(row, False) for row in rows.get("partition", ())]
+    visible = {row[0].removesuffix("*") for row, _ in lines}
+    lines += [(row, True) for row in rows.get("named", ()) if row[0].removesuffix("*") not in visible]
+    for row, hidden in lines:
+        shown, limit, default_limit, count, nodes, cpus, memory, gres, state, *_ = row
+        name = shown.removesuffix("*")
+        partition = SitePartition(
+            name=name,
+            is_default=shown.endswith("*"),
+            max_time_s=_seconds(limit),
+            nodes=nodes,
+            node_count=_number(count, 0),
+            gpus="" if gres == "(null)" else gres,
+            state=state,
+            hidden=hidden,
+            default_time_s=_seconds(default_limit),
+            cpus=_number(cpus.rstrip("+"), 0),
+            memory_mib=_number(memory.rstrip("+"), 0),
+        )
+        if (earlier := found.get(name)) is not None:
+            partition = _joined(earlier, partition)
+        found[name] = partition
+    return tuple(found.values())
+
+
+def _joined(one: SitePartition, other: SitePartition) -> SitePartition:
+    """Return the partition of both kinds of nodes. Different generic resources are separated by a blank."""
+    gpus = " ".join(dict.fromkeys((one.gpus or "none", other.gpus or "none")))
+    return replace(
+        one,
+        nodes=f"{one.nodes},{other.nodes}",
+        node_count=one.node_count + other.node_count,
+        gpus=one.gpus if one.gpus == other.gpus else gpus,
+        memory_mib=min(one.memory_mib, other.memory_mib),
+    )
+
+
+def _seconds(limit: str) -> int | None:
+    """Return a time limit that sinfo printed. None: `infinite` and `n/a`."""
+    with suppress(ValueError):
+        return parse_slurm_time_s(limit)
+    return None
+
+
+def _number(text: str, default: int) -> int:
+    return int(text) if text.isdecimal() else default
+
+
+def _first(rows: Mapping[str, Sequence[Sequence[str]]], key: str) -> str:
+    return next((value for row in rows.get(key, ()) for value in row[:1]), "")
+
+
+def _column(rows: Mapping[str, Sequence[Sequence[str]]], key: str) -> tuple[str, ...]:
+    return tuple(row[0] for row in rows.get(key, ()) if row and row[0])

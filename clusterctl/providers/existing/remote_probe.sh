@@ -1,0 +1,126 @@
+# shellcheck shell=sh disable=SC2016,SC2046
+# Tells what an ordinary account may do on a Slurm site, on its login node. Writes nothing there, and starts no job.
+# Each line of the output is a key and its values, separated by tabs. Arguments: the account, the QOS and the partition
+# that the user has chosen, or empty texts.
+export LC_ALL=C
+me=$(id -un)
+have() { command -v "$1" >/dev/null 2>&1; }
+say() {
+    key=$1
+    shift
+    line=$key
+    for value in "$@"; do
+        line="$line	$(printf %s "$value" | tr '\t\n' '  ')"
+    done
+    printf '%s\n' "$line"
+}
+
+# A login shell's settings: bash reads all of /etc/profile, where sites define modules and the PATH.
+profile() {
+    have bash || return 1
+    bash -c '. /etc/profile >/dev/null 2>&1; '"$1" 2>/dev/null </dev/null
+}
+
+{
+    answer=no
+    if have curl; then
+        curl -sS -m 4 -o /dev/null https://pypi.org/simple/pip/ 2>/dev/null && answer=yes
+    elif have python3; then
+        python3 -c 'import urllib.request as u; u.urlopen("https://pypi.org/simple/pip/", timeout=4)' 2>/dev/null &&
+            answer=yes
+    fi
+    say internet "$answer"
+} </dev/null &
+
+slurm_path=
+folders=$PATH:$(profile 'printf %s "$PATH"'):/usr/local/bin:/opt/slurm/bin:/opt/slurm/current/bin
+IFS=:
+for folder in $folders:/usr/local/slurm/bin:/cm/shared/apps/slurm/current/bin; do
+    if [ -x "$folder/sbatch" ]; then
+        slurm_path=$folder
+        break
+    fi
+done
+unset IFS
+say slurm_path "$slurm_path"
+[ -n "$slurm_path" ] || exit 0
+PATH=$PATH:$slurm_path
+
+shell=$(getent passwd "$me" 2>/dev/null | cut -d: -f7)
+say account "$me"
+say shell "${shell:-$SHELL}"
+say home "$HOME"
+say host "$(uname -n)"
+say arch "$(uname -m)"
+# shellcheck source=/dev/null
+say system "$(. /etc/os-release 2>/dev/null && printf '%s %s' "$ID" "$VERSION_ID")"
+say glibc "$(getconf GNU_LIBC_VERSION 2>/dev/null | cut -d' ' -f2)"
+
+have quota && quota -s 2>/dev/null | while read -r line; do [ -z "$line" ] || say quota "$line"; done
+
+for program in python3.14 python3.13 python3.12 python3.11 python3 /usr/libexec/platform-python; do
+    have "$program" || continue
+    say python "$(command -v "$program")" "$("$program" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null)"
+done
+if profile 'type module' >/dev/null; then
+    say module_command yes
+    profile '(module -t avail) 2>&1' | sed 's/(default)$//; s/<.*//' |
+        grep -iE '^(openmpi|ompi|mpich|intel-?mpi|impi|mvapich2?|hpcx|cray-mpich|python3?|anaconda3?|miniconda3?|miniforge3?)(/|$)' |
+        grep -v '/$' | sort -u | head -n 80 | while read -r module; do say module "$module"; done
+fi
+
+say slurm_version "$(sinfo --version 2>&1 | head -n 1)"
+scontrol show config 2>&1 | awk -F' *= *' \
+    '$1 ~ /^(ClusterName|MaxArraySize|MinJobAge|JobRequeue|MpiDefault)$/ {printf "config\t%s\t%s\n", $1, $2}'
+srun --mpi=list 2>&1 | sed -n 's/^[[:space:]]*\([a-z0-9_]*\)$/mpi\t\1/p; s/.*pmix plugin versions available: */mpi\t/p' |
+    tr ',' '\n' | sed 's/^mpi\t//; s/^/mpi\t/'
+env | sed -n 's/^\(SBATCH_[A-Z0-9_]*\)=.*/variable\t\1/p' | sort
+if refusal=$(sacct -X -n -P --starttime=now-1hour --format=jobid 2>&1 >/dev/null </dev/null); then
+    say sacct ""
+else
+    say sacct "${refusal:-it exits with an error}"
+fi
+
+format='Partition:|,Time:|,DefaultTime:|,Nodes:|,NodeList:|,CPUs:|,Memory:|,Gres:|,Available:|'
+sinfo -h -O "$format" 2>/dev/null | sed 's/^/partition|/' | tr '|' '\t'
+[ -z "$3" ] || sinfo -h -a -p "$3" -O "$format" 2>/dev/null | sed 's/^/named|/' | tr '|' '\t'
+associations=$(sacctmgr -nP show assoc where user="$me" format=account,partition,maxsubmit,defaultqos,qos 2>/dev/null)
+printf '%s\n' "$associations" | sed -n 's/^/association|/p' | tr '|' '\t'
+
+# sbatch tells whether it would accept a job, without submitting any.
+unset $(env | sed -n 's/^\(SBATCH_[A-Z0-9_]*\)=.*/\1/p') 2>/dev/null
+qos=$2
+# Arguments: the account, the partition, the number of nodes.
+try() {
+    answer=$(cd / && sbatch --test-only --nodes="$3" --ntasks-per-node=1 --time=1 ${1:+"--account=$1"} \
+        ${2:+"--partition=$2"} ${qos:+"--qos=$qos"} --wrap=true 2>&1 </dev/null)
+    code=$?
+    say try "$1" "$2" "$3" "$code" "$answer"
+    return $code
+}
+partitions=$(sinfo -h -o %R 2>/dev/null | head -n 40)
+first=${3:-$(sinfo -h -o %P 2>/dev/null | sed -n 's/\*$//p' | head -n 1)}
+accounts=
+if [ -z "$1" ]; then
+    accounts=$(printf '%s\n' "$associations" | cut -d'|' -f1 | sort -u | head -n 12)
+fi
+chosen=none
+for partition in ${first:-$partitions}; do
+    for account in "$1" $accounts; do
+        # The first attempt has no account unless the user has chosen one, so Slurm's default account is preferred.
+        if try "$account" "$partition" 1; then
+            chosen=$account first=$partition
+            break 2
+        fi
+    done
+done
+if [ "$chosen" != none ]; then
+    say chosen "$chosen" "$first"
+    for partition in $partitions; do
+        [ "$partition" = "$first" ] || try "$chosen" "$partition" 1
+    done
+    try "$chosen" "$first" 2
+fi
+say clock "$(date +%s)"
+wait
+say end

@@ -1,0 +1,125 @@
+"""Answers of login nodes of real sites, which remote_probe.sh printed there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import MachineError, SlurmError, UsageError
+from clusterctl.providers.existing.attach import gpus_of
+from clusterctl.providers.existing.probe import Choices, Probed, parse
+from clusterctl.providers.existing.site import SitePartition, load_site
+from clusterctl.spec.common import Gpus
+from clusterctl.state.workspace import Workspace
+from tests.support.messages import refused
+
+CAPTURES = Path(__file__).parent / "captures"
+NOW = 1_795_762_700.0
+
+
+def probed(name: str, choices: Choices = Choices()) -> Probed:  # noqa: B008 - it is frozen
+    return parse((CAPTURES / f"{name}.txt").read_text(), choices, "login", NOW)
+
+
+def with_lines(name: str, *lines: str, without: str = "") -> str:
+    kept = (CAPTURES / f"{name}.txt").read_text().splitlines()
+    return "\n".join([*(line for line in kept if not (without and line.startswith(without))), *lines])
+
+
+def test_site_without_accounting_is_read() -> None:
+    answer = probed("slurm-22.05-no-accounting")
+    site = answer.site
+    assert (site.slurm_version, site.cluster_name, site.account) == ("22.05.8", "campus", "stud")
+    assert site.accounting == "Slurm accounting storage is disabled"
+    assert (site.associations, site.max_submit, site.max_array) == ((), None, 1001)
+    assert site.modules == ("openmpi/4.1.4",)
+    assert site.pythons["/usr/bin/python3"] == "3.11.2"
+    assert "pmix" in site.mpi_types
+    assert (answer.account, answer.partition, answer.proof_nodes) == ("", "short", 2)
+
+
+def test_site_with_associations_is_read() -> None:
+    answer = probed("slurm-24.11-associations")
+    site = answer.site
+    assert (site.accounting, site.max_submit, site.max_array, site.min_job_age_s) == ("", 20, 11, 60)
+    assert {entry.account: entry.qos for entry in site.associations} == {
+        "nobody": ("normal",),
+        "proj1": ("normal",),
+    }
+    # The user's default account may submit no job.
+    assert (answer.account, answer.partition) == ("proj1", "main")
+
+
+def test_partition_with_two_kinds_of_nodes_is_one_partition() -> None:
+    (short, gpuq) = probed("slurm-22.05-no-accounting").site.partitions
+    assert (short.name, short.is_default, short.nodes, short.node_count) == (
+        "short",
+        True,
+        "fx1-c1,fx1-c2",
+        2,
+    )
+    assert (short.max_time_s, short.default_time_s, short.gpus) == (1800, 600, "none gpu:1")
+    assert (gpuq.is_default, gpuq.default_time_s, gpuq.gpus) == (False, None, "gpu:1")
+
+
+def test_partition_that_refuses_the_account_is_not_usable() -> None:
+    answer = probed("slurm-22.05-no-accounting")
+    assert [partition.name for partition in answer.usable] == ["short"]
+    (attempt,) = answer.refused
+    assert attempt.partition == "gpuq"
+    assert "say your project with --account" in attempt.answer
+
+
+def test_chosen_partition_comes_first() -> None:
+    lines = ["chosen\tproj1\tgpuq", "try\tproj1\tgpuq\t1\t0\tJob 1", "try\tproj1\tshort\t1\t0\tJob 2"]
+    answer = parse(with_lines("slurm-22.05-no-accounting", *lines, without="chosen"), Choices(), "login", NOW)
+    assert [partition.name for partition in answer.usable] == ["gpuq", "short"]
+
+
+def test_refused_accounts_are_shown_with_what_was_asked() -> None:
+    with refused("no-partition-accepts", SlurmError) as caught:
+        probed("slurm-24.11-refused", Choices(account="nobody"))
+    assert "--account=nobody --partition=main" in caught.value.why
+    assert "AssocGrpSubmitJobsLimit" in caught.value.why
+
+
+def test_partition_that_does_not_exist_is_named() -> None:
+    with refused("unknown-partition", UsageError) as caught:
+        probed("slurm-24.11-associations", Choices(partition="gpu"))
+    assert "main" in caught.value.fix
+
+
+def test_machine_without_slurm_is_refused() -> None:
+    with refused("no-slurm-here", MachineError):
+        parse("slurm_path\t\n", Choices(), "login", NOW)
+
+
+def test_site_survives_its_file(tmp_path: Path) -> None:
+    site, workspace = probed("slurm-24.11-associations").site, Workspace(tmp_path)
+    site.save(workspace)
+    assert load_site(workspace) == site
+
+
+def test_damaged_site_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "site.json").write_text("{}")
+    with refused("site-damaged", UsageError):
+        load_site(Workspace(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"),
+    [
+        ("", None),
+        ("gpu:1", Gpus(type="gpu", count=1)),
+        ("gpu:a100:4(S:0-1)", Gpus(type="a100", count=4)),
+        ("gpu:A100_SXM4:8,nvme:1", Gpus(type="a100-sxm4", count=8)),
+        ("gpu:a100:4,gpu:v100:2", None),
+        ("none gpu:1", None),
+        ("gpu:72", None),
+        ("craynetwork:4", None),
+    ],
+)
+def test_gpus_of_a_partition(text: str, gpus: Gpus | None) -> None:
+    partition = SitePartition("p", is_default=True, max_time_s=None, nodes="n1", node_count=1, gpus=text)
+    assert gpus_of(partition) == gpus
