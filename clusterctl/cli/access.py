@@ -1,7 +1,9 @@
-"""The commands ssh and shell, which open shells and run commands on hosts."""
+"""The commands ssh, shell and code, which lead to hosts and into jobs."""
 
 from __future__ import annotations
 
+import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -9,10 +11,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+from clusterctl.cli.job import Id
 from clusterctl.cli.options import Words, argument, flag, hosts, option, takes
 from clusterctl.cli.output import Screen
 from clusterctl.cli.submit import preparer, some_flags
-from clusterctl.errors import Failure, TransportError, UsageError, excluded
+from clusterctl.errors import Failure, Notice, TransportError, UsageError, excluded
+from clusterctl.jobs.entry import enter
 from clusterctl.jobs.environment import Environments
 from clusterctl.jobs.shell import (
     SessionFolder,
@@ -25,7 +29,7 @@ from clusterctl.jobs.shell import (
 )
 from clusterctl.jobs.submit import Submitter
 from clusterctl.scheduler.script import Environment
-from clusterctl.scheduler.session import Session, open_session
+from clusterctl.scheduler.session import SOON_S, Session, open_session
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import JobOptions, job_options
 from clusterctl.spec.names import ADMIN_USER, reject_unknown
@@ -131,6 +135,31 @@ def shell(
         if lease.was_revoked():
             screen.note(f"note: Slurm ended the allocation; see `clusterctl jobs {allocation.job_id}`")
     return code
+
+
+def code(
+    screen: Screen,
+    job_id: Id,
+    open_editor: Annotated[bool, option("Open the job's folder in VS Code.", "--open")] = False,
+) -> int:
+    """Lead ssh, and editors that use it, into a running job.
+
+    Writes an SSH host entry, for VS Code, PyCharm, rsync, scp and ssh -L. It leads to the job's first node,
+    with the job's variables and GPUs, and ends with the job.
+    """
+    if open_editor and shutil.which("code") is None:
+        raise UsageError(
+            "this machine has no program `code`",
+            code="tool-missing",
+            fix="install VS Code with its command `code`, or leave out --open",
+        )
+    with open_session(screen.chosen(), patience_s=SOON_S) as session, screen.working("entering the job"):
+        entry = enter(session, job_id)
+    include = f"for programs without -F: put `Include {entry.config}` first in ~/.ssh/config"
+    screen.note(Notice("include-entries", include))
+    answer = {**asdict(entry), "config": str(entry.config), "ssh": entry.ssh(), "editor": entry.editor}
+    screen.result(answer, shlex.join(entry.ssh()), shlex.join(entry.editor))
+    return run_attached(entry.editor) if open_editor else 0
 
 
 def _environment(screen: Screen, session: Session, options: JobOptions) -> Environment:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from clusterctl.errors import ClusterctlError, Notice, SchedulerError
-from clusterctl.scheduler.base import AccountingAwayError, JobInfo
+from clusterctl.errors import ClusterctlError, Notice, SchedulerError, UsageError
+from clusterctl.scheduler.base import AccountingAwayError, JobInfo, JobState
 from clusterctl.scheduler.session import Session, resolve_submissions
 
 
@@ -98,6 +98,25 @@ def known_jobs(session: Session, ids: Sequence[str]) -> tuple[JobInfo, ...]:
     if unknown := _missing(ids, jobs):
         raise session.scheduler.unknown(unknown)
     return jobs
+
+
+def running_job(session: Session, job_id: str) -> JobInfo:
+    """Return a job that is running, or the only task of an array that is running.
+
+    Raises:
+        UsageError: no task or several tasks are running, or the id is malformed.
+        SchedulerError: the job is unknown.
+    """
+    jobs = known_jobs(session, [job_id])
+    running = [job for job in jobs if job.state is JobState.RUNNING]
+    if len(running) == 1:
+        return running[0]
+    raise UsageError(
+        f"{len(running)} tasks of job {job_id} are running" if running else f"job {job_id} is not running",
+        code="several-tasks" if running else "job-not-running",
+        why="" if running else f"its state is {jobs[0].state.value}",
+        fix=f"choose a task, such as {running[0].id}" if running else "`clusterctl jobs` lists the jobs",
+    )
 
 
 def list_jobs(session: Session, most: int | None = None) -> Listing:

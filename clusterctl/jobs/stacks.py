@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from clusterctl.errors import SchedulerError, UsageError
-from clusterctl.jobs.queue import known_jobs
+from clusterctl.errors import SchedulerError
+from clusterctl.jobs.queue import running_job
 from clusterctl.jobs.watch import folder_of
-from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.names import MPI_SSH
 
@@ -43,18 +42,7 @@ def stacks_of(session: Session, job_id: str) -> JobStacks:
         UsageError: the job is not running, or is an array.
         SchedulerError: the job is unknown, or a node did not answer.
     """
-    jobs = known_jobs(session, [job_id])
-    running = [job for job in jobs if job.state is JobState.RUNNING]
-    if len(running) != 1:
-        raise UsageError(
-            f"{len(running)} tasks of job {job_id} are running"
-            if running
-            else f"job {job_id} is not running",
-            code="several-tasks" if running else "job-not-running",
-            why="" if running else f"its state is {jobs[0].state.value}",
-            fix=f"choose a task, such as {running[0].id}" if running else "`clusterctl jobs` lists the jobs",
-        )
-    (job,) = running
+    job = running_job(session, job_id)
     folder, has_slurm = folder_of(session, job_id), session.facts.has_slurm
     task_folder = folder if job.task is None else f"{folder}/task-{job.task}"
     words = [

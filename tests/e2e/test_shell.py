@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import shutil
 import signal
 import socket
+import subprocess
 import time
 import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.support.cluster import Cluster
 from tests.support.manual import ROOT
 from tests.support.messages import shows
+from tests.support.processes import eventually
 from tests.support.sweeps import in_sweep
 from tests.support.terminal import Terminal, terminal
 
@@ -201,3 +208,113 @@ def fetched(url: str, *, timeout_s: float = 60) -> str:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.3)
+
+
+@pytest.fixture
+def job(cluster: Cluster, tmp_path: Path) -> Iterator[str]:
+    """A running job on both nodes."""
+    (script := tmp_path / "wait.sh").write_text("sleep 3600\n")
+    job_id = cluster.json("submit", script, "--nodes", "2", "--env", "COLOUR=sea green")["job_id"]
+    cluster.job_in("RUNNING", job_id)
+    yield job_id
+    cluster("cancel", job_id)
+
+
+def entered(cluster: Cluster, job: str) -> list[str]:
+    """The command line of ssh into a job."""
+    words: list[str] = cluster.json("code", job)["ssh"]
+    return words
+
+
+def run(*words: str | Path, rc: int = 0) -> str:
+    ended = subprocess.run(list(map(str, words)), capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == rc, ended.stderr
+    return ended.stdout
+
+
+def test_ssh_into_a_job_has_the_jobs_variables(cluster: Cluster, job: str) -> None:
+    """It leads to the first node, into the job: srun there starts ranks on all nodes of the job."""
+    answer = cluster.json("code", job)
+    first, second = (f"{cluster.name}-train-{i}" for i in (1, 2))
+    assert (answer["host"], answer["node"]) == (f"clusterctl-{cluster.name}-{job}", first)
+    show = "hostname; id -un; printenv SLURM_JOB_ID SLURM_JOB_NODELIST MASTER_ADDR COLOUR; command -v python"
+    shown = run(*answer["ssh"], f"{show}; srun hostname | sort; cd {answer['folder']} && ls").splitlines()
+    python, files = "/opt/clusterctl/env/bin/python", ["wait.sh"]
+    of_job = [job, f"{cluster.name}-train-[1-2]", first, "sea green"]
+    assert shown == [first, cluster.user, *of_job, python, first, second, *files]
+    run(*answer["ssh"], "exit 3", rc=3)
+
+
+def test_files_pass_through_the_entry_of_a_job(cluster: Cluster, job: str, tmp_path: Path) -> None:
+    """Also binary files: Slurm passes on each byte at once, not line by line."""
+    *ssh, host = entered(cluster, job)
+    (data := tmp_path / "data").write_bytes(bytes(range(256)) * 20_000)
+    run("scp", *ssh[1:], data, f"{host}:/tmp/sent")
+    run("scp", *ssh[1:], f"{host}:/tmp/sent", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == data.read_bytes()
+    if shutil.which("rsync"):
+        run("rsync", "--rsh", shlex.join(ssh), data, f"{host}:/tmp/synced")
+        run(*ssh, host, "cmp /tmp/sent /tmp/synced && rm /tmp/synced")
+    run(*ssh, host, "rm /tmp/sent")
+
+
+def test_a_forwarded_port_reaches_a_server_in_a_job(cluster: Cluster, job: str) -> None:
+    """After ssh is killed, no process of the entry is left, not even a server in a session of its own."""
+    *ssh, host = entered(cluster, job)
+    port, server = free_port(), "http.server --bind 127.0.0.1 8765"
+    start = f"setsid python -m {server} >/dev/null 2>&1 & exec cat"
+    forward = [*ssh, "-L", f"{port}:127.0.0.1:8765", host, start]
+    with subprocess.Popen(forward, stdin=subprocess.PIPE) as process:
+        eventually(lambda: answers(port), 60)
+        process.kill()
+    look = "pgrep -f '[h]ttp.server --bind|[s]shd -i'; ls -d /tmp/clusterctl-code.*"
+    node = f"{cluster.name}-train-1"
+    eventually(lambda: cluster.ssh(node, look, rc=None) == "", 60)
+
+
+def answers(port: int) -> bool:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"http://127.0.0.1:{port}/", timeout=10) as page:
+            return bool(page.status == 200)
+    except OSError:
+        return False
+
+
+def test_an_entry_refuses_other_keys(cluster: Cluster, job: str, tmp_path: Path) -> None:
+    host, entry = entered(cluster, job)[-1], cluster.workspace / "entries" / job
+    run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "key")
+    ssh = ["ssh", "-F", "/dev/null", "-l", cluster.user, "-o", f"ProxyCommand=sh '{entry}/connect'"]
+    ssh += [
+        "-o",
+        f'UserKnownHostsFile="{entry}/known_hosts"',
+        "-o",
+        "BatchMode=yes",
+        "-o",
+        "IdentitiesOnly=yes",
+    ]
+    run(*ssh, "-i", tmp_path / "key", host, "true", rc=255)
+    run(*ssh, "-i", entry / "key", host, "true")
+
+
+def test_the_entry_of_a_job_ends_with_the_job(cluster: Cluster) -> None:
+    """A connection ends at once, a later one tells why it fails, and the next `code` removes the entry."""
+    (script := cluster.runner.cwd / "tasks.sh").write_text("sleep 3600\n")
+    job_id = cluster.json("submit", script, "--array", "1-2")["job_id"]
+    for task in (1, 2):
+        cluster.job_in("RUNNING", f"{job_id}_{task}")
+    assert shows(cluster("code", job_id, rc=2).stderr, "several-tasks")
+    ssh = entered(cluster, f"{job_id}_2")
+    assert run(*ssh, "echo $SLURM_ARRAY_TASK_ID") == "2\n"
+    with subprocess.Popen(
+        [*ssh, "echo in; exec cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"in\n"
+        cluster("cancel", job_id)
+        assert process.wait(120) == 255
+    late = subprocess.run([*ssh, "true"], capture_output=True, text=True, timeout=120, check=False)
+    assert (late.returncode, re.findall("job ([0-9_]+)", late.stderr)) == (255, [f"{job_id}_2"])
+    cluster.job_in("CANCELLED", f"{job_id}_2")
+    assert cluster.json("code", f"{job_id}_2", rc=2)["failures"][0]["code"] == "job-not-running"
+    assert not (cluster.workspace / "entries" / f"{job_id}_2").exists()

@@ -1,0 +1,186 @@
+"""An SSH host entry that leads into a running job, for editors, rsync, scp and forwarded ports.
+
+ssh connects by a ProxyCommand: srun starts `sshd -i` in the job, so nodes need no SSH service and no root.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from clusterctl.errors import MachineError, SchedulerError, UnreachableError
+from clusterctl.jobs.queue import running_job
+from clusterctl.scheduler.base import JobInfo
+from clusterctl.scheduler.session import Session
+from clusterctl.state.workspace import Workspace, state_home, write_atomic
+from clusterctl.transport.base import wrap_command
+from clusterctl.transport.openssh import OpenSSH, run_captured
+from clusterctl.util.disk import translating_write_errors
+
+_ENTER, _SSHD = (
+    (Path(__file__).parent / name).read_text(encoding="utf-8")
+    for name in ("remote_enter.sh", "remote_sshd.sh")
+)
+_NOT_FOUND: Final = "has no program sshd"
+_CONFIG: Final = """\
+Host {host}
+    User {user}
+    IdentityFile "{folder}/key"
+    IdentitiesOnly yes
+    UserKnownHostsFile "{folder}/known_hosts"
+    GlobalKnownHostsFile /dev/null
+    StrictHostKeyChecking yes
+    ProxyCommand sh "{folder}/connect"
+    ServerAliveInterval 15
+    ServerAliveCountMax 4
+"""
+# When the job ends, the second ssh ends. The first must notice, so no other process may keep its pipe open.
+_CONNECT: Final = """\
+exec 3<&0
+cat {file} - <&3 3<&- | {ssh} 3<&- &
+exec 3<&- <&- >&-
+wait $!
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An SSH host entry of a running job.
+
+    host: its name. config: the ssh_config for `ssh -F`, with the entries of all clusters.
+    node: the node to which it leads. folder: the folder there with the files of the job's program.
+    """
+
+    job_id: str
+    host: str
+    config: Path
+    node: str
+    folder: str
+
+    @property
+    def editor(self) -> list[str]:
+        """The command that opens the job's folder in VS Code."""
+        return ["code", "--remote", f"ssh-remote+{self.host}", self.folder]
+
+    def ssh(self, *words: str) -> list[str]:
+        """Return a command line of ssh with this entry."""
+        return ["ssh", "-F", str(self.config), self.host, *words]
+
+
+def enter(session: Session, job_id: str) -> Entry:
+    """Write an SSH host entry for a running job, and connect once. Remove the entries of ended jobs.
+
+    Raises:
+        UsageError: the job is not running, or is an array; or the cluster has no Slurm.
+        SchedulerError: there is no such job, or its node has no sshd.
+        UnreachableError: the connection failed.
+    """
+    # This property raises an error if the cluster has no Slurm.
+    _ = session.slurm
+    _remove_ended(session)
+    job = running_job(session, job_id)
+    entry = Entry(
+        job.id,
+        f"clusterctl-{session.facts.cluster}-{job.id}",
+        state_home() / "ssh_config",
+        job.nodes[0],
+        _program_folder(session, job),
+    )
+    _write(session, entry)
+    result = run_captured(entry.ssh("-o", "BatchMode=yes", "true"))
+    if _NOT_FOUND in result.stderr:
+        raise SchedulerError(
+            f"job {job.id} can't be entered, because {entry.node} has no program sshd",
+            code="no-sshd",
+            where=entry.node,
+            fix="have openssh-server installed on the nodes; its service need not run",
+        )
+    if result.rc != 0:
+        raise UnreachableError(
+            f"job {job.id} can't be entered by ssh",
+            code="entry-failed",
+            where=entry.node,
+            why=result.stderr.strip(),
+            fix=f"`clusterctl jobs {job.id}` shows whether the job is running",
+            host=entry.node,
+        )
+    return entry
+
+
+def _program_folder(session: Session, job: JobInfo) -> str:
+    entry = session.ledger.find(job.id)
+    folder = entry.program_dir if entry is not None else ""
+    task = "" if job.task is None else f"/task-{job.task}"
+    return f"{folder}{task}" if folder else job.work_dir
+
+
+def _write(session: Session, entry: Entry) -> None:
+    """Write an entry's ssh_config, its keys, and the script that connects to sshd in the job."""
+    workspace, facts = session.workspace, session.facts
+    folder = _folder_of_entries(workspace) / entry.job_id
+    with translating_write_errors(folder):
+        for directory in (folder.parent, folder):
+            directory.mkdir(mode=0o700, exist_ok=True)
+    for name in ("key", "host_key"):
+        _make_key(folder / name)
+    host_key, key = (folder / "host_key").read_bytes(), (folder / "key.pub").read_text().strip()
+    program = [_SSHD, "sshd", str(len(host_key)), key]
+    line, script = wrap_command(["sh", "-c", _ENTER, "enter", entry.job_id, *program])
+    # The command on the login node is the first part of its input. The host key, a secret, follows.
+    write_atomic(folder / "input", script + host_key)
+    ssh = OpenSSH(workspace.ssh_config, facts.job_user).argv(facts.controller, line, "-T")
+    connect = _CONNECT.format(file=shlex.quote(str(folder / "input")), ssh=shlex.join(ssh))
+    write_atomic(folder / "connect", connect)
+    public = (folder / "host_key.pub").read_text().strip()
+    write_atomic(folder / "known_hosts", f"{entry.host} {public}\n")
+    text = _CONFIG.format(host=entry.host, user=facts.job_user, folder=folder)
+    write_atomic(folder / "ssh_config", text)
+    write_atomic(
+        entry.config, f'# Written by `clusterctl code`\nInclude "{state_home()}/*/entries/*/ssh_config"\n'
+    )
+
+
+def _make_key(path: Path) -> None:
+    if not path.exists():
+        words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "clusterctl", "-f", str(path)]
+        try:
+            subprocess.run(words, check=True, capture_output=True, stdin=subprocess.DEVNULL)
+        except (OSError, subprocess.CalledProcessError) as exc:
+            why = (
+                exc.stderr.decode(errors="replace")
+                if isinstance(exc, subprocess.CalledProcessError)
+                else str(exc)
+            )
+            raise MachineError(
+                "ssh-keygen can't create a key on this machine",
+                code="key-not-created",
+                where=str(path),
+                why=why.strip(),
+                fix="install ssh: `apt-get install openssh-client`",
+            ) from exc
+
+
+def _folder_of_entries(workspace: Workspace) -> Path:
+    return workspace.root / "entries"
+
+
+def _remove_ended(session: Session) -> None:
+    """Remove the entries of jobs that have ended."""
+    folders = dict(_entries(session.workspace))
+    with suppress(SchedulerError):
+        running = {job.id for job in session.scheduler.jobs([*folders]) if not job.ended}
+        for job_id in folders.keys() - running:
+            shutil.rmtree(folders[job_id], ignore_errors=True)
+
+
+def _entries(workspace: Workspace) -> Iterator[tuple[str, Path]]:
+    """Yield the job's id and the folder of each entry."""
+    with suppress(FileNotFoundError):
+        for folder in sorted(_folder_of_entries(workspace).iterdir()):
+            yield folder.name, folder
