@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -20,7 +20,7 @@ from clusterctl.jobs.queue import Listing, known_jobs, list_jobs
 from clusterctl.jobs.watch import diagnosis_of, reported_state
 from clusterctl.scheduler.base import JobInfo, JobState, state_counts, worst_job
 from clusterctl.scheduler.session import SOON_S, Session, open_session
-from clusterctl.scheduler.slurm_parse import fold_nodes
+from clusterctl.scheduler.slurm_parse import PartitionInfo, fold_nodes
 from clusterctl.spec.units import shown_memory
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def status(screen: Screen) -> None:
             | {"state": node.shown}
             for node in cluster_status.nodes
         ],
+        "partitions": [asdict(partition) for partition in cluster_status.partitions],
         "jobs": [job.as_dict() for job in cluster_status.jobs],
         "waiting": [diagnosis.as_dict() for diagnosis in waits],
         "accounting_failure": cluster_status.accounting_failure,
@@ -78,8 +79,11 @@ def _lines(
         f"{'ready' if cluster_status.ready else 'NOT ready'}",
         "",
     ]
-    rows = [(n.name, n.shown, n.cpus, shown_memory(n.memory_mib), n.reason) for n in cluster_status.nodes]
-    lines += screen.table(["NODE", "STATE", "CPUS", "MEMORY", "REASON"], rows)
+    if cluster_status.partitions:
+        lines += _partition_table(screen, cluster_status.partitions)
+    else:
+        rows = [(n.name, n.shown, n.cpus, shown_memory(n.memory_mib), n.reason) for n in cluster_status.nodes]
+        lines += screen.table(["NODE", "STATE", "CPUS", "MEMORY", "REASON"], rows)
     if cluster_status.jobs:
         lines += ["", *job_table(screen, cluster_status.jobs, users=True)]
         lines += ["", *(diagnosis.summary for diagnosis in waits[:_MOST_WAITING])] if waits else []
@@ -92,6 +96,19 @@ def _lines(
     for release in releases:
         lines += ["", str(release), f"  {release.fix}"]
     return lines
+
+
+def _partition_table(screen: Screen, partitions: Sequence[PartitionInfo]) -> list[str]:
+    head = ["PARTITION", "STATE", "LIMIT", "NODES", "IDLE", "ALLOCATED", "OTHER"]
+    rows = [
+        (
+            f"{p.name}{' (default)' if p.is_default else ''}",
+            "up" if p.is_up else "down",
+            *(p.max_time, p.nodes, p.idle, p.allocated, p.other),
+        )
+        for p in partitions
+    ]
+    return screen.table(head, rows)
 
 
 def jobs(

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.jobs.events import with_hangs
 from clusterctl.scheduler.base import JobInfo, NodeInfo
 from clusterctl.scheduler.session import SOON_S, connect_session, read_applied_spec, scheduler_client
+from clusterctl.scheduler.slurm_parse import PartitionInfo
 from clusterctl.spec.units import format_duration
 from clusterctl.state.chosen import naming_lock_holder
-from clusterctl.state.facts import facts_of
+from clusterctl.state.facts import ClusterFacts, facts_of
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
 from clusterctl.transport.ssh import Connections
@@ -27,6 +28,8 @@ class Status:
 
     ready: whether every node can be used. nodes: all nodes, as shown by the scheduler.
     jobs: the waiting and running jobs.
+    partitions: the partitions of a cluster that other people operate. Such a cluster is ready if a partition
+        has usable nodes. Its nodes are not listed, and its jobs are only the user's own.
     accounting_failure: why Slurm's accounting does not answer; "" if it answers.
     auto_down: the idle time after which the cluster removes itself, and whether the timer is active.
     """
@@ -38,6 +41,7 @@ class Status:
     jobs: tuple[JobInfo, ...]
     accounting_failure: str = ""
     auto_down: dict[str, Any] | None = None
+    partitions: tuple[PartitionInfo, ...] = ()
 
 
 def status_of(workspace: Workspace) -> Status:
@@ -48,6 +52,8 @@ def status_of(workspace: Workspace) -> Status:
     """
     with naming_lock_holder(workspace), ExitStack() as stack:
         facts = facts_of(workspace)
+        if facts.is_foreign:
+            return _status_of_foreign(facts, workspace)
         connections = stack.enter_context(Connections(workspace.ssh_config, stays=facts.controller))
         controller = connections.to(facts.controller)
         scheduler = scheduler_client(facts, workspace, controller, connections.to, SOON_S)
@@ -62,6 +68,14 @@ def status_of(workspace: Workspace) -> Status:
     with connect_session(facts, workspace, patience_s=SOON_S) as session:
         active = with_hangs(session, [job for job in jobs if not job.ended])
     return Status(facts.cluster, facts.provider, ready, tuple(nodes), active, no_accounting, timer)
+
+
+def _status_of_foreign(facts: ClusterFacts, workspace: Workspace) -> Status:
+    with connect_session(facts, workspace, patience_s=SOON_S) as session:
+        partitions, jobs = session.slurm.partitions_and_own_jobs()
+        active = with_hangs(session, [job for job in jobs if not job.ended])
+    ready = any(partition.usable for partition in partitions)
+    return Status(facts.cluster, facts.provider, ready, (), active, partitions=partitions)
 
 
 def auto_down(spec: ClusterSpec, controller: Transport) -> dict[str, Any] | None:

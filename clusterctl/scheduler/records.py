@@ -46,15 +46,30 @@ def recorded_jobs(transport: Transport, ledger: Ledger, numbers: Collection[str]
     )
 
 
-def recorded_id(transport: Transport, entry: JobEntry) -> str:
-    """Return the id of a submitted job that has started, from its record; "" if it has none."""
-    for record in _read(transport, [entry.remote_dir] if entry.remote_dir else []):
-        for task in (record or {}).values():
-            for event in events_of(str(task.get("events"))):
-                number = str(event.get("job", "")).partition("_")[0]
-                if number.isdecimal():
-                    return number
-    return ""
+def with_comments(ledger: Ledger, jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]:
+    """Return jobs from an accounting that may not keep comments with the comments of their submissions."""
+    if all(job.comment for job in jobs):
+        return tuple(jobs)
+    tokens = {entry.remote_dir: entry.token for entry in ledger.entries() if entry.remote_dir}
+    return tuple(
+        replace(job, comment=comment_of(tokens[job.work_dir]))
+        if not job.comment and job.work_dir in tokens
+        else job
+        for job in jobs
+    )
+
+
+def recorded_job(transport: Transport, ledger: Ledger, token: str) -> JobInfo | None:
+    """Return the ended job of a submission without an answer, by the id in its record, if it has started."""
+    entries = [entry for entry in ledger.entries() if entry.token == token and entry.remote_dir]
+    records = _read(transport, [entry.remote_dir or "" for entry in entries])
+    for entry, record in zip(entries, records, strict=False):
+        texts = [str(task.get("events")) for task in (record or {}).values() if isinstance(task, dict)]
+        for event in events_of("\n".join(texts)):
+            number = str(event.get("job", "")).partition("_")[0]
+            if number.isdecimal():
+                return next(_jobs_of(replace(entry, job_id=number), record, ledger.kept(token)))
+    return None
 
 
 def await_ends(transport: Transport, clock: Clock, jobs: Sequence[JobInfo]) -> None:

@@ -12,7 +12,7 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypedDict, TypeVar, Unpack
 
 from clusterctl.errors import (
@@ -38,8 +38,8 @@ from clusterctl.scheduler.base import (
     find_lost_job,
     retry,
 )
-from clusterctl.scheduler.records import recorded_id, recorded_jobs
-from clusterctl.scheduler.slurm_parse import fold_nodes
+from clusterctl.scheduler.records import recorded_job, recorded_jobs, with_comments
+from clusterctl.scheduler.slurm_parse import PartitionInfo, fold_nodes
 from clusterctl.spec.names import SLURMCTLD_PORT
 from clusterctl.transport.base import Transport
 from clusterctl.util.process import Result
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from clusterctl.state.submissions import Ledger
 
 _DAY_S = 86400
-_T = TypeVar("_T", JobInfo, NodeInfo, StepInfo)
+_T = TypeVar("_T", JobInfo, NodeInfo, PartitionInfo, StepInfo)
 _NOT_CANCELLED = re.compile(r"scancel: error: Kill job error on job id ([0-9_]+): (.*)")
 _UNKNOWN_ID = re.compile("Invalid job id specified")
 _ENDED_MEANWHILE = re.compile(f"{_UNKNOWN_ID.pattern}|[Jj]ob.* already (finished|completing or completed)")
@@ -191,33 +191,29 @@ class SlurmClient(Jobs):
         queued: the other jobs that were asked for.
         """
         try:
-            return self._with_comments(self._accounted("--jobs=" + ",".join(ids)))
+            return self._accounted("--jobs=" + ",".join(ids))
         except AccountingAwayError as exc:
             numbers = [job_id.partition("_")[0] for job_id in ids]
             jobs = recorded_jobs(self.transport, self.ledger, numbers) if self.ledger is not None else ()
             if {*numbers} > {str(job.number) for job in jobs}:
-                waiting = {job.id for job in queued}
-                exc.queued = _sorted([*queued, *(job for job in jobs if job.id not in waiting)])
+                exc.queued = _sorted([*{job.id: job for job in (*jobs, *queued)}.values()])
                 raise
             return jobs
 
-    def _with_comments(self, jobs: Sequence[JobInfo]) -> Sequence[JobInfo]:
-        """Return jobs with their comments, which not all accountings keep."""
-        if self.ledger is None or all(job.comment for job in jobs):
-            return jobs
-        entries = {entry.job_id: entry for entry in self.ledger.entries() if entry.remote_dir}
-        return [
-            replace(job, comment=comment_of(entry.token))
-            if not job.comment and (entry := entries.get(job.whole_id)) and entry.remote_dir == job.work_dir
-            else job
-            for job in jobs
-        ]
-
     def nodes_and_jobs(self) -> tuple[tuple[NodeInfo, ...], tuple[JobInfo, ...]]:
-        separator = slurm_parse.new_separator()
-        queries = (slurm_parse.SINFO, slurm_parse.SQUEUE)
-        nodes, jobs = self._ask_all([query.command(separator) for query in queries])
-        return queries[0].parse(nodes, separator), _sorted(queries[1].parse(jobs, separator))
+        return self._with_queue(slurm_parse.SINFO)
+
+    def partitions_and_own_jobs(self) -> tuple[tuple[PartitionInfo, ...], tuple[JobInfo, ...]]:
+        """Return the partitions and the result of ``own_jobs``, in a single round trip."""
+        return self._with_queue(slurm_parse.PARTITIONS, "--me")
+
+    def _with_queue(
+        self, query: slurm_parse.Query[_T], *options: str
+    ) -> tuple[tuple[_T, ...], tuple[JobInfo, ...]]:
+        separator: str = slurm_parse.new_separator()
+        queue = [*slurm_parse.SQUEUE.command(separator), *options]
+        rows, jobs = self._ask_all([query.command(separator), queue])
+        return query.parse(rows, separator), _sorted(slurm_parse.SQUEUE.parse(jobs, separator))
 
     def own_jobs(self) -> tuple[JobInfo, ...]:
         return _sorted(self._queued("--me"))
@@ -231,20 +227,14 @@ class SlurmClient(Jobs):
                 return job
         # The cluster's clock may differ, so search two more days.
         days = 2 + max(0, int((time.time() - submitted_at) // _DAY_S))
-        entries = self.ledger.entries() if self.ledger is not None else ()
-        entry = next((entry for entry in entries if entry.token == token), None)
         try:
             accounted = self._accounted(f"--starttime=now-{days}days")
         except AccountingAwayError:
-            job_id = recorded_id(self.transport, entry) if entry is not None else ""
-            if not job_id and not self.no_accounting:
+            ended = recorded_job(self.transport, self.ledger, token) if self.ledger is not None else None
+            if ended is None and not self.no_accounting:
                 raise
-            return next(iter(self.jobs([job_id])), None) if job_id else None
-        folder = entry.remote_dir if entry is not None else None
-        return next(
-            (job for job in accounted if job.token == token or (not job.comment and job.work_dir == folder)),
-            None,
-        )
+            return ended
+        return next((job for job in accounted if job.token == token), None)
 
     def submit(self, request: JobRequest) -> str:
         """Submit a job. Repeat sbatch once, and only if Slurm can't have received the first request."""
@@ -391,7 +381,8 @@ class SlurmClient(Jobs):
         reason = self.no_accounting
         try:
             if not reason:
-                return self._query(slurm_parse.SACCT, *options)
+                jobs = self._query(slurm_parse.SACCT, *options)
+                return jobs if self.ledger is None else with_comments(self.ledger, jobs)
         except SlurmAwayError:
             raise
         except SlurmError as exc:

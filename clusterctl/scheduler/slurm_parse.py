@@ -30,8 +30,32 @@ ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 _SACCT_ID = re.compile(r"(?P<job>\d+)(?:_(?:(?P<task>\d+)|\[(?P<tasks>[^\]]*)\]))?", re.ASCII)
 # Time limit of a job without a limit in sacct's output, and sometimes in squeue's in 24.11.
 _YEAR_S = 365 * 86_400
-_T = TypeVar("_T", JobInfo, NodeInfo, StepInfo)
 _Record = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionInfo:
+    """A partition of a cluster that other people operate, with the numbers of its nodes by state.
+
+    max_time: the time limit as Slurm writes it. other: nodes that are down or drained, for example.
+    """
+
+    name: str
+    is_default: bool
+    is_up: bool
+    max_time: str
+    allocated: int
+    idle: int
+    other: int
+    nodes: int
+
+    @property
+    def usable(self) -> bool:
+        """Whether Slurm starts jobs in the partition, now or when nodes are free."""
+        return self.is_up and self.allocated + self.idle > 0
+
+
+_T = TypeVar("_T", JobInfo, NodeInfo, PartitionInfo, StepInfo)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +299,25 @@ SINFO: Final = Query(
     "NodeList Partition StateComplete StateLong Reason CPUs Memory Gres User AllocMem".split(),
     _nodes,
 )
+
+
+def _partitions(records: Iterator[_Record]) -> Iterator[PartitionInfo]:
+    for record in records:
+        counts = [int(count) if _is_number(count) else 0 for count in record["NodeAIOT"].split("/")]
+        allocated, idle, other, nodes = (*counts, 0, 0, 0, 0)[:4]
+        yield PartitionInfo(
+            name=record["Partition"].rstrip("*"),
+            is_default=record["Partition"].endswith("*"),
+            is_up=record["Available"] == "up",
+            max_time=record["Time"],
+            allocated=allocated,
+            idle=idle,
+            other=other,
+            nodes=nodes,
+        )
+
+
+PARTITIONS: Final = Query(("sinfo", "--noheader"), "Partition Available Time NodeAIOT".split(), _partitions)
 
 
 def parse_outages(text: str, start: int, end: int) -> dict[str, str]:

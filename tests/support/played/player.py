@@ -163,6 +163,9 @@ def scancel(argv: list[str], state: dict[str, Any]) -> None:
 def sinfo(argv: list[str], state: dict[str, Any]) -> None:
     if "--version" in argv:
         say("slurm-wlm 22.05.8\n")
+    elif "--Node" not in argv and "partitions" in state:
+        for fields in state["partitions"]:
+            say_record(argv, fields)
     elif "--format=%R" in argv:
         say("train\nclusterctl-proof\n")
     else:

@@ -107,6 +107,27 @@ def test_status_tells_that_the_accounting_is_away(here, cluster, capsys) -> None
     assert "Connection refused" in json.loads(capsys.readouterr().out)["accounting_failure"]
 
 
+def test_status_of_a_foreign_cluster_has_partitions(here, cluster, tmp_path, capsys) -> None:
+    """It lists the user's own jobs, and no nodes, which may be thousands."""
+    inventory = here.workspace.inventory
+    inventory.write_text(json.dumps({**json.loads(inventory.read_text()), "is_foreign": True}))
+    job_id = submitted(here, tmp_path, "sleep 60")
+    with cluster.state() as state:
+        state["partitions"] = [["short*", "up", "30:00", "1/1/0/2"], ["gpuq", "down", "1:00:00", "0/0/1/1"]]
+    jobs.status(JSON)
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["ready"], answer["nodes"], [job["job_id"] for job in answer["jobs"]]) == (
+        True,
+        [],
+        [job_id],
+    )
+    short, gpus = answer["partitions"]
+    assert (short["name"], short["is_default"], short["idle"], short["nodes"]) == ("short", True, 1, 2)
+    assert (gpus["name"], gpus["is_up"], gpus["other"]) == ("gpuq", False, 1)
+    jobs.status(TEXT)
+    assert "gpuq" in capsys.readouterr().out
+
+
 HUNG = {"time": 200, "event": "hang", "seconds": 90, "summary": "rank 1 at x.py:3", "action": "warn"}
 
 

@@ -11,7 +11,9 @@ import pytest
 
 from clusterctl.jobs.queue import cancel, known_jobs, list_jobs
 from clusterctl.runs.collect import collect
+from clusterctl.scheduler.session import resolve_submissions
 from clusterctl.spec.job import JobSpec
+from clusterctl.state.submissions import Ledger
 from clusterctl.util.progress import Clock
 from tests.support.played.cluster import finished, submit, submitted
 from tests.support.processes import eventually
@@ -102,6 +104,34 @@ def test_ledger_keeps_the_state_that_slurm_told(session, cluster, tmp_path):
     assert known_jobs(cluster.session(patience_s=0.0), [job_id])[0].state == "OUT_OF_MEMORY"
     shutil.rmtree(entry.remote_dir)
     assert known_jobs(cluster.session(patience_s=0.0), [job_id])[0].state == "OUT_OF_MEMORY"
+
+
+def test_lost_answer_is_resolved_by_the_job_that_has_run(session, cluster, tmp_path):
+    """The job's record has its id. A job without a record has not started, if there is no accounting."""
+    job_id = finished(session, cluster, tmp_path, "true")
+    entry = session.ledger.find(job_id)
+    cluster.change(job_id, forgotten=True)
+    lost = replace(entry, job_id=None, submitted_at=1.0)
+    ledger = Ledger(tmp_path / "jobs.jsonl")
+    ledger.add(lost)
+    ledger.add(replace(lost, token=f"{lost.token}0", remote_dir=str(tmp_path / "never")))
+    with cluster.state() as state:
+        state["accounting_refuses"] = "Slurm accounting storage is disabled"
+    session.slurm.ledger = ledger
+    resolve_submissions(session.scheduler, ledger)
+    assert [(entry.job_id, entry.refused) for entry in ledger.entries()] == [(job_id, False), (None, False)]
+    session.slurm.no_accounting = "Slurm accounting storage is disabled"
+    resolve_submissions(session.scheduler, ledger)
+    assert [(entry.job_id, entry.refused) for entry in ledger.entries()] == [(job_id, False), (None, True)]
+
+
+def test_accounting_without_comments_has_the_jobs_of_the_ledger(session, cluster, tmp_path):
+    """Without AccountingStoreFlags=job_comment, a job is known by its folder."""
+    job_id = finished(session, cluster, tmp_path, "true")
+    entry = session.ledger.find(job_id)
+    cluster.change(job_id, forgotten=True, comment="")
+    assert known_jobs(session, [job_id])[0].token == entry.token
+    assert session.scheduler.by_token(entry.token, entry.submitted_at).id == job_id
 
 
 def test_collect_on_a_foreign_cluster_waits_for_the_recorded_end(session, cluster, tmp_path):
