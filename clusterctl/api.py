@@ -59,6 +59,7 @@ from clusterctl.state.inventory import inventory_of
 from clusterctl.state.submissions import RUNS
 from clusterctl.state.workspace import WAIT_S
 from clusterctl.transport.openssh import OpenSSH, run_captured
+from clusterctl.transport.ssh import Connections
 from clusterctl.util.progress import SILENT, LineReporter, PhaseLines
 
 _Names = str | Sequence[str]
@@ -377,10 +378,11 @@ class Cluster:
         if not words:
             reason = "an interactive shell needs a terminal"
             raise UsageError("no command is given", code="needs-terminal", why=reason, fix="pass a command")
+        host = host or inventory.controller.name
         ssh = OpenSSH(workspace.ssh_config, None if admin else inventory.job_user)
-        result = run_captured(
-            ssh.argv(host or inventory.controller.name, words[0] if len(words) == 1 else words)
-        )
+        with Connections(workspace.ssh_config) as connections:
+            connections.prepare(host)
+            result = run_captured(ssh.argv(host, words[0] if len(words) == 1 else words))
         return CompletedProcess(words, result.rc, result.stdout, result.stderr)
 
 

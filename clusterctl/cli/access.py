@@ -6,7 +6,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -35,8 +35,9 @@ from clusterctl.spec.job_options import JobOptions, job_options
 from clusterctl.spec.names import ADMIN_USER, reject_unknown
 from clusterctl.state.chosen import naming_lock_holder
 from clusterctl.state.inventory import Inventory, inventory_of
-from clusterctl.transport.master import Jumps
+from clusterctl.transport.login import login_of
 from clusterctl.transport.openssh import NO_CONNECTION, OpenSSH, run_attached, run_captured
+from clusterctl.transport.ssh import Connections
 
 Command = Annotated[Words, argument("A command, after --.", metavar="COMMAND")]
 _ALLOCATION: Final = {
@@ -70,14 +71,13 @@ def ssh(
     host, words = _host_and_command(inventory, host, command or [])
     _refuse_shell_as_json(screen, words)
     login = user or (None if admin else inventory.job_user)
-    argv = OpenSSH(workspace.ssh_config, login).argv(host, words[0] if len(words) == 1 else words)
-    # ssh would not print why its connection to the jump host failed.
-    with closing(Jumps()) as jumps:
-        jumps.open(host, workspace.ssh_config)
+    with Connections(workspace.ssh_config) as connections:
+        connections.prepare(host)
+        argv = OpenSSH(workspace.ssh_config, login).argv(host, words[0] if len(words) == 1 else words)
         code, answer = _run(screen, argv, {"host": host})
     if screen.json:
         screen.result(answer)
-    if code == NO_CONNECTION and not (admin or user):
+    if code == NO_CONNECTION and not (admin or user or login_of(workspace.ssh_config)):
         screen.note(
             f"note: if {login} may not log in to {host}, log in as the administrator: "
             f"clusterctl ssh --admin {host}"

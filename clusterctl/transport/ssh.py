@@ -96,7 +96,7 @@ class SSHTransport(CommandTransport):
     @contextmanager
     def _talk(self, argv: Sequence[str], line: str, silence_s: float) -> Iterator[Talk]:
         """Run ``line`` in the host's login shell by ssh, over the shared connection if possible."""
-        master = self._connected()
+        master = self.connect()
         # If the host refuses more sessions over the shared connection, ssh opens its own.
         shared = f"./{master.name}" if master else "none"
         words = OpenSSH(self.config, self.user).background(self.host, line, "-S", shared)
@@ -107,7 +107,7 @@ class SSHTransport(CommandTransport):
             finally:
                 self._running.discard(process)
 
-    def _connected(self) -> Master | None:
+    def connect(self) -> Master | None:
         """Return the shared connection, opened if necessary; None if each command must connect separately."""
         with self._lock:
             if self._failed is not None:
@@ -197,6 +197,16 @@ class Connections(ExitStack):
                 self._open[host, user] = transport
                 self.callback(transport.close)
             return self._open[host, user]
+
+    def prepare(self, host: str) -> None:
+        """Open the connection that a plain ssh to ``host`` uses: to its jump host, or to an attached cluster.
+
+        ssh itself would not tell why the jump host can't be reached. Raises TransportError.
+        """
+        if login_of(self._ssh_config) is None:
+            self._jumps.open(host, self._ssh_config)
+        elif isinstance(transport := self.to(host), SSHTransport):
+            transport.connect()
 
     def _ssh(self, host: str, user: str | None) -> SSHTransport:
         stays = host == self._stays
