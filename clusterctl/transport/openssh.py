@@ -30,7 +30,6 @@ from clusterctl.transport.base import (
     shown_command,
 )
 from clusterctl.transport.login import HERE, LOGIN_HOST, here_words, login_of, no_login_error
-from clusterctl.transport.remote_content import READ
 from clusterctl.util.process import Result
 
 if TYPE_CHECKING:
@@ -42,6 +41,8 @@ _STDERR_TAIL = 1 << 16
 _NOT_FOUND = 127  # shell's exit status
 _MOST_NOISE = 1 << 20  # bytes
 _PAUSE_MS = 50
+# Bytes read from a pipe at once. For more, glibc would map and clear the memory for each read.
+_READ = 120_000
 
 
 @contextmanager
@@ -250,7 +251,7 @@ class Talk:
     def _read(self) -> bytes | None:
         """Return a piece of the command's stdout; None while only the host's login shell has printed."""
         assert self.process.stdout is not None  # noqa: S101
-        data = os.read(self.process.stdout.fileno(), READ)
+        data = os.read(self.process.stdout.fileno(), _READ)
         if not self.is_wrapped:
             return data
         self._noise += data
@@ -297,7 +298,7 @@ class Talk:
     def _read_stderr(self) -> bool:
         """Read more of stderr, and keep only the last ``most_stderr`` bytes. Return False at end of file."""
         assert self.process.stderr is not None  # noqa: S101
-        chunk = os.read(self.process.stderr.fileno(), READ)
+        chunk = os.read(self.process.stderr.fileno(), _READ)
         self._stderr += chunk
         del self._stderr[: -self.most_stderr]
         return bool(chunk)

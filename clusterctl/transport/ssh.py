@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import subprocess
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Self
@@ -18,19 +20,77 @@ from clusterctl.errors import TransportError
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import (
     ENDED_BY_SIGNAL,
+    SILENCE_S,
     Conversation,
     Transport,
+    command_error,
     shown_command,
     unreachable_error,
+    wrap_command,
 )
-from clusterctl.transport.commands import CommandTransport
-from clusterctl.transport.local import LocalTransport
-from clusterctl.transport.login import HERE, LOGIN_HOST, login_of
+from clusterctl.transport.login import HERE, LOGIN_HOST, here_words, login_of
 from clusterctl.transport.master import Jumps, Master, may_ask, open_master
-from clusterctl.transport.openssh import NO_CONNECTION, OpenSSH, Talk, start_program
+from clusterctl.transport.openssh import NO_CONNECTION, OpenSSH, Talk, prepare_pipes, start_program
 from clusterctl.transport.refusals import connection_error
+from clusterctl.util.process import Result
 
 _SETTLE_S = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class CommandTransport(ABC):
+    """The part of a ``Transport`` that ``_talk`` does not decide.
+
+    max_output: maximum number of bytes of stdout that ``run`` accepts, and of stderr that it returns.
+    """
+
+    host: str
+    _: KW_ONLY
+    max_output: int = 64 << 20
+    silence_s: float = SILENCE_S
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes | None = None,
+        timeout_s: float = 60.0,
+        check: bool = True,
+        env: Mapping[str, str] | None = None,
+    ) -> Result:
+        deadline = time.monotonic() + timeout_s
+        line, script = wrap_command(argv, env, reads=stdin is not None)
+        with self._talk(argv, line, timeout_s) as talk:
+            talk.deadline, talk.most_stderr = deadline, self.max_output
+            # If the command reads no stdin, closing stdin would end it.
+            stdout = talk.exchange(script + (stdin or b""), self.max_output, close=stdin is not None)
+            rc = talk.status()
+            result = Result(rc, stdout.decode(errors="replace"), talk.stderr_tail())
+        if check and rc != 0:
+            raise command_error(self.host, argv, rc, result.stderr)
+        return result
+
+    def stream(self, argv: Sequence[str]) -> Generator[bytes, None, None]:
+        with self._conversation(argv, self.silence_s, reads=False) as talk:
+            while chunk := talk.receive():
+                yield chunk
+            talk.raise_unless_succeeded()
+
+    @contextmanager
+    def converse(self, argv: Sequence[str], *, silence_s: float | None = None) -> Iterator[Conversation]:
+        with self._conversation(argv, silence_s or self.silence_s) as talk:
+            yield talk
+
+    @contextmanager
+    def _conversation(self, argv: Sequence[str], silence_s: float, *, reads: bool = True) -> Iterator[Talk]:
+        line, script = wrap_command(argv, reads=reads)
+        with self._talk(argv, line, silence_s) as talk:
+            talk.send(script)
+            yield talk
+
+    @abstractmethod
+    def _talk(self, argv: Sequence[str], line: str, silence_s: float) -> AbstractContextManager[Talk]:
+        """Run ``line``, made of ``argv`` by ``wrap_command``, in a login shell of the host."""
 
 
 @dataclass(slots=True, eq=False)
@@ -146,6 +206,52 @@ class _Command(Talk):
             problem = f"the connection broke during `{shown_command(self.argv)}`"
             raise unreachable_error(self.host, self.ssh.config, problem, self.stderr_tail())
         return ENDED_BY_SIGNAL
+
+
+@dataclass(slots=True, eq=False)
+class LocalTransport(CommandTransport):
+    """Transport to this machine, a login node of an attached cluster, as this user (see ``Transport``).
+
+    A command has a session of its own. It ends as it would over SSH: when its stdin or stdout is closed.
+    """
+
+    _running: set[subprocess.Popen[bytes]] = field(default_factory=set, init=False)
+
+    def begin(self, argv: Sequence[str]) -> None:
+        """Start nothing early, because no connection is needed."""
+
+    def close(self) -> None:
+        for process in list(self._running):
+            _close(process)
+
+    @contextmanager
+    def _talk(self, argv: Sequence[str], line: str, silence_s: float) -> Iterator[Talk]:
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            here_words(line),
+            bufsize=0,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            # As sshd does.
+            cwd=Path.home(),
+            start_new_session=True,
+        )
+        prepare_pipes(process)
+        self._running.add(process)
+        try:
+            yield Talk(self.host, argv, process, silence_s, is_wrapped=True)
+        finally:
+            self._running.discard(process)
+            _close(process)
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    """Close a command's streams, at which it ends by itself. Do not wait for its end."""
+    for stream in filter(None, (process.stdin, process.stdout, process.stderr)):
+        stream.close()
+    if process.poll() is None:
+        threading.Thread(target=process.wait, daemon=True).start()
 
 
 def _may_stay(config: Path) -> bool:
