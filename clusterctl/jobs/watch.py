@@ -141,16 +141,21 @@ class _Watched:
     def check_deadline(self) -> None:
         if self.deadline is None or self._clock.now() < self.deadline:
             return
-        subject = f"job {self._ids[0]} has" if len(self._ids) == 1 else f"jobs {', '.join(self._ids)} have"
-        states = (
-            f"{j.id} is {j.state.value}{f' ({j.reason})' if j.reason else ''}" for j in self.seen.values()
+        job_id = self._ids[0]
+        subject = f"job {job_id} has" if len(self._ids) == 1 else f"jobs {', '.join(self._ids)} have"
+        active = [job for job in self.seen.values() if not job.ended]
+        waiting = diagnose(
+            self._session, [job for job in active if job.state is JobState.PENDING], waiting=True
         )
-        raise WaitTimeoutError(
-            f"{subject} not ended within {self._timeout_s:g} s",
-            why="; ".join(states),
-            fix=f"`clusterctl logs {self._ids[0]} -f` shows the output of a running job, `clusterctl cancel "
-            f"{self._ids[0]}` ends it; without that, it keeps running",
-        )
+        causes = {diagnosis.job_id: f" ({diagnosis.reason}): {diagnosis.cause}" for diagnosis in waiting}
+        states = [f"{job.id} is {job.state.value}{causes.get(job.id, '')}" for job in self.seen.values()]
+        end = f"`clusterctl cancel {job_id}` ends it; without that, it"
+        problem = f"{subject} not ended within {self._timeout_s:g} s"
+        fix = f"`clusterctl logs {job_id} -f` shows the output of a running job, {end} keeps running"
+        if active and len(waiting) == len(active):
+            problem = f"{subject} not started within {self._timeout_s:g} s"
+            fix = f"{waiting[0].fix}; {end} stays in the queue, and starts when it can"
+        raise WaitTimeoutError(problem, why="; ".join(states), fix=fix)
 
     def _remember(self, jobs: Sequence[JobInfo]) -> None:
         for job_id in dict.fromkeys(job.whole_id for job in jobs):
@@ -211,7 +216,7 @@ def wait(
     """Wait until all jobs have ended or can never start. An array's id selects all its tasks.
 
     Raises:
-        WaitTimeoutError: ``timeout_s`` has passed. The jobs keep running.
+        WaitTimeoutError: ``timeout_s`` has passed. The jobs keep running, or stay in the queue.
         SchedulerError: a job is unknown, or the scheduler does not answer.
     """
     watched = _Watched(session, ids, on_change, timeout_s)

@@ -167,15 +167,32 @@ def test_wait_on_a_foreign_cluster_reads_the_jobs_folder(cluster, tmp_path):
     assert 1012 <= times[-1] <= 1027
 
 
-def test_a_wait_that_runs_out(cluster, tmp_path):
+@pytest.mark.parametrize(
+    ("states", "command"),
+    [
+        # What repairs the cause of the wait, or shows the output.
+        (["PENDING"], "`clusterctl up`"),
+        (["PENDING", "COMPLETED"], "`clusterctl up`"),
+        (["RUNNING"], "`clusterctl logs"),
+        (["PENDING", "RUNNING"], "`clusterctl logs"),
+    ],
+)
+def test_a_wait_that_runs_out(cluster, tmp_path, states, command):
     times = iter(range(10**6))
     session = cluster.session(clock=Clock(lambda: float(next(times)), lambda _s: None))
-    job_id, _ = held(cluster, session, tmp_path)
-    cluster.change(job_id, reason="Resources")
+    ids = [held(cluster, session, tmp_path)[0] for _ in states]
+    for job_id, state in zip(ids, states, strict=True):
+        cluster.change(job_id, state=state, reason="NodeDown" if state == "PENDING" else "None")
     with refused("wait-timeout", WaitTimeoutError, "60") as caught:
-        wait(session, [job_id], timeout_s=60)
-    assert caught.value.why == f"{job_id} is PENDING (Resources)"
-    assert cluster.job(job_id)["state"] == "PENDING"
+        wait(session, ids, timeout_s=60)
+    found = [part.partition(": ") for part in caught.value.why.split("; ")]
+    shown = [f"{state} (NodeDown)" if state == "PENDING" else state for state in states]
+    assert [head for head, _, _ in found] == [f"{i} is {state}" for i, state in zip(ids, shown, strict=True)]
+    # Slurm's reason in words.
+    assert [bool(cause) for _, _, cause in found] == [state == "PENDING" for state in states]
+    assert [word in caught.value.fix for word in ("`clusterctl up`", "`clusterctl logs")].count(True) == 1
+    assert command in caught.value.fix
+    assert cluster.job(ids[0])["state"] == states[0]
 
 
 STUCK = (
