@@ -331,6 +331,7 @@ def _memory(evidence: Evidence, failed: Failed) -> dict[str, str]:
     nodes = max(1, len(evidence.job.nodes))
     limit = int(float(match[1]) * _UNITS[match[2]] / nodes) if match else 0
     largest = max(evidence.steps, key=lambda step: step.peak, default=StepInfo(""))
+    measured = f"; Slurm measured up to {format_size(largest.peak)}" if largest.peak else ""
     if largest.peak < _SEEN * limit:
         # Slurm samples the memory at intervals, and has missed the peak.
         largest = StepInfo("")
@@ -339,6 +340,7 @@ def _memory(evidence: Evidence, failed: Failed) -> dict[str, str]:
     host = f" on {largest.peak_host}" if largest.peak_host and not str(failed) else ""
     return {
         "used": f"{host}: {used}{of_limit}" if used or of_limit else "",
+        "measured": f"{measured} of {format_size(limit)}" if measured and limit else measured,
         "nearly": f"{format_size(largest.peak)} of its {format_size(limit)}" if used and limit else "",
     }
 

@@ -494,6 +494,12 @@ def test_without_a_traceback_lines_begin_at_the_cause() -> None:
         ("assert 1 == 2", "assertion"),
         ("import socket; socket.create_connection(('127.0.0.1', 1))", "connection-refused"),
         ("f = (", "syntax-error"),
+        (
+            "import signal, concurrent.futures as f\n"
+            "with f.ProcessPoolExecutor(1) as pool:\n  pool.submit(signal.raise_signal, 9).result()",
+            "worker-killed",
+        ),
+        ("import subprocess as s\ns.run(['sh', '-c', 'kill -9 $$'], check=True)", "worker-killed"),
         ("import sys; sys.exit('the disk is on fire')", "exit-code"),
         (
             "try:\n  {}['a']\nexcept KeyError as e:\n  raise OSError(28, 'No space left on device') from e",
@@ -505,6 +511,64 @@ def test_what_this_python_really_says(program: str, code: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     exit_code, ended_by = max(done.returncode, 0), max(-done.returncode, 0)
     assert said(done.stderr, exit_code=exit_code, signal=ended_by).code == code
+
+
+# As PyTorch 2.13 and joblib 1.6 print them.
+LOADER_KILLED = """\
+Traceback (most recent call last):
+  File "/env/lib/python3.11/site-packages/torch/utils/data/dataloader.py", line 1291, in _try_get_data
+    data = self._data_queue.get(timeout=timeout)
+  File "/env/lib/python3.11/site-packages/torch/utils/data/_utils/signal_handling.py", line 73, in handler
+    _error_if_any_worker_fails()
+RuntimeError: DataLoader worker (pid 9886) is killed by signal: Killed.
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "/jobs/x/loader.py", line 8, in <module>
+    for batch in DataLoader(Samples(), num_workers=1): pass
+  File "/env/lib/python3.11/site-packages/torch/utils/data/dataloader.py", line 1304, in _try_get_data
+    raise RuntimeError(
+RuntimeError: DataLoader worker (pid(s) 9886) exited unexpectedly
+"""
+SPAWN_KILLED = """\
+Traceback (most recent call last):
+  File "/jobs/x/sp.py", line 5, in <module>
+    mp.spawn(work, nprocs=1)
+  File "/env/lib/python3.11/site-packages/torch/multiprocessing/spawn.py", line 192, in join
+    raise ProcessExitedException(
+torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGKILL
+"""
+JOBLIB_KILLED = """\
+Traceback (most recent call last):
+  File "/jobs/x/jl.py", line 5, in <module>
+    Parallel(n_jobs=2)(delayed(work)(i) for i in range(4))
+  File "/env/lib/python3.11/site-packages/joblib/parallel.py", line 795, in _return_or_raise
+    raise self._result
+joblib.externals.loky.process_executor.TerminatedWorkerError: A worker process managed by the executor was \
+unexpectedly terminated. This could be caused by a segmentation fault while calling the function or by an \
+excessive memory usage causing the Operating System to kill the worker.
+
+The exit codes of the workers are {SIGKILL(-9)}
+"""
+
+
+@pytest.mark.parametrize(
+    "log", [LOADER_KILLED, SPAWN_KILLED, JOBLIB_KILLED], ids=["loader", "spawn", "joblib"]
+)
+def test_killed_worker_is_blamed_on_memory_as_slurm_knows_it(log: str) -> None:
+    steps = (StepInfo("12.0", peak=1 << 30, peak_host="n2"),)
+    found = diagnose(Evidence(job=replace(JOB, tres="cpu=2,mem=4G,node=2"), log=log, steps=steps))
+    assert (found.code, MEASURED(found.cause)) == ("worker-killed", ["1.0 GiB", "2.0 GiB"])
+    assert "--mem" in found.fix
+    # Without Slurm there is no --mem, and nothing was measured.
+    found = diagnose(Evidence(job=replace(JOB, prefix="m"), log=log))
+    assert (found.code, MEASURED(found.cause), "--mem" in found.fix) == ("worker-killed", [], False)
+    # Slurm says so itself if it, or a control group, ended the process.
+    events = "slurmstepd-n2: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks have been OOM Killed.\n"
+    assert said(log + events).code == "out-of-memory"
+    crashed = log.replace("Killed.", "Segmentation fault.").replace("SIGKILL", "SIGSEGV")
+    assert said(crashed).code != "worker-killed"
 
 
 def test_a_rank_that_wrote_nothing_has_no_lines_of_its_launcher() -> None:
