@@ -119,7 +119,7 @@ class Program:
 
     def __init__(self, program: list[str], restart: Restart) -> None:
         self._restart, self._pid = restart, task.start_or_exit(program)
-        self._is_srun, self.is_told = restarts.runs_srun(program), False
+        self.launcher, self.is_told = restarts.launcher_of(program), False
 
     def wait(self) -> int:
         """Wait for the end of the program, and return its exit status. Kill it if it can't end by itself."""
@@ -129,7 +129,7 @@ class Program:
             if status is not None:
                 return status
             now = time.monotonic()
-            if self._is_srun and waits_for_lost_ranks():
+            if self.launcher == "srun" and waits_for_lost_ranks():
                 aborted_since = min(now, aborted_since)
             is_stuck = not self.is_told and now - aborted_since > ABORTED_S
             if not is_killed and (is_stuck or os.path.exists(restarts.HANG_FILE)):
@@ -139,10 +139,13 @@ class Program:
                 self._pass_on(signal.SIGKILL)
 
     def _pass_on(self, number: int) -> None:
-        self.is_told = self.is_told or number == signal.SIGTERM
+        is_term = number == signal.SIGTERM
+        self.is_told = self.is_told or is_term
         if number == signal.SIGKILL:
-            kill_ranks()
-        os.kill(self._pid, number)
+            signal_ranks(number)
+        # If srun gets SIGTERM, it kills its ranks at once.
+        if not (is_term and self.launcher == "srun" and signal_ranks(number)):
+            os.kill(self._pid, number)
         self._restart.record_signal(number)
 
 
@@ -160,7 +163,9 @@ def has_lost_node(program: Sequence[str], nodes: Sequence[str], *, is_told: bool
     """
     if restarts.has_lost_daemon(restarts.end_of_file(own_log())):
         return True
-    return "mpirun" in program and (is_told or bool(lost_nodes(nodes or own_nodes(), DOWN)))
+    return restarts.launcher_of(program) == "mpirun" and (
+        is_told or bool(lost_nodes(nodes or own_nodes(), DOWN))
+    )
 
 
 def run(words: Sequence[str]) -> int:
@@ -185,6 +190,10 @@ def run(words: Sequence[str]) -> int:
     status = running.wait()
     if status == 0 and has_lost_node(program, nodes, is_told=running.is_told):
         status = restarts.LOST_PEER
+    elif status and running.launcher:
+        log = restarts.end_of_file(own_log())
+        is_told = running.is_told and running.launcher == "mpirun"
+        status = restarts.status_of_ranks(status, log, is_told=is_told)
     events.add("end", status=status)
     is_failure = "requeue" in options and status not in (0, restarts.SAVED)
     telemetry.end(TELEMETRY_FAILED_S if is_failure else TELEMETRY_END_S)
@@ -218,18 +227,18 @@ def shell(program: list[str]) -> int:
     return task.become(program)
 
 
-def kill_ranks() -> None:
-    """Kill the job's steps but telemetry. If only srun were killed, its ranks would live until the job ends.
+def signal_ranks(number: int) -> bool:
+    """Send a signal to the job's steps but telemetry, and return whether Slurm has sent it.
 
-    A signal to the whole job would cancel the job.
+    If only srun were killed, its ranks would live until the job ends. SIGKILL to the whole job cancels it.
     """
     job = os.environ.get("SLURM_JOB_ID")
-    if job:
-        lines = task.output_of(["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i %j"])
-        steps = [line.split() for line in lines.splitlines()]
-        ranks = [step for step, *name in steps if name not in (["telemetry"], ["batch"], ["extern"])]
-        if ranks:
-            wait_for(["scancel", "--signal=KILL", *ranks])
+    lines = (
+        task.output_of(["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i %j"]) if job else ""
+    )
+    steps = [line.split() for line in lines.splitlines()]
+    ranks = [step for step, *name in steps if name not in (["telemetry"], ["batch"], ["extern"])]
+    return bool(ranks) and wait_for(["scancel", f"--signal={signal.Signals(number).name[3:]}", *ranks]) == 0
 
 
 def prepare_folder(files: str, start: str, *, is_task: bool) -> None:

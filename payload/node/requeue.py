@@ -173,7 +173,7 @@ class Restart:
     def _failure(self, status: int, attempt: Sequence[restarts.Event]) -> restarts.Failure:
         """Return how this attempt failed. attempt: its events."""
         log = restarts.end_of_file(own_log())
-        if restarts.runs_srun(self._program):
+        if restarts.launcher_of(self._program) == "srun":
             status = restarts.status_of_start(log) or status
         failure = restarts.failure_now(status, log)
         if restarts.is_usage(failure):

@@ -250,10 +250,24 @@ def has_lost_daemon(log: str) -> bool:
     return bool(_LOST_DAEMON.search(this_attempt(log)))
 
 
-def runs_srun(program: Sequence[str]) -> bool:
-    """Return whether a program is srun, perhaps after env, and not a script that may run srun repeatedly."""
-    before = program[: program.index("srun")] if "srun" in program else ["-C"]
-    return before[:1] in ([], ["env"]) and "-C" not in before
+def launcher_of(program: Sequence[str]) -> str:
+    """Return the launcher that a program is, srun or mpirun, perhaps after env. "": for example a script."""
+    launcher = next((word for word in program if word in ("srun", "mpirun")), "")
+    before = program[: program.index(launcher)] if launcher else []
+    return launcher if before[:1] in ([], ["env"]) and "-C" not in before else ""
+
+
+def status_of_ranks(status: int, log: str, *, is_told: bool) -> int:
+    """Return the exit status of a job after its launcher has failed: the same with each launcher.
+
+    srun ends with the highest status of all ranks, also of ranks that it ended because another rank failed.
+
+    status: of the launcher. log: the job's own. is_told: whether mpirun got SIGTERM. It then ends with 1.
+    """
+    # MPI_Abort sets the status of both launchers, and may kill the rank before its end is recorded.
+    if _ABORTED.search(this_attempt(log)):
+        return status
+    return first_failed()[0] or (FROM_SHELL + signal.SIGTERM if is_told and status == 1 else status)
 
 
 def status_of_start(log: str) -> int:

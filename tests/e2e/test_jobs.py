@@ -188,6 +188,38 @@ def test_one_rank_that_fails_ends_the_job(cluster: Cluster) -> None:
     assert "pmix" not in cluster("logs", answer["job_id"]).stderr.lower()
 
 
+ENDS = """\
+import os, signal, sys, time
+from mpi4py import MPI
+def save(*_):
+    time.sleep(1.5)
+    os._exit(75)
+world, how = MPI.COMM_WORLD, sys.argv[1]
+if how != "end":
+    signal.signal(signal.SIGTERM, save)
+world.Barrier()
+print("ready", flush=True)
+if how == "fail" and world.rank == 1:
+    os._exit(3)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(("launcher", "how", "code"), [("srun", "save", 75), ("mpirun", "end", 143)])
+def test_exit_code_is_that_of_the_ranks_with_each_launcher(
+    cluster: Cluster, launcher: str, how: str, code: int
+) -> None:
+    """srun itself would end with 75 after the failure and with 137 after the signal, mpirun with 3 and 1."""
+    words = ("submit", script(cluster, "ends.py", ENDS), "--nodes", "2", "--launcher", launcher)
+    failed = cluster.json(*words, "--wait", "--", "fail", rc=4)["job_id"]
+    assert cluster.json("jobs", failed)["jobs"][0]["exit_code"] == 3
+    signalled = cluster.json(*words, "--", how)["job_id"]
+    eventually(lambda: cluster("logs", signalled).stdout.count("ready") == 2)
+    cluster.ssh(f"{cluster.name}-ctl", f"sudo scancel --batch --signal=TERM {signalled}")
+    cluster("logs", signalled, "--follow", rc=4)
+    assert cluster.json("jobs", signalled)["jobs"][0]["exit_code"] == code
+
+
 def test_a_failed_job_shows_its_log_and_slurms_reason(cluster: Cluster) -> None:
     path = script(cluster, "bad.py", "import sys\nprint('before')\nsys.exit('lp0 on fire')\n")
     ran = cluster("-o", "json", "submit", path, "--wait", rc=4)

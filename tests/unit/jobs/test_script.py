@@ -690,6 +690,26 @@ def test_ranks_of_a_cancelled_job_have_time_to_save(batch):
     assert signalled(batch, job, signal.SIGTERM, "stderr.log") == (7, "")
 
 
+SAVING = """
+while [[ $1 == -* ]]; do shift; done
+[[ $* == *task.py* ]] || exec "$@"
+trap 'exit 137' TERM
+echo ready
+until [[ -s scancel-call ]]; do sleep 0.05; done
+exit 75"""
+
+
+def test_ranks_and_not_srun_get_sigterm(batch):
+    """At SIGTERM, srun itself kills its ranks."""
+    play(batch.folder.parent / "bin" / "srun", SAVING)
+    play(batch.folder.parent / "bin" / "squeue", STEPS)
+    play(batch.folder.parent / "bin" / "scancel", 'echo "$@" >scancel-call')
+    batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node-1"}
+    job = JobSpec(name="j", script=user_script(batch.folder, "p.py", ""), nodes=2)
+    assert signalled(batch, job, signal.SIGTERM) == (75, "")
+    assert (batch.folder / "scancel-call").read_text() == "--signal=TERM 12.1\n"
+
+
 def test_a_script_goes_on_after_a_step_was_aborted(batch):
     batch.shorten("job", "ABORTED_S", 0.0)
     message = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish."

@@ -196,6 +196,54 @@ def test_ranks_that_did_not_start_are_known_by_srun(line: str, status: int) -> N
     assert restarts.status_of_start(earlier) == 0
 
 
+@pytest.mark.parametrize(
+    ("ends", "status", "is_told", "expected"),
+    [
+        # srun and mpirun, after the same end of a rank.
+        ({"0": "20.1 143 n1", "1": "20 3 n2"}, 143, False, 3),
+        ({"0": "20.1 14 n1", "1": "20 3 n2"}, 14, False, 3),
+        ({"0": "20.1 143 n1", "1": "20 137 n2"}, 14, False, 137),
+        ({"0": "20 2 n1"}, 143, False, 2),
+        # mpirun, after SIGTERM.
+        ({}, 1, True, 143),
+        ({}, 14, True, 14),
+        ({"0": "20 143 n1", "1": "20.1 143 n2"}, 1, True, 143),
+        ({"0": "20 75 n1", "1": "20.1 75 n2"}, 1, True, 75),
+        ({"0": "20 75 n1", "1": "20.1 4 n2"}, 1, True, 4),
+        # torchrun ends with 1.
+        ({"0": "20 75 n1", "1": "20.1 75 n2"}, 1, False, 75),
+        # No rank has recorded its end.
+        ({}, 137, False, 137),
+        ({}, 1, False, 1),
+    ],
+)
+def test_jobs_status_is_that_of_the_first_failed_rank(
+    folder: Path, ends: dict[str, str], status: int, is_told: bool, expected: int
+) -> None:
+    for rank, end in ends.items():
+        (folder / "rank-logs" / f"{rank}.end").write_text(end)
+    assert restarts.status_of_ranks(status, "", is_told=is_told) == expected
+    aborted = "MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\nwith errorcode 5.\n"
+    assert restarts.status_of_ranks(5, aborted, is_told=is_told) == 5
+    earlier = f"{aborted}\nclusterctl: restart 1 of this job\n"
+    assert restarts.status_of_ranks(status, earlier, is_told=is_told) == expected
+
+
+@pytest.mark.parametrize(
+    ("program", "launcher"),
+    [
+        ("srun --mpi=pmix python task.py mpirun", "srun"),
+        ("env A=1 srun python task.py", "srun"),
+        ("env SLURM_EXPORT_ENV=ALL mpirun -np 2 env -C /files python", "mpirun"),
+        ("env -C /files SLURM_SUBMIT_DIR=/files bash run.sh srun", ""),
+        ("python task.py mpirun", ""),
+        ("bash run.sh", ""),
+    ],
+)
+def test_a_launcher_is_known_by_its_place(program: str, launcher: str) -> None:
+    assert restarts.launcher_of(program.split()) == launcher
+
+
 GONE = "An MPI communication peer process has unexpectedly disconnected.\n"
 JOB = JobInfo(
     number=1, name="j", user="ada", state=JobState.FAILED, reason="", exit_code=1, nodes=("n1", "n2", "n3")
