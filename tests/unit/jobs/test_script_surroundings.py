@@ -19,7 +19,7 @@ OURS = ("python", "payload", "node", "nodes", "ranks", "slots")  # the batch scr
 # Variables that describe the job that has them.
 SET = (
     *("PYTHONUNBUFFERED", "OMP_NUM_THREADS", "SLURM_PMIX_TIMEOUT", "MASTER_ADDR", "MASTER_PORT", "RANK"),
-    *("TORCH_FR_DUMP_TEMP_FILE", "SRUN_CPUS_PER_TASK"),
+    *("TORCH_FR_DUMP_TEMP_FILE", "SRUN_CPUS_PER_TASK", "SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU"),
 )
 BASHS = ("UID", "BASHOPTS", "IFS")  # bash, which plays srun, does not let them pass
 
@@ -62,6 +62,9 @@ def sbatch(batch: Batch) -> Batch:
         ({}, {"OMP_NUM_THREADS": "3", "MINE": "a b"}, {"OMP_NUM_THREADS": "3", "MINE": "a b"}),
         ({}, {"MASTER_ADDR": "elsewhere"}, {"MASTER_ADDR": "elsewhere"}),
         ({"SLURM_CPUS_PER_TASK": "2"}, {}, {}),
+        # Slurm's, of the job that submits.
+        ({"SLURM_MEM_PER_NODE": "2048"}, {}, {}),
+        ({"SLURM_MEM_PER_CPU": "500"}, {}, {}),
         ({}, {"TORCH_FR_DUMP_TEMP_FILE": "/x"}, {"TORCH_FR_DUMP_TEMP_FILE": "/x"}),
     ],
 )
