@@ -1,4 +1,4 @@
-"""The command attach, for a Slurm cluster that other people operate."""
+"""The commands attach and detach, for a Slurm cluster that other people operate."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 from clusterctl.cli.options import Words, argument, option
 from clusterctl.cli.output import Screen
 from clusterctl.cli.phases import NoWait
+from clusterctl.cluster.detach import DetachOptions
+from clusterctl.cluster.detach import detach as remove_from_site
 from clusterctl.errors import Failure
 from clusterctl.providers import registry
 from clusterctl.spec.existing import existing_cluster
@@ -98,6 +100,37 @@ def attach(
     ]
     screen.result(answer, *lines)
     return 1 if failure else 0
+
+
+def detach(
+    screen: Screen,
+    dry_run: Annotated[bool, option("List what would be removed, and remove nothing.")] = False,
+    cancel: Annotated[bool, option("Cancel your pending and running jobs there first.")] = False,
+    discard: Annotated[bool, option("Also delete runs and files that exist only there.")] = False,
+    no_wait: NoWait = False,
+) -> None:
+    """Remove clusterctl's folder from a cluster that other people operate, and forget the cluster.
+
+    Refuses, with exit code 1, while jobs run or while runs or files exist only there.
+    """
+    workspace = screen.chosen().workspace(named=True)
+    name = workspace.root.name
+    options = DetachOptions(dry_run, cancel, discard, 0 if no_wait else WAIT_S)
+    result = remove_from_site(workspace, options, PhaseLines(screen.note, verbose=screen.verbose))
+    answer = {
+        "cluster": name,
+        "folder": result.folder,
+        "removed": not dry_run,
+        "entries": [entry.as_dict() for entry in result.entries],
+        "only_there": result.only_there.lines,
+        "cancelled": result.cancelled,
+    }
+    done = "would remove" if dry_run else "removed"
+    lines = [f"{done} {entry}" for entry in result.entries]
+    lines += [f"exists only there: {line}" for line in result.only_there.lines if dry_run]
+    if not dry_run:
+        lines.append(f"cluster {name!r} is detached; {result.folder or 'its folder'} is gone")
+    screen.result(answer, *lines)
 
 
 def _failure(attached: Attached) -> Failure | None:

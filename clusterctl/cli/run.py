@@ -73,6 +73,7 @@ VERBS: Final = {
     "schema": ("spec:schema", "Print the JSON Schema of the spec, for editors."),
     "doctor": ("plan:doctor", "Check the hosts and report problems."),
     "attach": ("attach:attach", "Use a Slurm cluster that other people operate, with your account."),
+    "detach": ("attach:detach", "Remove clusterctl's folder from an attached cluster, and forget it."),
     "plan": ("plan:plan", "Show what `up` would change, and its cost."),
     "up": ("up:up", "Create or repair the cluster."),
     "down": ("down:down", "Collect runs, remove the cluster, and verify the cleanup."),

@@ -20,8 +20,10 @@ from clusterctl.state.workspace import Workspace
 if TYPE_CHECKING:
     from clusterctl.providers.base import PendingRelease
     from clusterctl.providers.existing.attach import Attached
+    from clusterctl.providers.existing.detach import AttachedFolder
     from clusterctl.providers.local.layout import CachedImage, ClusterState
     from clusterctl.providers.node_class import KeptImage
+    from clusterctl.transport.base import Transport
     from clusterctl.util.progress import ProgressReporter, Reporter
 
 
@@ -37,6 +39,13 @@ def attach(*, reporter: Reporter, **request: Any) -> Attached:
     from clusterctl.providers.existing.attach import Request, attach  # noqa: PLC0415
 
     return attach(Request(**request), reporter)
+
+
+def attached_folder(transport: Transport, folder: str, cluster_id: str) -> AttachedFolder:
+    """Return clusterctl's folder on a cluster that other people operate."""
+    from clusterctl.providers.existing.detach import AttachedFolder  # noqa: PLC0415
+
+    return AttachedFolder(transport, folder, cluster_id)
 
 
 def record_pending(

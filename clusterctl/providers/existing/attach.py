@@ -287,6 +287,11 @@ def gpus_of(partition: SitePartition) -> Gpus | None:
     )
 
 
+def release_of(version: str) -> str:
+    """Return the release of a version: `3.11` for `3.11.2`."""
+    return ".".join(re.findall(r"\d+", version)[:2])
+
+
 def _inventory(spec: ClusterSpec, probed: Probed, placed: Placed, outcome: Proof | Unproven) -> Inventory:
     site, settings = probed.site, _settings(spec)
     if settings is None:
@@ -317,6 +322,9 @@ def _inventory(spec: ClusterSpec, probed: Probed, placed: Placed, outcome: Proof
         requirements=None if requirements is None else str(requirements),
         max_array=site.max_array,
         root=placed.folder,
+        folder=placed.folder,
+        python=release_of(outcome.nodes.version or placed.version),
+        glibc_minor=int(release_of(outcome.nodes.glibc or site.glibc).partition(".")[2] or 0),
         pmix=settings.launcher is Launcher.SRUN if isinstance(outcome, Proof) else has_pmix,
         no_accounting=site.accounting,
         is_foreign=True,

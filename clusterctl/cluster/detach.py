@@ -1,0 +1,136 @@
+"""Detach a cluster that other people operate: remove clusterctl's folder there, and the workspace here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from clusterctl.errors import SchedulerError, UsageError
+from clusterctl.providers.registry import attached_folder
+from clusterctl.runs.collect import uncollected
+from clusterctl.runs.only_copies import OnlyCopies
+from clusterctl.scheduler.base import JobInfo
+from clusterctl.scheduler.session import Session, connect_session
+from clusterctl.spec.existing import existing_cluster
+from clusterctl.state.facts import facts_of
+from clusterctl.state.inventory import applied_if_known
+from clusterctl.state.workspace import WAIT_S, Workspace
+from clusterctl.transport.master import end_all_connections
+from clusterctl.util.progress import SILENT, Clock, Reporter
+
+if TYPE_CHECKING:
+    from clusterctl.providers.existing.detach import Entry
+
+_CANCELLED_S = 120.0
+# The entry of the folder with the files that the user has put there.
+_PUT = "files"
+
+
+@dataclass(frozen=True, slots=True)
+class DetachOptions:
+    """dry_run: only list. cancel: cancel the jobs that would be lost. discard: delete what is only there."""
+
+    dry_run: bool = False
+    cancel: bool = False
+    discard: bool = False
+    wait_s: float = WAIT_S
+
+
+@dataclass(frozen=True, slots=True)
+class DetachResult:
+    """The outcome of `detach`. With ``dry_run``: what it would do.
+
+    entries: what is or was in the folder. only_there: what `detach` refuses to delete without --discard.
+    """
+
+    folder: str
+    entries: tuple[Entry, ...]
+    only_there: OnlyCopies
+    cancelled: tuple[str, ...] = ()
+
+
+def detach(workspace: Workspace, options: DetachOptions, reporter: Reporter = SILENT) -> DetachResult:
+    """Remove the folder on the cluster and the workspace. Killed and called again, it continues.
+
+    Raises:
+        OnlyCopyError: jobs run, or runs or files exist only there, and the options don't allow their loss.
+        UsageError: the cluster is not attached, or the folder's mark is not this cluster's.
+        LeftoversError: some files can't be removed. TransportError: the cluster can't be reached.
+    """
+    with workspace.lock("detach", wait_s=options.wait_s, waiting=reporter.note):
+        result = _emptied(workspace, options, reporter)
+        if not options.dry_run:
+            end_all_connections(workspace.ssh_config)
+            with suppress(OSError):
+                workspace.copies.unlink(missing_ok=True)
+            workspace.remove()
+    return result
+
+
+def _emptied(workspace: Workspace, options: DetachOptions, reporter: Reporter) -> DetachResult:
+    """Remove the folder on the cluster, or list it with ``dry_run``."""
+    spec = applied_if_known(workspace)
+    if spec is None and workspace.login.exists():
+        # A killed `attach` had not written anything on the cluster.
+        return DetachResult("", (), OnlyCopies())
+    if spec is None:
+        name = workspace.root.name
+        fix = "`clusterctl list` shows all clusters"
+        raise UsageError(f"there is no cluster {name!r}", code="unknown-cluster", fix=fix)
+    folder = existing_cluster(spec.provider).folder
+    if not workspace.inventory.exists():
+        raise UsageError(
+            "the cluster is only partly attached",
+            code="attach-unfinished",
+            where=folder,
+            fix="run `clusterctl attach` again until it succeeds, then detach the cluster",
+        )
+    with connect_session(facts_of(workspace), workspace) as session:
+        place = attached_folder(session.transport, folder, workspace.cluster_id())
+        entries = place.entries()
+        jobs = _active_jobs(session, folder)
+        cancelled = _cancel(session, folder, jobs, reporter) if options.cancel and not options.dry_run else ()
+        only_there = OnlyCopies(
+            jobs=tuple(f"job {job.whole_id} ({job.name}) is {job.state}" for job in jobs if not cancelled),
+            runs=tuple(f"the run of {entry.shown} is not collected" for entry in uncollected(workspace)),
+            unknown=tuple(f"{entry}" for entry in entries if entry.name == _PUT or not entry.what),
+        )
+        if only_there and not options.dry_run and not (options.discard and not only_there.jobs):
+            raise only_there.error(
+                f"cluster {workspace.root.name!r} was not detached: it has the only copy of jobs or files",
+                fix="`clusterctl collect` brings runs home, `clusterctl get` files; --cancel cancels jobs, "
+                "--discard deletes the rest",
+            )
+        if not options.dry_run:
+            reporter.step("remove")
+            place.remove()
+    return DetachResult(folder, entries, only_there, cancelled)
+
+
+def _active_jobs(session: Session, folder: str) -> tuple[JobInfo, ...]:
+    """Return the user's pending and running jobs that clusterctl has submitted, also from other machines."""
+    return tuple(
+        job
+        for job in session.scheduler.own_jobs()
+        if not job.ended and (job.token or (job.work_dir or "").startswith(f"{folder}/"))
+    )
+
+
+def _cancel(session: Session, folder: str, jobs: Sequence[JobInfo], reporter: Reporter) -> tuple[str, ...]:
+    """Cancel jobs, and wait until they have ended, so that they no longer write to the folder."""
+    ids = tuple(dict.fromkeys(job.whole_id for job in jobs))
+    if not ids:
+        return ()
+    reporter.note(f"cancelling {', '.join(ids)}")
+    session.scheduler.cancel(ids)
+    for _ in Clock().polls(_CANCELLED_S, first_s=1.0):
+        if not _active_jobs(session, folder):
+            return ids
+    raise SchedulerError(
+        f"these jobs have not ended yet: {', '.join(ids)}",
+        code="jobs-not-ended",
+        why=f"they were cancelled {_CANCELLED_S:g} s ago",
+        fix="run the same command again",
+    )
