@@ -36,7 +36,8 @@ else
     for pip in "$new"/wheels/pip-*.whl; do set -- "$new/bin/python" "$pip/pip"; done
 fi
 export PIP_CONFIG_FILE=/dev/null PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
-"$@" install --quiet --no-index --no-deps --no-compile \
+# pip runs other programs to describe the host to an index, and these may write to a home folder.
+HOME="$PWD/$new/wheels" "$@" install --quiet --no-index --no-deps --no-compile \
     --no-cache-dir --require-hashes --find-links "$new/wheels" --requirement "$new/requirements.lock"
 rm -rf -- "$new/wheels"
 sync -f -- "$new"

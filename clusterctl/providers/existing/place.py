@@ -31,8 +31,7 @@ _OLDEST_GLIBC: Final = 28
 # Disk space and number of files of an environment with its wheels.
 _SPACE: Final = 150 << 20
 _FILES: Final = 4000
-# Positions in a line of `df -P`, and of `quota -wp` and `lfs quota -q`.
-_DF_FREE: Final = 3
+# Position in a line of `quota -wp` and `lfs quota -q`.
 _GRACE_FILES: Final = 8
 _ENVIRONMENTS: Final = "environments"
 _STORE: Final = "store"
@@ -112,7 +111,7 @@ def platform_of(version: str, glibc: str, arch: str) -> NodePlatform:
 
 
 @dataclass(frozen=True, slots=True)
-class _Room:
+class Room:
     """What a disk or a quota leaves free: bytes and number of files. None: unlimited, or not known."""
 
     where: str
@@ -153,7 +152,7 @@ def place(
     answer, cluster_id = _claim(transport, folder, cluster_id)
     at, built = answer["folder"][0], False
     if lock.key not in answer["environments"][0].split():
-        _reject_little_room(transport.host, at, _rooms(answer))
+        _reject_little_room(transport.host, at, rooms_of(answer))
         report(f"sending {len(wheels)} wheels, {format_size(sum(wheel.stat().st_size for wheel in wheels))}")
         built = build_environment(
             transport,
@@ -209,30 +208,31 @@ def _unfit(folder: str) -> UsageError:
     )
 
 
-def _rooms(answer: Mapping[str, Sequence[str]]) -> list[_Room]:
+def rooms_of(answer: Mapping[str, Sequence[str]]) -> list[Room]:
     """Return the room of the disk, and of the user's quotas on its file system."""
-    space, files = answer["space"][0].split(), answer["files"][0].split()
-    # Some file systems do not count files, and `df` then prints `-` or 0.
-    rooms = [_Room("the disk", int(space[_DF_FREE]) << 10, _number(files[_DF_FREE]) or None)]
+    blocks, size, inodes, free_inodes = map(_number, answer["disk"][0].split())
+    # Some file systems do not count files.
+    rooms = [Room("the disk", blocks * size, free_inodes if inodes else None)]
     quotas = [line.split() for line in (*answer.get("quota", ()), *answer.get("lustre", ()))]
-    rooms += [_room_of_quota(words) for words in quotas if len(words) > _GRACE_FILES and words[0] == space[0]]
+    devices = [*answer["device"], *answer["folder"]]
+    rooms += [_room_of_quota(words) for words in quotas if len(words) > _GRACE_FILES and words[0] in devices]
     return rooms
 
 
-def _room_of_quota(words: Sequence[str]) -> _Room:
+def _room_of_quota(words: Sequence[str]) -> Room:
     """Return the room in a line of `quota -wp`: file system; KiB used, quota, limit, grace; then of files."""
     _, used, soft, hard, _, used_files, soft_files, hard_files = map(_number, words[:_GRACE_FILES])
     limit, limit_files = hard or soft, hard_files or soft_files
     space = max(limit - used, 0) << 10 if limit else None
-    return _Room("the quota", space, max(limit_files - used_files, 0) if limit_files else None)
+    return Room("the quota", space, max(limit_files - used_files, 0) if limit_files else None)
 
 
 def _number(word: str) -> int:
-    """Return a number that `df` or `quota` printed. A `*` marks an exceeded quota; other texts count as 0."""
+    """Return a number that `stat` or `quota` printed. A `*` marks an exceeded quota; other texts are 0."""
     return int(word.rstrip("*")) if word.rstrip("*").isdecimal() else 0
 
 
-def _reject_little_room(host: str, folder: str, rooms: Sequence[_Room]) -> None:
+def _reject_little_room(host: str, folder: str, rooms: Sequence[Room]) -> None:
     for room in rooms:
         if room.space is not None and room.space < _SPACE:
             left, need = format_size(room.space), format_size(_SPACE)

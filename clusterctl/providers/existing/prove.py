@@ -24,7 +24,7 @@ _TIME_LIMIT: Final = 5  # minutes
 _SILENCE_S: Final = 120.0
 # Modules with an MPI library that programs of the wheel mpi4py can load.
 _MPI_MODULE: Final = re.compile(
-    r"(.*/)?(openmpi|ompi|hpcx|mpich|intel-?mpi|impi|mvapich2?|cray-mpich)(/.*)?", re.I
+    r"(.*/)?(openmpi|ompi|hpcx|mpich|intel-?mpi|impi|mvapich2?|cray-mpich)([-/].*)?", re.I
 )
 _MOST_MODULES: Final = 6
 _PROVE: Final = Path(__file__).with_name("remote_prove.sh").read_text(encoding="utf-8")

@@ -1,0 +1,224 @@
+"""The folder on a cluster that other people run: chosen, marked, filled, listed and removed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import TransferError, TransportError, UsageError
+from clusterctl.packages.wheelhouse import NodePlatform, new_wheelhouse
+from clusterctl.providers.existing.detach import AttachedFolder
+from clusterctl.providers.existing.place import Placed, choose_python, place, platform_of, rooms_of
+from clusterctl.providers.existing.site import Site
+from clusterctl.util.assets import job_lock
+from tests.support.disks import small_disk
+from tests.support.here import LocalTransport
+from tests.support.messages import refused
+from tests.support.wheels import a_wheel
+
+VERSION = ".".join(map(str, sys.version_info[:3]))
+SITE = Site("24.11.5", "campus", "ada", "/bin/bash", "/home/ada", "/opt/slurm/bin", glibc="2.36")
+SITE = replace(SITE, pythons={"/usr/bin/python3": "3.9.2", sys.executable: VERSION})
+Place = Callable[..., Placed]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "home").mkdir()
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def call(home: Path) -> Place:
+    """Call ``place`` with a wheel of a package `first` in place of the packages of all jobs."""
+    node = NodePlatform(f"{sys.version_info[0]}.{sys.version_info[1]}", 36)
+    with new_wheelhouse(job_lock(), node) as folder:
+        a_wheel(folder, "first", "1.0")
+
+    def place_here(folder: str = "~/ours", cluster_id: str = "a1b2", **more: object) -> Placed:
+        transport = more.pop("transport", LocalTransport())
+        return place(transport, SITE, folder, cluster_id, **more)  # type: ignore[arg-type]
+
+    return place_here
+
+
+def test_place_builds_once_and_keeps_the_mark(call: Place, home: Path) -> None:
+    placed = call(modules=("openmpi/4.1.4",))
+    assert (placed.folder, placed.cluster_id, placed.built) == (str(home / "ours"), "a1b2", True)
+    assert (placed.python, placed.version) == (sys.executable, VERSION)
+    python = home / "ours/env/bin/python"
+    script = "import first, pip, sys; print(first.version, sys.prefix)"
+    shown = subprocess.run([python, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert shown.split() == ["1.0", str(home / "ours/env")]
+    again = call(cluster_id="c3d4")
+    assert (again.cluster_id, again.built) == ("a1b2", False)
+    assert sorted(path.name for path in home.iterdir()) == ["ours"]
+
+
+@pytest.mark.parametrize("left", ["folder", "mark"])
+def test_place_continues_after_a_kill(call: Place, home: Path, left: str) -> None:
+    (home / "ours").mkdir()
+    if left == "mark":
+        (home / "ours/.clusterctl-cluster").touch()
+    assert call().cluster_id == "a1b2"
+
+
+class Killing(LocalTransport):
+    """clusterctl is killed before the command that would complete the folder."""
+
+    def run(self, argv, **options):
+        if argv[3] == "finish":
+            raise TransportError("killed")
+        return super().run(argv, **options)
+
+
+def test_place_killed_before_its_end_needs_no_new_build(call: Place, home: Path) -> None:
+    with pytest.raises(TransportError):
+        call(transport=Killing())
+    assert not (home / "ours/env").exists()
+    assert call().built is False
+    assert (home / "ours/env/bin/python").exists()
+
+
+def test_place_rejects_a_folder_with_other_files(call: Place, home: Path) -> None:
+    (home / "ours").mkdir()
+    (home / "ours/thesis.tex").write_text("mine")
+    with refused("folder-taken", UsageError):
+        call()
+    assert [path.name for path in (home / "ours").iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize(
+    "folder", ["~", "/", "", "$SCRATCH", "~/my files", "$(touch here)/x", "~/a\nb", "~other/x", "/a/'b"]
+)
+def test_place_rejects_a_folder_that_is_a_home_or_needs_quotes(call: Place, home: Path, folder: str) -> None:
+    with refused("folder-unfit", UsageError):
+        call(folder)
+    assert list(home.iterdir()) == []
+
+
+def test_place_expands_a_variable_of_the_cluster(
+    call: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCRATCH", str(tmp_path / "scratch"))
+    assert call("$SCRATCH/a/ours").folder == str(tmp_path / "scratch/a/ours")
+    monkeypatch.delenv("SCRATCH")
+    with refused("folder-not-made", TransferError, "SCRATCH"):
+        call("$SCRATCH/ours")
+
+
+def test_place_rejects_a_disk_with_little_room(call: Place) -> None:
+    with small_disk(100) as disk, refused("no-room", TransferError):
+        call(f"{disk.path}/ours")
+
+
+DISK = {"disk": ["125000 4096 100000 90000"], "device": ["nas:/home"], "folder": ["/home/ada/ours"]}
+# `quota -wp` of quota-tools 4.06, and `lfs quota -q` of Lustre 2.15 in one line.
+QUOTA = [
+    "Disk quotas for user ada (uid 3001): ",
+    "     Filesystem  blocks   quota   limit   grace   files   quota   limit   grace",
+    "   nas:/home  240000*  200000  260000   6days     4100       0    5000       0",
+    "   nas:/other  10  20  30   0     1       2    3       0",
+]
+LUSTRE = ["/home/ada/ours 300 0 1000 - 7 0 20 - "]
+ROOM = (125000 * 4096, 90000)
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({}, [ROOM]),
+        ({"quota": QUOTA}, [ROOM, (20000 << 10, 900)]),
+        ({"quota": ["   nas:/home  1  0  0   0     1       0    0       0"]}, [ROOM, (None, None)]),
+        ({"lustre": LUSTRE}, [ROOM, (700 << 10, 13)]),
+        ({"disk": ["125000 4096 0 0"]}, [(ROOM[0], None)]),
+    ],
+    ids=["disk", "quota", "unlimited", "lustre", "uncounted-files"],
+)
+def test_rooms_of_disk_and_quota(more: dict[str, list[str]], expected: list[tuple[int | None, ...]]) -> None:
+    assert [(room.space, room.files) for room in rooms_of(DISK | more)] == expected
+
+
+def test_choose_python_takes_the_first_that_jobs_can_use() -> None:
+    pythons = {"/usr/bin/python3": "3.9.2", "/usr/bin/python3.15": "3.15.0", "/opt/bin/python3": "3.12.1"}
+    assert choose_python(pythons) == "/opt/bin/python3"
+    assert choose_python(pythons | {"/new/python3": "3.13.0"}, "/new/python3") == "/new/python3"
+    for python in ("/usr/bin/python3", "/missing/python3"):
+        with refused("no-python", UsageError, python):
+            choose_python(pythons, python)
+    with refused("no-python", UsageError, "/usr/bin/python3 (3.9.2)"):
+        choose_python({"/usr/bin/python3": "3.9.2"})
+
+
+def test_platform_of_rejects_what_has_no_wheels() -> None:
+    assert platform_of("3.11.2", "2.36", "x86_64") == NodePlatform("3.11", 36)
+    with refused("platform-unfit", UsageError, "aarch64"):
+        platform_of("3.11.2", "2.36", "aarch64")
+    with refused("platform-unfit", UsageError, "2.17"):
+        platform_of("3.11.2", "2.17", "x86_64")
+
+
+def test_job_profile_loads_modules_and_keeps_path(call: Place, home: Path) -> None:
+    call(modules=("openmpi/4.1.4", "no such"))
+    script = f"""
+        module() {{ echo "module $*"; [[ $2 != no* ]]; }}
+        export XDG_RUNTIME_DIR=/run/user/1
+        set -eu
+        . {home}/ours/job-profile.sh
+        echo "${{XDG_RUNTIME_DIR-unset}} $PATH"
+    """
+    env = {"PATH": os.environ["PATH"]}
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, env=env)
+    path = f"{os.environ['PATH']}:/opt/slurm/bin"
+    assert done.stdout.splitlines() == ["module load openmpi/4.1.4", "module load no such", f"unset {path}"]
+    assert "no such" in done.stderr
+
+
+def attached(home: Path, cluster_id: str = "a1b2") -> AttachedFolder:
+    return AttachedFolder(LocalTransport(), str(home / "ours"), cluster_id)
+
+
+def test_remove_takes_the_folder_and_nothing_else(call: Place, home: Path) -> None:
+    call()
+    (home / "ours/files").mkdir()
+    (home / "ours/files/data").write_bytes(bytes(5000))
+    (home / "ours/own notes").write_text("x")
+    (home / "beside").write_text("x")
+    entries = {entry.name: entry for entry in attached(home).entries()}
+    assert {*entries} == {"env", "environments", "store", "files", "own notes"}
+    assert (entries["files"].files, entries["files"].what != "", entries["own notes"].what) == (1, True, "")
+    assert {entry.name for entry in attached(home).remove()} == {*entries}
+    assert [path.name for path in home.iterdir()] == ["beside"]
+    assert attached(home).remove() == ()
+
+
+@pytest.mark.parametrize("mark", ["c3d4\n", None])
+def test_remove_leaves_a_folder_without_our_mark(home: Path, mark: str | None) -> None:
+    (home / "ours").mkdir()
+    (home / "ours/thesis.tex").write_text("mine")
+    if mark is not None:
+        (home / "ours/.clusterctl-cluster").write_text(mark)
+    with refused("folder-not-ours", UsageError):
+        attached(home).remove()
+    assert (home / "ours/thesis.tex").read_text() == "mine"
+
+
+def test_remove_continues_after_a_kill(call: Place, home: Path) -> None:
+    """The mark goes last, so what a killed removal leaves still has it."""
+    call()
+    script = 'rm() { command rm "$@"; case $* in *environments*) kill -9 $$;; esac; }\n'
+    from clusterctl.providers.existing import detach  # noqa: PLC0415
+
+    argv = ["sh", "-c", script + detach._DETACH, "detach", str(home / "ours"), "a1b2"]
+    LocalTransport().run(argv, check=False)
+    assert (home / "ours/.clusterctl-cluster").read_text() == "a1b2\n"
+    attached(home).remove()
+    assert list(home.iterdir()) == []

@@ -1,0 +1,120 @@
+"""What is read from the proof's job, as it answered on two Slurm clusters; what the nodes can make of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.packages.wheelhouse import NodePlatform
+from clusterctl.providers.existing.place import Placed
+from clusterctl.providers.existing.prove import Proof, Unproven, proof_script, read_facts
+from clusterctl.providers.existing.site import Site
+
+CAPTURES = Path(__file__).parent / "captures"
+SITE = Site("24.11.5", "campus", "ada", "/bin/bash", "/home/ada", "/opt/slurm/bin")
+PLACED = Placed(
+    "/home/ada/ours", "a1b2", "/usr/bin/python3", "3.11.2", NodePlatform("3.11", 36), 1.0, built=True
+)
+
+
+def captured(name: str) -> list[str]:
+    return (CAPTURES / f"proof-{name}.txt").read_text().splitlines()
+
+
+def test_proof_by_pmix() -> None:
+    proof = read_facts(captured("22.05-pmix"))
+    assert isinstance(proof, Proof)
+    assert (proof.launcher, proof.modules) == ("pmix", ("openmpi/4.1.4",))
+    assert proof.judged["hosts"] == list(proof.nodes.names) == ["fx1-c1", "fx1-c2"]
+    nodes = proof.nodes
+    assert (nodes.version, nodes.glibc, nodes.arch, nodes.internet) == ("3.11.2", "2.36", "x86_64", False)
+    assert nodes.pythons == {"/usr/bin/python3": "3.11.2", "/usr/bin/python3.11": "3.11.2"}
+    assert [(trial.modules, trial.launcher) for trial in proof.trials] == [
+        ("", ""),
+        ("openmpi/4.1.4", "pmix"),
+    ]
+
+
+def test_srun_with_separate_worlds_is_no_proof() -> None:
+    """On this cluster srun ends with status 0, after two programs of one rank each."""
+    proof = read_facts(captured("24.11-mpirun"))
+    assert isinstance(proof, Proof)
+    assert proof.launcher == "mpirun"
+    failed = [trial for trial in proof.trials if trial.failure]
+    assert [trial.launcher for trial in failed] == ["", "default", "pmi2"]
+    unproven = read_facts(captured("24.11-no-mpi"))
+    assert isinstance(unproven, Unproven)
+    assert (unproven.code, unproven.why) == ("mpi", unproven.trials[-1].failure)
+    assert [trial.launcher for trial in unproven.trials] == ["", "default", "pmi2"]
+
+
+def test_refused_and_pending_jobs_have_slurms_words() -> None:
+    refused, pending = (read_facts(captured(name)) for name in ("24.11-refused", "22.05-pending"))
+    assert isinstance(refused, Unproven)
+    assert isinstance(pending, Unproven)
+    assert refused.code == "refused"
+    assert "AssocGrpSubmitJobsLimit" in refused.why
+    assert (pending.code, pending.why, pending.expected_start) == ("pending", "PartitionNodeLimit", "N/A")
+
+
+def changed(old: str, new: str) -> list[str]:
+    return [
+        line.replace(old, new) for line in captured("22.05-pmix") if not line.startswith(("works", "fails"))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "code"),
+    [
+        ([*changed("fx1-c2\tseen\tyes", "fx1-c2\tother\t"), "lost\tfx1-c2\tno such file"], "not-shared"),
+        (changed("version\t3.11.2", "version\tbad interpreter"), "python"),
+        (changed("fx1-c2\tversion\t3.11.2", "fx1-c2\tversion\t3.11.9"), "python"),
+        ([], "ended"),
+        (["output\tslurmstepd: error: no space"], "ended"),
+        (changed("", ""), "ended"),
+    ],
+    ids=["not-shared", "no-python", "two-pythons", "nothing", "output", "no-trial"],
+)
+def test_unproven_says_what_is_wrong(lines: list[str], code: str) -> None:
+    unproven = read_facts(lines)
+    assert isinstance(unproven, Unproven)
+    assert unproven.code == code
+
+
+def test_pythons_of_nodes_are_those_that_all_have() -> None:
+    lines = changed("fx1-c2\tpython\t/usr/bin/python3 3.11.2", "fx1-c2\tpython\t/usr/bin/python3 3.9.1")
+    assert dict(read_facts(lines).nodes.pythons) == {"/usr/bin/python3.11": "3.11.2"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "works\tm\tpmix\tsoon\t{}",
+        "works\tm\tpmix\t1\t[]",
+        'works\tm\trsh\t1\t{"ok": true}',
+        "works",
+        "node\tx",
+        "\t",
+        "hosts",
+    ],
+)
+def test_a_bad_line_spoils_only_itself(line: str) -> None:
+    good = captured("22.05-pmix")
+    assert read_facts([*good[:-2], line, *good[-2:]]) == read_facts(good)
+
+
+@pytest.mark.parametrize(
+    ("types", "modules", "asked", "launchers", "variants"),
+    [
+        ((), (), (), "pmix default pmi2 mpirun", "'' openmpi/4.1 mpi/mpich-x86_64"),
+        (("none", "pmi2", "cray_shasta"), (), (), "default pmi2 mpirun", "'' openmpi/4.1 mpi/mpich-x86_64"),
+        (("pmix", "pmix_v4"), (), ("gcc/12", "impi/2021"), "pmix default mpirun", "'gcc/12 impi/2021'"),
+    ],
+)
+def test_trials_are_those_that_the_site_has(types, modules, asked, launchers, variants) -> None:
+    names = ("openmpi/4.1", "python/3.11", "mpi/mpich-x86_64", "libopenmpi/1")
+    site = Site("", "", "", "", "", "", mpi_types=types, modules=names)
+    lines = proof_script(site, PLACED, asked).decode().splitlines()
+    assert f"launchers=({launchers})" in lines
+    assert f"variants=({variants})" in lines
