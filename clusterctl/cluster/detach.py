@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from clusterctl.errors import SchedulerError, UsageError
 from clusterctl.providers.registry import attached_folder
 from clusterctl.runs.collect import uncollected
-from clusterctl.runs.only_copies import OnlyCopies
+from clusterctl.runs.only_copies import OnlyCopies, Search
 from clusterctl.scheduler.base import JobInfo
 from clusterctl.scheduler.session import Session, connect_session
 from clusterctl.spec.existing import existing_cluster
 from clusterctl.state.facts import facts_of
-from clusterctl.state.inventory import applied_if_known
+from clusterctl.state.inventory import applied_if_known, inventory_of
 from clusterctl.state.workspace import WAIT_S, Workspace
 from clusterctl.transport.master import end_all_connections
 from clusterctl.util.progress import SILENT, Clock, Reporter
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from clusterctl.providers.existing.detach import Entry
 
 _CANCELLED_S = 120.0
-# The entry of the folder with the files that the user has put there.
-_PUT = "files"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +90,14 @@ def _emptied(workspace: Workspace, options: DetachOptions, reporter: Reporter) -
         entries = place.entries()
         jobs = _active_jobs(session, folder)
         cancelled = _cancel(session, folder, jobs, reporter) if options.cancel and not options.dry_run else ()
+        # Files that were sent from here, or fetched, also exist here.
+        search = Search(inventory_of(workspace), workspace, lambda _: session.transport, (), shared=True)
+        found, runs = search.find(), uncollected(workspace)
         only_there = OnlyCopies(
             jobs=tuple(f"job {job.whole_id} ({job.name}) is {job.state}" for job in jobs if not cancelled),
-            runs=tuple(f"the run of {entry.shown} is not collected" for entry in uncollected(workspace)),
-            unknown=tuple(f"{entry}" for entry in entries if entry.name == _PUT or not entry.what),
+            runs=tuple(f"the run of {entry.shown} is not collected" for entry in runs),
+            files=tuple(copy for copy in found.files if copy.job_id not in {run.job_id for run in runs}),
+            unknown=found.unknown,
         )
         if only_there and not options.dry_run and not (options.discard and not only_there.jobs):
             raise only_there.error(

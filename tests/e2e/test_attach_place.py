@@ -1,0 +1,40 @@
+"""Clusterctl's folder on a Slurm cluster that other people run: all is in it, and detach takes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.foreign.site import Site
+from tests.support.foreign.user import user_of
+from tests.support.messages import codes
+
+NAME = "placed"
+
+
+def test_all_is_in_the_folder_until_detach(national: Site, tmp_path: Path) -> None:
+    (tmp_path / "finn").mkdir()
+    user = user_of(national, "finn", tmp_path / "finn")
+    # fish creates files of its own at its first login.
+    national.ssh("finn", "true")
+    before = national.listing("finn")
+    verb = user.clusterctl
+    folder = verb("attach", "national", "--name", NAME, "--folder", "~/ours", "-o", "json").json["folder"]
+    (user.folder / "data.txt").write_text("from home\n")
+    (user.folder / "read.sh").write_text(f"#!/bin/bash\ncat {folder}/files/data.txt | tee result.txt\n")
+    cluster = ("--cluster", NAME)
+    assert verb("put", "data.txt", *cluster, "-o", "json").json["folder"] == f"{folder}/files"
+    job = verb("submit", "read.sh", *cluster, "--wait", "-o", "json").json["jobs"][0]["job_id"]
+    new = {line.rpartition(" ")[2] for line in national.listing("finn") if line not in before}
+    assert {path for path in new if path not in {".", "./ours"} and not path.startswith("./ours/")} == set()
+
+    assert "only-copy" in codes(verb("detach", *cluster, "-o", "json", rc=1))
+    verb("collect", job, *cluster)
+    national.ssh("finn", f"echo made there >{folder}/files/notes.txt")
+    refusal = verb("detach", *cluster, "-o", "json", rc=1).json["failures"]
+    assert [failure["code"] for failure in refusal] == ["only-copy"]
+    assert "notes.txt" in refusal[0]["cause"]
+    verb("get", f"{folder}/files/notes.txt", *cluster)
+    listed = verb("detach", *cluster, "--dry-run", "-o", "json").json
+    assert {"env", "environments", "store", "jobs", "files"} == {entry["name"] for entry in listed["entries"]}
+    verb("detach", *cluster)
+    assert national.listing("finn") == before
