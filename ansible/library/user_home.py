@@ -29,9 +29,8 @@ description:
     folder of the account is kept.
 options:
   name:
-    description: The account.
+    description: The account. Required without C(homes).
     type: str
-    required: true
   home:
     description: Home of the account. Default is the home in the password database.
     type: path
@@ -44,6 +43,22 @@ options:
     description: Options of the authorized keys.
     type: str
     default: ""
+  key_mark:
+    description:
+      - End of the lines in C(.ssh/authorized_keys) that only this module manages. Such lines are written as
+        they are in C(authorized_keys), and removed if they are missing there.
+    type: str
+    default: ""
+  homes:
+    description:
+      - Folder with a folder for each account, by name. Lines of C(key_mark) are removed from the keys of all
+        these accounts, except those in C(current).
+    type: path
+  current:
+    description: Accounts that keep these lines.
+    type: list
+    elements: str
+    default: []
   key_pair:
     description: Name of a key pair in C(.ssh), created unless it exists.
     type: str
@@ -111,14 +126,20 @@ class Home:
             self._module.set_default_selinux_context(place, False)
         return place
 
-    def authorize(self, keys: list[str], options: str) -> None:
-        """Add keys, with these key options, to .ssh/authorized_keys."""
+    def authorize(self, keys: list[str], options: str, mark: str) -> None:
+        """Add keys with these options to .ssh/authorized_keys. Remove other lines that end in ``mark``."""
+        old_text = _read(f"{self._path}/.ssh/authorized_keys", follow=True) or b""
+        if not keys and mark.encode() not in old_text:
+            return
         place = f"{self.folder('.ssh')}/authorized_keys"
         text = _read(place, follow=True)
         lines = (text or b"").decode(errors="surrogateescape").splitlines()
-        new_lines = list(lines)
+        new_lines = [line for line in lines if line in keys or not (mark and line.endswith(mark))]
         for key in keys:
-            _add_key(new_lines, key.strip(), options)
+            if mark and key.endswith(mark):
+                new_lines += [] if key in new_lines else [key]
+            else:
+                _add_key(new_lines, key.strip(), options)
         if new_lines != lines or text is None or not self._is_own(place, 0o600):
             self._write(place, "".join(f"{line}\n" for line in new_lines), 0o600, kept=text is not None)
 
@@ -215,8 +236,8 @@ def converge(module: AnsibleModule, account: pwd.struct_passwd) -> dict[str, Any
         if name:
             home.adopt(name)
     with acting_as(account.pw_uid, account.pw_gid):
-        if params["authorized_keys"]:
-            home.authorize(params["authorized_keys"], params["key_options"])
+        if params["authorized_keys"] or params["key_mark"]:
+            home.authorize(params["authorized_keys"], params["key_options"], params["key_mark"])
         if params["folder"]:
             home.folder(params["folder"])
         if params["link"]:
@@ -233,13 +254,33 @@ def converge(module: AnsibleModule, account: pwd.struct_passwd) -> dict[str, Any
     return {"changed": home.changed, **answer}
 
 
+def remove_former_keys(module: AnsibleModule) -> bool:
+    """Remove the lines that end in ``key_mark`` from the keys of accounts that are not current."""
+    params, changed = module.params, False
+    names = os.listdir(params["homes"]) if os.path.isdir(params["homes"]) else []  # noqa: PTH112, PTH208
+    for name in sorted({*names} - {*params["current"]}):
+        try:
+            account = pwd.getpwnam(name)
+        except KeyError:
+            # A home on kept storage may lack its account.
+            continue
+        home = Home(module, account, account.pw_dir)
+        with acting_as(account.pw_uid, account.pw_gid):
+            home.authorize([], "", params["key_mark"])
+        changed |= home.changed
+    return changed
+
+
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "name": {"type": "str", "required": True},
+            "name": {"type": "str"},
             "home": {"type": "path"},
             "authorized_keys": {"type": "list", "elements": "str", "default": [], "no_log": False},
             "key_options": {"type": "str", "default": "", "no_log": False},
+            "key_mark": {"type": "str", "default": "", "no_log": False},
+            "homes": {"type": "path"},
+            "current": {"type": "list", "elements": "str", "default": []},
             "key_pair": {"type": "str", "no_log": False},
             "key_comment": {"type": "str", "default": "", "no_log": False},
             "folder": {"type": "str"},
@@ -247,22 +288,22 @@ def main() -> None:
             "target": {"type": "path"},
         },
         required_together=[("link", "target")],
+        required_one_of=[("name", "homes")],
+        mutually_exclusive=[("name", "homes")],
         supports_check_mode=True,
     )
-    name = module.params["name"]
+    name, account = module.params["name"], None
     try:
-        account = pwd.getpwnam(name)
+        account = pwd.getpwnam(name) if name else None
     except KeyError:
         if module.check_mode:
             # An earlier task would create the account.
             module.exit_json(changed=True, public_key="")
         module.fail_json(msg=f"the account {name} does not exist")
     try:
-        answer = converge(module, account)
+        answer = converge(module, account) if account else {"changed": remove_former_keys(module)}
     except OSError as exc:
-        module.fail_json(
-            msg=f"{exc.filename}: {exc.strerror}; check that the account {name} can write to its home"
-        )
+        module.fail_json(msg=f"{exc.filename}: {exc.strerror}; check that the account can write to its home")
     module.exit_json(**answer)
 
 

@@ -35,7 +35,14 @@ from clusterctl.cluster.hardware import (
     with_recorded_memory,
     without_missing_cgroups,
 )
-from clusterctl.cluster.node_class import can_renew, expected_marks, node_files, renew, shared_inputs
+from clusterctl.cluster.node_class import (
+    can_renew,
+    expected_marks,
+    marks_of_classed,
+    node_files,
+    renew,
+    shared_inputs,
+)
 from clusterctl.cluster.phases import Drift, Outcome
 from clusterctl.configure import ansible, events, inventory_file
 from clusterctl.errors import Notice
@@ -244,7 +251,7 @@ def _change_hosts(
     expected: dict[str, Checksums] = {
         host: {**reports[host].checksums, **expected_marks(files[host])} for host in work.renewed
     }
-    expected |= {host: expected_marks(files[host]) for host in work.classed}
+    expected |= marks_of_classed(cluster.spec, inventory, {host: files[host] for host in work.classed})
     if expected:
         compute = [host.name for host in inventory.compute if host.name in work.classed]
         # These nodes booted before the controller was ready, and newer slurmd retries only after 10 s.

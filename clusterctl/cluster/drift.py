@@ -98,6 +98,7 @@ _NAMES = {
     "package": "the package {}",
     "user": "the account {}",
     "key": "the cluster's key of user {}",
+    "keys": "the list of the spec's keys of user {}",
     "home": "the home of user {}",
     "accounting": "the accounting",
 }

@@ -21,7 +21,7 @@ import jinja2
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.configure import inventory_file
 from clusterctl.hosts.probe import Checksums, HostReport, ProbeRequest
-from clusterctl.hosts.roles import can_share_configuration, probe_requests, system_accounts
+from clusterctl.hosts.roles import can_share_configuration, key_marks, probe_requests, system_accounts
 from clusterctl.providers.node_class import NodeFile, NodeFiles
 from clusterctl.scheduler.slurm_conf import takes_nodes_by_reconfigure
 from clusterctl.spec.models import ClusterSpec
@@ -147,6 +147,15 @@ def _value(text: str, variables: Mapping[str, Any]) -> Any:
 def expected_marks(files: Mapping[str, NodeFile]) -> Checksums:
     """Return the checksums that a probe finds on a host that has ``files`` (path -> file)."""
     return {_key(path, file): file.mark for path, file in files.items()}
+
+
+def marks_of_classed(spec: ClusterSpec, inventory: Inventory, files: NodeFiles) -> dict[str, Checksums]:
+    """Return host -> the checksums that a probe finds on a new host that needs no Ansible.
+
+    The controller needs Ansible unless the homes have exactly the spec's keys of people.
+    """
+    keys = {inventory.controller.name: key_marks(spec)}
+    return {host: {**expected_marks(own), **keys.get(host, {})} for host, own in files.items()}
 
 
 def _key(path: str, file: NodeFile) -> str:

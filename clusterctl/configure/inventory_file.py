@@ -106,6 +106,7 @@ def class_variables(
         "users_homes_node_local": False,
         # Home folders are on the shared folder.
         "users_makes_homes": False,
+        "users_key_mark": "",
         "users_accounts": [{"name": u.name, "uid": u.uid, "ssh_authorized_keys": []} for u in spec.users],
         "openmpi_network": "",
         "openmpi_fabric": spec.provider.user_owned,
@@ -247,7 +248,11 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         "shared_storage_cluster_id": inventory.cluster_id,
         **_shared_folder(inventory),
         "users_home_root": f"{inventory.shared}/home",
-        "users_accounts": [{"name": u.name, "uid": u.uid, "ssh_authorized_keys": [key]} for u in spec.users],
+        "users_key_mark": spec.key_mark,
+        "users_accounts": [
+            {"name": u.name, "uid": u.uid, "ssh_authorized_keys": [key, *map(_literal, spec.key_lines(u))]}
+            for u in spec.users
+        ],
         **(_slurm(spec, inventory, workspace) if "slurmctld" in runs else {}),
         **(_mpi_ssh(inventory) if "mpi_ssh" in runs else {}),
         "health_config_src": _literal(str(workspace.rendered / HEALTH_FILE)),

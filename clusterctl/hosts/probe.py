@@ -50,13 +50,12 @@ Checksums = Mapping[str, str]
 class ProbeRequest:
     """The items that a probe reports about a host. The key of an item's checksum is its kind and name.
 
-    openmpi: names of files in the folder of Open MPI's parameters, which the host finds out.
+    openmpi: names of files beside Open MPI's parameters. key_end: end of the spec's lines in authorized_keys.
     blocks: file -> first and last line of a block. alone: files that must be the only *.conf in their folder.
     rivals: file -> pattern that no line of a later file in the folder may match. numbers: account -> uid.
     far_homes: homes that only the controller checks. units: unit -> files that the unit reads at its start.
     accounting: arguments of `sacctmgr show`. host: facts for a host that is to join (``host_facts_request``).
-    node: report the hardware and checksums of a booted node. sized: the hardware is known already, so that
-    nodes without GPUs report no hardware.
+    node: report hardware and checksums. sized: nodes without GPUs report no hardware, as it is known already.
     """
 
     files: tuple[str, ...] = ()
@@ -71,6 +70,7 @@ class ProbeRequest:
     homes: Mapping[str, str] = field(default_factory=dict)
     far_homes: Mapping[str, str] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
+    key_end: str = ""
     units: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     packages: tuple[str, ...] = ()
     accounting: tuple[tuple[str, ...], ...] = ()

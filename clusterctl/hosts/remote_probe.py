@@ -398,18 +398,16 @@ def has_home(user: str, home: str) -> bool:
         return True
 
 
-def key_mark(user: str, home: str, key: str) -> str:
-    """Return `there` if authorized_keys in ``home`` or in the account's actual home folder has the key."""
-    try:
-        account = pwd.getpwnam(user)
-    except KeyError:
-        return MISSING
-    kind_and_key = " ".join(key.split()[:2])
+def key_marks(user: str, home: str, key: str, end: str) -> Dict[str, str]:
+    """Return the marks of authorized_keys in ``home`` and in the account's actual home folder."""
+    account = pwd.getpwnam(user)
     # As the account, because its jobs may write anything to the file.
     with acting_as(account):
         texts = [read(f"{folder}/.ssh/authorized_keys") for folder in {home, account.pw_dir} - {""}]
-    lines = (line for text in texts for line in text.splitlines())
-    return "there" if any(line.startswith(kind_and_key) for line in lines) else MISSING
+    lines = sorted(line for text in texts for line in text.splitlines())
+    has_key = any(line.startswith(" ".join(key.split()[:2])) for line in lines)
+    listed = digest("\n".join(line for line in lines if line.endswith(end)).encode())
+    return {"key " + user: "there" if has_key else MISSING, "keys " + user: listed}
 
 
 def accounting_mark(queries: List[List[str]]) -> str:
@@ -430,8 +428,9 @@ def checksums(request: Dict[str, Any], openmpi: str) -> Dict[str, str]:
     marks.update({"user " + name: user_mark(name) for name in request["users"]})
     marks.update({"home " + name: home_mark(name, home) for name, home in request["homes"].items()})
     far = {name for name, home in request["far_homes"].items() if has_home(name, home)}
-    keys = {name: key for name, key in request["keys"].items() if name not in far}
-    marks.update({"key " + n: key_mark(n, request["homes"].get(n, ""), key) for n, key in keys.items()})
+    far |= {name for name in request["users"] if marks["user " + name] == MISSING}
+    for name, key in ((name, key) for name, key in request["keys"].items() if name not in far):
+        marks.update(key_marks(name, request["homes"].get(name, ""), key, request["key_end"]))
     marks.update({"unit " + name: mark for name, mark in unit_marks(request["units"]).items()})
     marks.update({"package " + name: mark for name, mark in package_marks(request["packages"]).items()})
     if request["accounting"]:

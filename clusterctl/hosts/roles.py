@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from hashlib import sha256
 from operator import attrgetter
 from typing import Any, Final
 
@@ -154,6 +155,12 @@ def probe_requests(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
     return requests
 
 
+def key_marks(spec: ClusterSpec) -> dict[str, str]:
+    """Return the checksums that a probe finds on the controller if people's keys are those of the spec."""
+    lines = {user.name: "\n".join(sorted(spec.key_lines(user))) for user in spec.users}
+    return {f"keys {name}": sha256(text.encode()).hexdigest()[:16] for name, text in lines.items()}
+
+
 def _probe_request(
     host: Host,
     spec: ClusterSpec,
@@ -185,6 +192,7 @@ def _probe_request(
         homes=homes if has_homes else {},
         far_homes={} if has_homes else homes,
         keys=dict.fromkeys(users, values["public_key"]),
+        key_end=spec.key_mark,
         units={unit: tuple(files) for entry in drift for unit, files in entry.get("units", {}).items()},
         packages=role_packages(spec, host.roles, inventory.distribution),
         accounting=tuple(tuple(words) for entry in drift for words in entry.get("accounting", ())),

@@ -269,7 +269,8 @@ def _located(path: Path, info: ValidationInfo) -> Path:
     return folder_of(info) / path
 
 
-def _expanded(text: str, info: ValidationInfo) -> str:
+def expanded(text: str, info: ValidationInfo) -> str:
+    """Return the path of a file that a spec names relative to its own folder, or to `~`."""
     if not text.strip():
         raise BadValueError("file-name-missing", "the file name is empty")
     return str(folder_of(info) / os.path.expanduser(text))  # noqa: PTH111 - it never raises
@@ -281,7 +282,7 @@ FileName = Annotated[
 
 # A text instead of a Path, because it is written into an ssh_config.
 KeyFile = Annotated[
-    str, AfterValidator(_expanded), WithJsonSchema({"type": "string", "examples": ["~/.ssh/id_ed25519"]})
+    str, AfterValidator(expanded), WithJsonSchema({"type": "string", "examples": ["~/.ssh/id_ed25519"]})
 ]
 
 _SIZE_TEXT = PlainSerializer(format_size, return_type=str)

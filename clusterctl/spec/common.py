@@ -32,7 +32,7 @@ from clusterctl.spec.base import (
     at_least,
     spelled,
 )
-from clusterctl.spec.hosts import HostRange, OnpremHost, Switch, expand
+from clusterctl.spec.hosts import HostRange, OnpremHost, PublicKey, Switch, expand
 from clusterctl.spec.names import ADMIN_USER, DATA, MAX_ARRAY_SIZE, MAX_COUNT, PROOF_PARTITION
 from clusterctl.spec.software import Software
 from clusterctl.spec.units import format_size, shown
@@ -187,6 +187,11 @@ class User(Model):
     accounts: tuple[UserAccount, ...] = Field(
         ("default",), min_length=1, description="Slurm accounts; the first is the default"
     )
+    ssh_keys: tuple[PublicKey, ...] = Field(
+        (),
+        description="SSH public keys that may log in as this account, each as text or as the name of a file, "
+        "relative to this file or to ~",
+    )
 
 
 class Qos(Model):
@@ -337,6 +342,15 @@ class Cluster(Model):
     def job_user(self) -> User:
         """The account that jobs run as. Needs a spec from ``resolve_spec``, which fills in ``users``."""
         return self.users[0]
+
+    @property
+    def key_mark(self) -> str:
+        """The end of each line that the Ansible role `users` manages in a person's authorized_keys."""
+        return f" managed by clusterctl for {self.name}"
+
+    def key_lines(self, user: User) -> tuple[str, ...]:
+        """Return the lines of authorized_keys for the keys that the spec lists for a user."""
+        return tuple(f"{key}{self.key_mark}" for key in user.ssh_keys)
 
     @property
     def has_slurm(self) -> bool:

@@ -1,4 +1,4 @@
-"""Hosts in a spec: ranges of host names, SSH access to the user's own machines, and switches."""
+"""Hosts in a spec: ranges of host names, SSH access and public keys, and switches."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from ipaddress import ip_address
 from itertools import product
+from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, ValidationInfo, WithJsonSchema
 
 from clusterctl.errors import BadValueError
-from clusterctl.spec.base import PATTERNS, KeyFile, Model
+from clusterctl.spec.base import PATTERNS, KeyFile, Model, expanded
 from clusterctl.spec.units import shown
 
 # The maximum number of names in a range.
@@ -83,8 +84,6 @@ class Switch(Model):
     switches: HostRange | None = Field(None, description="the switches below it, such as leaf[1-4]")
 
 
-# Type of a public key -> number of fields in the key. Default: 3.
-_KEY_FIELDS: Final = {"ssh-ed25519": 2}
 _HERE: Final = ("localhost", "localhost.localdomain")
 
 
@@ -102,20 +101,12 @@ def _are_addresses(text: str) -> str:
     return text
 
 
-def _is_whole_key(text: str) -> str:
-    """Return a public key unchanged. Reject a key that is truncated, as the lengths of its fields show."""
-    kind, _, encoded = text.partition(" ")
-    with suppress(ValueError):
-        rest, fields = b64decode(encoded, validate=True), []
-        while rest:
-            length = int.from_bytes(rest[:4], "big")
-            fields.append(rest[4 : 4 + length])
-            if len(rest) < 4 + length:
-                break
-            rest = rest[4 + length :]
-        if fields and not rest and fields[0] == kind.encode() and len(fields) == _KEY_FIELDS.get(kind, 3):
-            return text
-    raise BadValueError("not-a-host-key", f"{shown(text)} is not a complete key: copy it from `ssh-keyscan`")
+def _is_host_key(text: str) -> str:
+    if not key_fields(*text.split(" ", 1)):
+        raise BadValueError(
+            "not-a-host-key", f"{shown(text)} is not a complete key: copy it from `ssh-keyscan`"
+        )
+    return text
 
 
 HostName = Annotated[str, PATTERNS["host_name"]]
@@ -123,7 +114,7 @@ Address = Annotated[str, PATTERNS["address"]]
 Login = Annotated[str, PATTERNS["login"]]
 Port = Annotated[int, Field(ge=1, le=65535, strict=True)]
 Jump = Annotated[str, PATTERNS["jump"]]
-HostKey = Annotated[str, PATTERNS["host_key"], AfterValidator(_is_whole_key)]
+HostKey = Annotated[str, PATTERNS["host_key"], AfterValidator(_is_host_key)]
 
 
 class Access(Model):
@@ -171,3 +162,157 @@ def is_this_machine(address: str) -> bool:
         return False
     ip = getattr(ip, "ipv4_mapped", None) or ip
     return ip.is_loopback or ip.is_unspecified
+
+
+# Kind of key that sshd accepts -> length in bytes of each field after the kind; 0: any length.
+_LENGTHS: Final = {
+    "ssh-ed25519": (32,),
+    "ssh-rsa": (0, 0),
+    "ecdsa-sha2-nistp256": (8, 65),
+    "ecdsa-sha2-nistp384": (8, 97),
+    "ecdsa-sha2-nistp521": (8, 133),
+    "sk-ssh-ed25519@openssh.com": (32, 0),
+    "sk-ecdsa-sha2-nistp256@openssh.com": (8, 65, 0),
+}
+# sshd on Rocky Linux refuses shorter RSA keys.
+_LEAST_RSA_BITS: Final = 2048
+_MOST_BYTES: Final = 64 << 10
+_MAKE: Final = "make a key with `ssh-keygen -t ed25519`"
+_PRIVATE: Final = re.compile("PRIVATE KEY|PuTTY-User-Key-File")
+
+# The format of a line is that of authorized_keys in sshd(8). A backslash escapes only a quotation mark.
+_VALUE: Final = r'"(?:[^"\\]|\\"|\\(?!"))*"'
+_LINE: Final = re.compile(
+    rf'(?:(?P<options>(?:{_VALUE}|[^\s"])+)\s+)?(?P<kind>{"|".join(map(re.escape, _LENGTHS))})\s+'
+    r"(?P<key>\S+)(?:\s+(?P<comment>.*))?"
+)
+_WORD: Final = re.compile(rf'(?:{_VALUE}|[^,"])+')
+_HOST_PORT: Final = r"([^:/\[\]]+|\[[^\]]+\]):([1-9][0-9]{0,4}|\*)"
+# Option that sshd accepts -> pattern of its value; None: the option has no value.
+_RIGHTS: Final = (
+    "agent-forwarding port-forwarding x11-forwarding pty user-rc touch-required verify-required".split()
+)
+_OPTIONS: Final = {
+    "restrict": None,
+    **dict.fromkeys(f"{no}{right}" for right in _RIGHTS for no in ("", "no-")),
+    "command": ".*",
+    "environment": r"[A-Za-z0-9_]+=.*",
+    "expiry-time": r"[0-9]{8}([0-9]{4}([0-9]{2})?)?Z?",
+    "from": ".+",
+    "permitlisten": rf"{_HOST_PORT}|[1-9][0-9]{{0,4}}",
+    "permitopen": _HOST_PORT,
+    "tunnel": "[0-9]{1,9}|any",
+}
+
+
+def key_fields(kind: str, encoded: str) -> tuple[bytes, ...]:
+    """Return the fields of a public key after its kind; () if the key is incomplete or of another kind."""
+    fields = []
+    with suppress(ValueError):
+        rest = b64decode(encoded, validate=True)
+        while rest:
+            end = 4 + int.from_bytes(rest[:4], "big")
+            if end > len(rest):
+                return ()
+            fields.append(rest[4:end])
+            rest = rest[end:]
+    lengths = (len(kind), *_LENGTHS[kind])
+    fits = len(fields) == len(lengths) and fields[0] == kind.encode()
+    fits = fits and all(length in (0, len(field)) for field, length in zip(fields, lengths, strict=True))
+    return tuple(fields[1:]) if fits else ()
+
+
+def public_part(line: str) -> str:
+    """Return the kind and the key of a line of authorized_keys, without options and comment."""
+    match = _LINE.fullmatch(line)
+    return f"{match['kind']} {match['key']}" if match else line
+
+
+def _read_key(text: str, info: ValidationInfo) -> str:
+    """Return a person's public key as a line of authorized_keys. ``text``: the key, or its file."""
+    if _PRIVATE.search(text):
+        raise _private_key("this")
+    words = text.split()
+    if "ssh-dss" in words or not _LENGTHS.keys().isdisjoint(words):
+        return _checked(text.strip().replace("\t", " "), shown(text))
+    file = Path(expanded(text.strip(), info))
+    lines = [line.strip().replace("\t", " ") for line in _content(file, text).splitlines()]
+    keys = [line for line in lines if line and not line.startswith("#")]
+    if len(keys) != 1:
+        message = f"{file} has {len(keys)} keys instead of a single key: list each key by itself"
+        raise BadValueError("key-file-unreadable", message)
+    return _checked(keys[0], str(file))
+
+
+def _content(file: Path, text: str) -> str:
+    try:
+        if not file.is_file():
+            raise OSError("there is no such file")
+        with file.open("rb") as stream:
+            content = stream.read(_MOST_BYTES).decode("utf-8-sig")
+    except (OSError, ValueError) as exc:
+        reason = (exc.strerror or str(exc)) if isinstance(exc, OSError) else "it is not text in UTF-8"
+        raise BadValueError(
+            "key-file-unreadable",
+            f"{shown(text)} is neither a public key nor a readable file ({reason}): write a key such as "
+            "`ssh-ed25519 AAAA... ada@laptop`, or the name of its file, such as keys/ada.pub",
+        ) from exc
+    if _PRIVATE.search(content):
+        raise _private_key(str(file))
+    return content
+
+
+def _private_key(place: str) -> BadValueError:
+    return BadValueError(
+        "private-key",
+        f"{place} is a private key, and only its owner may have it: use the file `.pub` beside it",
+    )
+
+
+def _checked(line: str, place: str) -> str:
+    """Return a line of authorized_keys with single spaces between its parts, if sshd accepts the line."""
+    match = _LINE.fullmatch(line)
+    fields = key_fields(match["kind"], match["key"]) if match else ()
+    if not (match and fields and line.isprintable()):
+        problem = (
+            "of the kind ssh-dss, which sshd refuses" if "ssh-dss" in line else "not a complete public key"
+        )
+        message = f"{place} is {problem}: copy the line of ~/.ssh/id_ed25519.pub, or {_MAKE}"
+        raise BadValueError("not-a-public-key", message)
+    bits = int.from_bytes(fields[-1], "big").bit_length()
+    if match["kind"] == "ssh-rsa" and bits < _LEAST_RSA_BITS:
+        message = (
+            f"{place} is an RSA key of {bits} bits, and some hosts' sshd needs {_LEAST_RSA_BITS}: {_MAKE}"
+        )
+        raise BadValueError("key-too-short", message)
+    _check_options(match["options"] or "", place)
+    parts = (match["options"], match["kind"], match["key"], " ".join((match["comment"] or "").split()))
+    return " ".join(part for part in parts if part)
+
+
+def _check_options(options: str, place: str) -> None:
+    once = set[str]()
+    for word in _WORD.findall(options):
+        name = word.partition("=")[0].lower()
+        if name in once or not _is_option(word):
+            raise BadValueError(
+                "key-option",
+                f"{place}: sshd would refuse the key because of its option {shown(word)}: remove or correct "
+                "it; sshd(8) has the options, and those for certificates can't be used here",
+            )
+        once |= {name} & {"command", "from"}
+
+
+def _is_option(word: str) -> bool:
+    name, assigned, value = word.partition("=")
+    if name.lower() not in _OPTIONS:
+        return False
+    pattern = _OPTIONS[name.lower()]
+    return re.fullmatch(f'"({pattern})"', value) is not None if pattern else not assigned
+
+
+PublicKey = Annotated[
+    str,
+    AfterValidator(_read_key),
+    WithJsonSchema({"type": "string", "examples": ["ssh-ed25519 AAAA... ada@laptop", "keys/ada.pub"]}),
+]

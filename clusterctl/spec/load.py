@@ -47,8 +47,11 @@ def read_spec(path: Path | None, *, recorded: bool = False) -> ClusterSpec:
     """
     if path is None:
         return default_spec()
-    document = Document(read_text(path, SPEC), str(path), SPEC)
-    return document.model({HERE: path.parent.absolute(), RECORDED: recorded})
+    return _model(read_text(path, SPEC), path, recorded=recorded)
+
+
+def _model(text: str, path: Path, *, recorded: bool = False) -> ClusterSpec:
+    return Document(text, str(path), SPEC).model({HERE: path.parent.absolute(), RECORDED: recorded})
 
 
 def resolve_spec(
@@ -96,7 +99,7 @@ def read_name(path: Path) -> tuple[str, SpecError | None]:
     """
     text = read_text(path, SPEC)
     try:
-        return parse_spec(text, str(path)).name, None
+        return _model(text, path).name, None
     except SpecError as exc:
         names = {*_NAME_LINE.findall(text)}
         if len(names) != 1:
@@ -190,6 +193,8 @@ def _as_user(current_user: CurrentUser, spec: ClusterSpec) -> User | None:
         return None
 
 
+# A public SSH key: its constant first characters, and those at its end, which tell it from other keys.
+_KEY: Final = re.compile(r"\b(AAAA)[A-Za-z0-9+/]{48,}([A-Za-z0-9+/]{12}=*)")
 _OF_THE_HOSTS: Final = {"version", "name", "provider"}
 _OF_A_NODE: Final = frozenset({"nodes", "cpus", "memory", "disk", "gpus"})
 
@@ -224,7 +229,10 @@ def _settings(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
 
 def _flat(key: str, value: Any, left_out: Collection[str] = ()) -> Iterator[tuple[str, str]]:
     if isinstance(value, list):
-        yield key, ", ".join(entry["name"] if isinstance(entry, Mapping) else entry for entry in value)
+        names = (
+            entry["name"] if isinstance(entry, Mapping) else _KEY.sub(r"\1...\2", entry) for entry in value
+        )
+        yield key, ", ".join(names)
         for entry in value:
             if isinstance(entry, Mapping):
                 fields = {name: part for name, part in entry.items() if name not in left_out}

@@ -28,6 +28,7 @@ from clusterctl.spec.common import OF_OWN_MACHINES, RESERVED_PARTITIONS, Cluster
 from clusterctl.spec.distributions import Distribution, SoftwareRefusal
 from clusterctl.spec.existing import ExistingSettings
 from clusterctl.spec.gcp import GcpSettings
+from clusterctl.spec.hosts import public_part
 from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.spec.software import SlurmSource
 from clusterctl.spec.units import shown
@@ -153,9 +154,11 @@ def faults(spec: ClusterSpec) -> Iterator[Fault]:
         message = f"{shown(keys[index])} is already set above"
         yield Fault("setting-twice", ("slurm", "extra", index), message, "remove one of the lines")
     for index, user in enumerate(spec.users):
-        for number, _ in repeated(user.accounts):
-            message = f"{shown(user.accounts[number])} is already in this list"
-            yield Fault("value-twice", ("users", index, "accounts", number), message, "list it once")
+        keys = [key and public_part(key) for key in user.ssh_keys]
+        for field, entries in (("accounts", user.accounts), ("ssh_keys", keys)):
+            for number, _ in repeated(entries):
+                message = f"{shown(entries[number])} is already in this list"
+                yield Fault("value-twice", ("users", index, field, number), message, "list it once")
 
 
 def _partition_name_faults(spec: ClusterSpec) -> Iterator[Fault]:

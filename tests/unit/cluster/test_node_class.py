@@ -22,13 +22,14 @@ from clusterctl.cluster.node_class import (
     can_renew,
     class_inputs,
     expected_marks,
+    marks_of_classed,
     node_files,
     shared_inputs,
 )
 from clusterctl.configure import inventory_file
 from clusterctl.configure.inventory_file import class_inventory_text, class_variables
 from clusterctl.hosts.probe import Checksums, HostReport
-from clusterctl.hosts.roles import probe_requests
+from clusterctl.hosts.roles import key_marks, probe_requests
 from clusterctl.providers.local.image import class_key
 from clusterctl.providers.node_class import NodeFiles
 from clusterctl.spec import distributions
@@ -104,6 +105,16 @@ def test_twenty_changed_inputs_make_twenty_keys(tmp_path: Path, monkeypatch: pyt
             file.write("\n# changed\n")
         keys.append(key_of())
     assert len(set(keys)) == len(keys) == 9 + len(FILES) >= 20
+
+
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAKEeQlcH+GwmzgE/RlWAKNrD2K+DSBNoCnvcOgaXFev"
+WITH_KEY = spec_of(users=[{"name": "ada", "uid": 2001, "ssh_keys": [KEY]}])
+
+
+@pytest.mark.parametrize("group", [COMPUTE, CONTROLLER])
+def test_ssh_keys_of_users_make_no_other_class(group: str) -> None:
+    """They are in the homes, which are no part of a host."""
+    assert key_of(WITH_KEY, group=group) == key_of(group=group)
 
 
 @pytest.mark.parametrize(
@@ -251,6 +262,15 @@ class Cluster:
 @pytest.fixture
 def cluster(workspace: Workspace) -> Cluster:
     return Cluster(workspace)
+
+
+def test_a_controller_with_former_keys_in_homes_needs_ansible(cluster: Cluster) -> None:
+    """The kept storage has the homes of an earlier cluster."""
+    head = INVENTORY.controller.name
+    expected = marks_of_classed(WITH_KEY, INVENTORY, cluster.hosts(INVENTORY).files)
+    assert matches(expected[head], expected[head])
+    assert not matches(expected[head], expected[head] | key_marks(spec_of()))
+    assert not [key for key in expected[ONE] if key.startswith("keys ")]
 
 
 @pytest.fixture

@@ -28,6 +28,10 @@ def local_inventory(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
+# Ansible must not take the comment for a template.
+ADAS_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAKEeQlcH+GwmzgE/RlWAKNrD2K+DSBNoCnvcOgaXFev {{ ada }}"
+
+
 @pytest.fixture
 def spec() -> ClusterSpec:
     return ClusterSpec.model_validate(
@@ -35,7 +39,9 @@ def spec() -> ClusterSpec:
             "version": 1,
             "name": "demo",
             "partitions": [{"name": "train", "nodes": 2}],
-            "users": [{"name": "ada", "uid": 10001, "accounts": ["physics", "default"]}],
+            "users": [
+                {"name": "ada", "uid": 10001, "accounts": ["physics", "default"], "ssh_keys": [ADAS_KEY]}
+            ],
             "slurm": {"qos": [{"name": "high", "priority": 5, "max_time": "90s"}, {"name": "low"}]},
         }
     )

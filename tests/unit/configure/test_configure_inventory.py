@@ -24,6 +24,7 @@ from clusterctl.state.inventory import Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import data_folder
 from tests.support.forks import ansible
+from tests.unit.configure.conftest import ADAS_KEY
 
 GCP = {"type": "gcp", "project": "my-project", "zone": "us-central1-a"}
 AT_GOOGLE = {"version": 1, "name": "demo", "provider": GCP, "partitions": [{"name": "train", "nodes": 2}]}
@@ -89,9 +90,10 @@ def test_two_clusters_share_no_connection(seen: dict[str, Any], inventory: Inven
 
 def test_users_and_their_accounts(seen: dict[str, Any]) -> None:
     variables = seen["_meta"]["hostvars"]["demo-train-1"]
-    assert variables["users_accounts"] == [
-        {"name": "ada", "uid": 10001, "ssh_authorized_keys": ["ssh-ed25519 AAAA clusterctl"]}
-    ]
+    listed = f"{ADAS_KEY} managed by clusterctl for demo"
+    keys = ["ssh-ed25519 AAAA clusterctl", {"__ansible_unsafe": listed}]
+    assert variables["users_accounts"] == [{"name": "ada", "uid": 10001, "ssh_authorized_keys": keys}]
+    assert listed.endswith(variables["users_key_mark"])
     assert variables["slurmctld_accounting_accounts"] == ["clusterctl", "default", "physics"]
     assert variables["slurmctld_accounting_users"] == [
         {"name": "ada", "accounts": ["physics", "default"]},

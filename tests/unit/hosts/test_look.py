@@ -29,7 +29,8 @@ from clusterctl.hosts.probe import (
     parse_report,
     probe_hosts,
 )
-from clusterctl.hosts.roles import required_accounts
+from clusterctl.hosts.roles import key_marks, required_accounts
+from clusterctl.spec.common import Partition, User
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.process import Result
@@ -235,6 +236,10 @@ def test_without_dpkg_rpm_says_what_is_missing(tmp_path: Path, monkeypatch: pyte
     assert remote_probe.package_marks(asked) == marks
 
 
+PUBLIC = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAKEeQlcH+GwmzgE/RlWAKNrD2K+DSBNoCnvcOgaXFev"
+OTHER = "no-pty ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIIm2Z7vS0S3Gq3Z0b0m7mB4nJrj0v0E2m2u3Zr0vXq5d"
+
+
 def test_a_key_among_the_users_own(tmp_path: Path) -> None:
     (tmp_path / ".ssh").mkdir()
     keys = tmp_path / ".ssh/authorized_keys"
@@ -242,6 +247,20 @@ def test_a_key_among_the_users_own(tmp_path: Path) -> None:
     assert looked(asked)["checksums"]["key root"] == "missing"
     keys.write_text("ssh-rsa BBBB mine\nssh-ed25519 AAAA renamed\n")
     assert looked(asked)["checksums"]["key root"] == "there"
+
+
+def test_the_keys_of_the_spec_among_the_users_own(tmp_path: Path) -> None:
+    """Only they count, in any order."""
+    account = pwd.getpwnam("root")
+    user = User(name="ada", uid=2001, ssh_keys=(PUBLIC, OTHER))
+    spec = ClusterSpec(version=1, name="demo", partitions=(Partition(name="train", nodes=1),), users=(user,))
+    (tmp_path / ".ssh").mkdir()
+    keys = tmp_path / ".ssh/authorized_keys"
+    asked = ProbeRequest(homes={account.pw_name: str(tmp_path)}, keys={"root": "-"}, key_end=spec.key_mark)
+    keys.write_text("\n".join(["ssh-rsa BBBB mine", *reversed(spec.key_lines(user))]))
+    assert looked(asked)["checksums"]["keys root"] == key_marks(spec)["keys ada"]
+    keys.write_text("\n".join([PUBLIC, *spec.key_lines(user)[1:]]))
+    assert looked(asked)["checksums"]["keys root"] != key_marks(spec)["keys ada"]
 
 
 @pytest.mark.parametrize("made", ["pipe", "zeros", "too large"])

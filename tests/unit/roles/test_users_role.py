@@ -21,6 +21,9 @@ from tests.support.plays import load_module, run_tasks
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJm9W7vS0S3Gq3Z0b0m7mB4nJrj0v0E2m2u3Zr0vXq5d clusterctl"
 OTHER = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHmk0n7vS0S3Gq3Z0b0m7mB4nJrj0v0E2m2u3Zr0vXq5e mine"
+MARK = " managed by clusterctl for demo"
+LISTED = "restrict,pty ssh-rsa AAAAB3NzaC1yc2EAAAADAQABAAAB {{ name }}" + MARK
+FORMER = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHmk0n7vS0S3Gq3Z0b0m7mB4nJrj0v0E2m2u3Zr0vXq5f" + MARK
 Converge = Callable[..., dict[str, Any]]
 
 
@@ -88,7 +91,7 @@ def converge(
     paths = [*ansible.module_utils.__path__, str(data_folder("ansible") / "module_utils")]
     monkeypatch.setattr(ansible.module_utils, "__path__", paths)
     library = load_module("user_home")
-    options = "home authorized_keys key_options key_pair key_comment folder link target".split()
+    options = "home authorized_keys key_options key_mark key_pair key_comment folder link target".split()
 
     def act(**params: Any) -> dict[str, Any]:
         asked = {**dict.fromkeys(options, ""), **params}
@@ -172,6 +175,41 @@ def test_other_keys_and_a_linked_folder_of_ones_own_stay(
     assert Path(ada.pw_dir, ".ssh").is_symlink() == linked
 
 
+def test_only_the_lines_with_the_mark_are_those_of_the_spec(
+    converge: Converge, ada: pwd.struct_passwd
+) -> None:
+    own = [OTHER, LISTED.removesuffix(MARK)]
+    text = "\n".join([FORMER, *own])
+    as_user(ada, f"mkdir .ssh; cat >.ssh/authorized_keys <<'END'\n{text}\nEND")
+    converge(authorized_keys=[KEY, LISTED], key_mark=MARK)
+    assert converged(ada) == [*own, KEY, LISTED]
+    converge(authorized_keys=[KEY], key_mark=MARK)
+    assert converged(ada) == [*own, KEY]
+
+
+def test_a_former_key_is_removed_if_there_is_no_other(converge: Converge, ada: pwd.struct_passwd) -> None:
+    as_user(ada, f"mkdir .ssh; echo '{FORMER}' >.ssh/authorized_keys")
+    converge(key_mark=MARK)
+    assert converged(ada) == []
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_someone_who_left_the_spec_keeps_only_keys_of_their_own(
+    tmp_path: Path, ada: pwd.struct_passwd, root: Path, is_elsewhere: bool
+) -> None:
+    """The folder of homes has a folder without an account, as kept storage may."""
+    homes = root / "shared" if is_elsewhere else Path(ada.pw_dir).parent
+    for name in (ada.pw_name, "nobody-has-this-name"):
+        (homes / name).mkdir(parents=True, exist_ok=True)
+    as_user(ada, f"mkdir .ssh; printf '{OTHER}\n{FORMER}\n' >.ssh/authorized_keys")
+    variables = {"users_home_root": str(homes), "users_accounts": [], "clusterctl_keeps": True}
+    for changed in ("changed=1", "changed=0"):
+        done = run_tasks(tmp_path, "users", "configure", leads=True, users_key_mark=MARK, **variables)
+        assert done.returncode == 0, done.stdout
+        assert changed in done.stdout
+    assert converged(ada) == [OTHER]
+
+
 def test_what_root_made_in_a_home_becomes_the_accounts(converge: Converge, ada: pwd.struct_passwd) -> None:
     folder = Path(ada.pw_dir, ".ssh")
     folder.mkdir()
@@ -192,6 +230,8 @@ def test_the_shared_part_of_a_home_that_lies_elsewhere(
     configure(tmp_path, ada, shared)
     assert owned(etc) == (0o755, 0)
     assert owned(home / "clusterctl") == (0o700, ada.pw_uid)
+    # Hosts that did not have the account have their home there.
+    assert (home / ".ssh/authorized_keys").read_text() == f"{KEY}\n"
     assert Path(ada.pw_dir, "clusterctl").readlink() == home / "clusterctl"
     assert Path(ada.pw_dir, "clusterctl.aside-clusterctl/mine").exists()
 
