@@ -27,6 +27,8 @@ CAROL = "groupadd -g 2222 carol; useradd -m -u 2222 -g 2222 -s /bin/bash carol"
 HER_KEYS = (
     "install -D -m 644 -o carol -g carol /dev/null ~carol/.ssh/authorized_keys"  # other modes than ours
 )
+CAROLS_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAKEeQlcH+GwmzgE/RlWAKNrD2K+DSBNoCnvcOgaXFev"
+OTHER_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIIm2Z7vS0S3Gq3Z0b0m7mB4nJrj0v0E2m2u3Zr0vXq5d"
 CODEREADY = "rhui-codeready-builder-for-rhel-9-x86_64-rhui"
 # RHEL's image at Google: tests/unit/packages/facts/el.toml has the names of its repositories.
 AS_RHEL = rf"""
@@ -118,7 +120,7 @@ def test_debian_without_a_scheduler(
 ) -> None:
     with lab("debian", 3, internet=True, shared="/shared") as machines:
         unconfirmed = {host.name: {"address": host.address} for host in machines.hosts}
-        users = [{"name": "carol", "uid": 2222}]
+        users = [{"name": "carol", "uid": 2222, "ssh_keys": [CAROLS_KEY]}]
         text = machines.spec(cluster_name, scheduler="none", users=users, provider={"hosts": unconfirmed})
         for name in ("node1", "node3"):  # with a home there; node2 gets one on the shared folder
             machines.host(name).inside.sh(CAROL)
@@ -126,6 +128,11 @@ def test_debian_without_a_scheduler(
         with raised(machines, cluster_name, text, clusterctl.home, tmp_path) as cluster:
             runs_jobs_without_a_scheduler(cluster)
             changes_nothing(cluster)
+            count = f"grep -c '{CAROLS_KEY}' ~carol/.ssh/authorized_keys || true"
+            assert [host.inside.sh(count).strip() for host in machines.hosts] == ["1", "1", "1"]
+            cluster.spec.write_text(cluster.spec.read_text().replace(CAROLS_KEY[-30:], OTHER_KEY[-30:]))
+            cluster("up")
+            assert [host.inside.sh(count).strip() for host in machines.hosts] == ["0", "0", "0"]
             machines.host("node3").inside.sh("rm ~carol/.ssh/authorized_keys")
             assert "the cluster's key of user carol was missing" in json.dumps(cluster.json("up")["repaired"])
             lets_a_machine_in_that_was_installed_anew(cluster, machines)

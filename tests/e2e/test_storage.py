@@ -1,6 +1,6 @@
 """Storage that a local cluster keeps outlives a `down` that was killed, and the next `up` takes it up.
 
-Nothing secret passes from one cluster to another that is made of the same layer.
+Its users log in with keys of their own. Nothing secret passes to another cluster of the same layer.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,35 @@ OF_LAYER = (
 )
 
 
+def key_pair(folder: Path, name: str) -> Path:
+    """Make a person's key pair, and return the private key. The public key is in NAME.pub."""
+    argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"{name}@laptop", "-f", folder / name]
+    subprocess.run(argv, check=True)
+    return folder / name
+
+
+def as_person(cluster: Cluster, user: str, key: Path, command: str = "true") -> str:
+    """Run a command on the controller with plain ssh and only this key. "refused": sshd accepts no key."""
+    config = (cluster.workspace / "ssh_config").read_text()
+    own = cluster.runner.cwd / "person_ssh_config"
+    own.write_text(config.replace(str(cluster.workspace / "id_ed25519"), str(key)))
+    argv = ["ssh", "-F", own, "-o", "ControlPath=none", "-o", "BatchMode=yes", "-l", user]
+    done = subprocess.run(
+        [*argv, f"{cluster.name}-ctl", command], capture_output=True, text=True, timeout=120, check=False
+    )
+    if done.returncode == 255 and "Permission denied (publickey" in done.stderr:
+        return "refused"
+    assert done.returncode == 0, done
+    return done.stdout.strip()
+
+
+def planned(cluster: Cluster) -> set[tuple[str, str]]:
+    """Kind and name of the changes that `up` would make; `plan --check` tells whether there are any."""
+    changes = cluster("-o", "json", "plan", "--check", rc=None)
+    assert changes.rc == (3 if changes.json["changes"] else 0)
+    return {(change["kind"], change["name"]) for change in changes.json["changes"]}
+
+
 def own_of(cluster: Cluster, host: str) -> dict[str, str]:
     """File -> the hash of what must be in no other cluster."""
     script = shlex.quote(SECRETS if host.endswith("-ctl") else SECRETS.partition("mariadb")[0])
@@ -62,18 +92,18 @@ def kept(clusterctl: Clusterctl, cluster_name: str) -> Iterator[Cluster]:
     clusterctl("storage", "remove", "--yes", "--discard", cluster_name, rc=None)
 
 
-def as_class(up: dict[str, Any]) -> bool:
-    """Whether Ansible had nothing to do on the hosts."""
-    notes = {phase["phase"]: phase["note"] for phase in up["phases"]}
-    return bool(notes["converge"] == "2 hosts already up to date")
+def as_class(up: dict[str, Any]) -> int:
+    """Return the number of hosts on which Ansible had nothing to do."""
+    (note,) = (phase["note"] for phase in up["phases"] if phase["phase"] == "converge")
+    return int(note.split(" hosts already")[0].split()[-1])
 
 
 def test_clusters_from_one_layer_share_no_secret(kept: Cluster, tmp_path: Path) -> None:
     """Of one name and one kind, in two homes; and there is none in what they were made from."""
     text = kept.spec.read_text().replace(KEEP, "")
     with raised(kept.name, text, tmp_path / "home", tmp_path) as there:
-        assert as_class(kept.raised)
-        assert as_class(there.raised)
+        assert as_class(kept.raised) == 2
+        assert as_class(there.raised) == 2
         for host in (f"{kept.name}-ctl", f"{kept.name}-train-1"):
             mine, theirs = own_of(kept, host), own_of(there, host)
             assert len(mine) == 6
@@ -87,6 +117,52 @@ def test_clusters_from_one_layer_share_no_secret(kept: Cluster, tmp_path: Path) 
     assert (layer / "var/lib/mysql/slurm_acct_db").is_dir()
     files = [path for path in layer.rglob("*") if path.is_file() and path.stat().st_size]
     assert not [path for path in files if any(path.match(pattern) for pattern in OF_LAYER)]
+
+
+def test_keys_in_the_spec_come_and_go_and_a_persons_own_stay(kept: Cluster) -> None:
+    folder, text, ctl = kept.runner.cwd, kept.spec.read_text(), f"{kept.name}-ctl"
+    keys = {name: key_pair(folder, name) for name in ("ada", "bob", "own", "late")}
+    of_bob = f'["restrict,pty {(folder / "bob.pub").read_text().strip()}"]'
+    kept.spec.write_text(
+        text.replace("12001}", "12001, ssh_keys: [ada.pub]}").replace(
+            "12002}", f"12002, ssh_keys: {of_bob}}}"
+        )
+    )
+    assert planned(kept) == {("setting", "users.ada.ssh_keys"), ("setting", "users.bob.ssh_keys")}
+    # Only the controller, which has the homes, is configured.
+    assert as_class(kept.json("up")) == 1
+    assert planned(kept) == set()
+    assert as_person(kept, "ada", keys["ada"], "id -un") == "ada"
+    assert as_person(kept, "bob", keys["ada"]) == "refused"
+    job = as_person(kept, "bob", keys["bob"], "sbatch --parsable --wait -o /dev/null --wrap hostname")
+    assert kept.sacct(job, "User,State,NodeList") == f"bob|COMPLETED|{kept.name}-train-1"
+
+    submit = "sbatch --parsable -o /dev/null --wrap 'sleep 600'"
+    sleeper = as_person(kept, "bob", keys["bob"], submit)
+    own = (folder / "own.pub").read_text().strip()
+    listed = as_person(
+        kept, "ada", keys["ada"], f"echo '{own}' >>.ssh/authorized_keys; cat .ssh/authorized_keys"
+    )
+    as_person(kept, "bob", keys["bob"], f"echo '{own}' >>.ssh/authorized_keys")
+    kept.spec.write_text(text.replace("  - {name: bob, uid: 12002}\n", ""))
+    assert planned(kept) >= {("setting", "users.ada.ssh_keys"), ("setting", "users")}
+    kept("up")
+    assert [as_person(kept, user, keys[user]) for user in ("ada", "bob")] == ["refused", "refused"]
+    assert [as_person(kept, user, keys["own"], "id -un") for user in ("ada", "bob")] == ["ada", "bob"]
+    assert planned(kept) == set()
+    kept.job_in("RUNNING", sleeper)
+    for command in ("sudo scancel --user bob", "sudo rm /shared/home/bob/.ssh/authorized_keys"):
+        kept("ssh", "--admin", "--", command)
+    assert kept.sacct(sleeper, "State").startswith("CANCELLED")
+    assert as_person(kept, "bob", keys["own"]) == "refused"
+
+    # Someone restores an old copy of the file.
+    as_person(kept, "ada", keys["own"], f"echo '{listed}' >.ssh/authorized_keys")
+    assert planned(kept) == {("drift", ctl)}
+    kept.spec.write_text(text.replace("12001}", "12001, ssh_keys: [ada.pub]}"))
+    kept("up")
+    assert [as_person(kept, "ada", keys[name], "id -un") for name in ("ada", "own")] == ["ada", "ada"]
+    assert as_person(kept, "bob", keys["bob"]) == "refused"
 
 
 def test_a_down_that_was_killed_is_finished_by_the_next(kept: Cluster) -> None:
@@ -116,7 +192,10 @@ def test_the_next_up_takes_up_the_storage_that_was_kept(kept: Cluster) -> None:
     assert refused["code"] == "storage-users-differ"
     assert re.findall("ada|[0-9]+", refused["cause"])[-3:] == ["ada", "12003", "12001"]
     assert not (kept.workspace / "id").exists()
+    kept.spec.write_text(kept.spec.read_text().replace("ada.pub", "late.pub"))
     assert any(storage["what"] in note for note in kept.json("up")["notes"])
+    assert as_person(kept, "ada", kept.runner.cwd / "late", "id -un") == "ada"
+    assert as_person(kept, "ada", kept.runner.cwd / "ada") == "refused"
     assert kept.json("list")["storage"] == []
     found = kept("ssh", "--admin", f"{kept.name}-ctl", OWNERS).stdout.splitlines()
     of_ada, of_bob = ["ada/datasets/set.txt 12001", "ada/out/weights 12001"], ["bob 12002", "bob/notes 12002"]
