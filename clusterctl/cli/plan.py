@@ -16,10 +16,11 @@ from clusterctl.cluster.phases import provider_of
 from clusterctl.cluster.plan import Plan, preview
 from clusterctl.cluster.verify import examine_cluster
 from clusterctl.cluster.verify import find_obstacles as check_ahead
-from clusterctl.errors import ClusterctlError, Notice, NotUpError, UsageError, excluded
+from clusterctl.errors import ClusterctlError, Failure, Notice, NotUpError, UsageError, excluded
 from clusterctl.hosts.checks import DoctorReport, findings_as_failures
 from clusterctl.hosts.probe import GpuFacts
 from clusterctl.providers.base import HostChange, HostPlan, Prompts, Provider
+from clusterctl.providers.registry import examine_site
 from clusterctl.scheduler.slurm_parse import fold_nodes
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import shown_memory
@@ -211,10 +212,13 @@ def doctor(
 
     Checks SSH access, sudo, operating system, clock, names, disks, ports, firewall, locks, accounts and
     GPUs. Changes nothing. On-prem hosts can be checked before the first `up`. Exits 1 if a host cannot be
-    part of the cluster. --bundle writes the findings, the cluster's logs and the hosts' output to one archive
+    part of the cluster. On a cluster that other people run, it shows what works there and how that is known.
+    --bundle writes the findings, the cluster's logs and the hosts' output to one archive
     without secrets, even if some hosts do not answer.
     """
     spec = spec_of_existing(screen.chosen())
+    if spec.provider.foreign and not bundle:
+        return _show_site(screen, spec)
     provider = _provider(spec, ask_become_pass=ask_become_pass)
     if bundle:
         return _write_bundle(screen, spec, provider, hosts or ())
@@ -282,6 +286,25 @@ def _report_or_preflight(
         return _examine_hosts(screen, spec, provider, hosts)
     except NotUpError:
         return check_ahead(spec, Workspace.of(spec.name), provider)
+
+
+def _show_site(screen: Screen, spec: ClusterSpec) -> int:
+    """Show the facts about a cluster that other people operate. Return the exit code."""
+    with screen.working("asking the login node"):
+        facts = examine_site(spec, Workspace.of(spec.name))
+    problems = [fact for fact in facts if fact.is_problem]
+    failures = [Failure("site-problem", f"{fact.fact}: {fact.value}", phase="examine") for fact in problems]
+    rows = [[fact.fact, "error" if fact.is_problem else "ok", fact.value, fact.learned] for fact in facts]
+    screen.result(
+        {
+            "ok": not problems,
+            "failures": [asdict(failure) for failure in failures],
+            "cluster": spec.name,
+            "facts": [asdict(fact) for fact in facts],
+        },
+        *screen.table(["FACT", "STATE", "VALUE", "LEARNED BY"], rows),
+    )
+    return 1 if problems else 0
 
 
 def _examine_hosts(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from clusterctl.providers.base import PendingRelease
     from clusterctl.providers.existing.attach import Attached
     from clusterctl.providers.existing.detach import AttachedFolder
+    from clusterctl.providers.existing.doctor import Fact
     from clusterctl.providers.local.layout import CachedImage, ClusterState
     from clusterctl.providers.node_class import KeptImage
     from clusterctl.transport.base import Transport
@@ -39,6 +40,13 @@ def attach(*, reporter: Reporter, **request: Any) -> Attached:
     from clusterctl.providers.existing.attach import Request, attach  # noqa: PLC0415
 
     return attach(Request(**request), reporter)
+
+
+def examine_site(spec: ClusterSpec, workspace: Workspace) -> tuple[Fact, ...]:
+    """Return what works on a cluster that other people operate, and how it is known."""
+    from clusterctl.providers.existing.doctor import examine_site  # noqa: PLC0415
+
+    return examine_site(spec, workspace)
 
 
 def attached_folder(transport: Transport, folder: str, cluster_id: str) -> AttachedFolder:

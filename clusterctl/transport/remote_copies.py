@@ -295,8 +295,9 @@ def report_files(walk: Walk, tops: Iterator[Top]) -> None:
     for top in tops:
         for path, status in walk.files(top):
             parts = path.split(b"/")
-            of_job = JOBS.count(b"/") + 1 - top.above.count(b"/")
-            key = top.path, b"/".join(parts[: of_job if (top.above + path).startswith(JOBS) else 1])
+            # A job's folder, and otherwise what is directly in a home.
+            depth = 2 if top.above else 3 if path.startswith(JOBS) else 1
+            key = top.path, b"/".join(parts[:depth])
             size, on_disk = status.st_size, status.st_blocks * BLOCK
             groups.setdefault(key, Group()).add(1, size, on_disk, status.st_mtime_ns, [status.st_uid])
             if len(groups) > 2 * MOST_TOLD:

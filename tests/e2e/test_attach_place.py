@@ -19,6 +19,9 @@ def test_all_is_in_the_folder_until_detach(national: Site, tmp_path: Path) -> No
     before = national.listing("finn")
     verb = user.clusterctl
     folder = verb("attach", "national", "--name", NAME, "--folder", "~/ours", "-o", "json").json["folder"]
+    facts = {fact["fact"]: fact for fact in verb("doctor", "--cluster", NAME, "-o", "json").json["facts"]}
+    assert {"Slurm", "account", "partition main", "MPI", "Python", "folder env"} <= {*facts}
+    assert all(fact["learned"] and not fact["is_problem"] for fact in facts.values())
     (user.folder / "data.txt").write_text("from home\n")
     (user.folder / "read.sh").write_text(f"#!/bin/bash\ncat {folder}/files/data.txt | tee result.txt\n")
     cluster = ("--cluster", NAME)
