@@ -46,9 +46,9 @@ def recorded_jobs(transport: Transport, ledger: Ledger, numbers: Collection[str]
     )
 
 
-def with_comments(ledger: Ledger, jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]:
+def with_comments(ledger: Ledger | None, jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]:
     """Return jobs from an accounting that may not keep comments with the comments of their submissions."""
-    if all(job.comment for job in jobs):
+    if ledger is None or all(job.comment for job in jobs):
         return tuple(jobs)
     tokens = {entry.remote_dir: entry.token for entry in ledger.entries() if entry.remote_dir}
     return tuple(

@@ -186,10 +186,7 @@ class SlurmClient(Jobs):
         return _sorted(found_jobs)
 
     def _ended(self, ids: Sequence[str], queued: Sequence[JobInfo]) -> Sequence[JobInfo]:
-        """Return jobs that the queue lacks from the accounting or, without it, from their own records.
-
-        queued: the other jobs that were asked for.
-        """
+        """Return jobs that are not ``queued`` from the accounting or, without it, from their own records."""
         try:
             return self._accounted("--jobs=" + ",".join(ids))
         except AccountingAwayError as exc:
@@ -381,8 +378,10 @@ class SlurmClient(Jobs):
         reason = self.no_accounting
         try:
             if not reason:
-                jobs = self._query(slurm_parse.SACCT, *options)
-                return jobs if self.ledger is None else with_comments(self.ledger, jobs)
+                # Without an answer, jobs may have records of their own.
+                patience_s = None if self.ledger is None else _ACCOUNTING_S
+                jobs = self._query(slurm_parse.SACCT, *options, patience_s=patience_s)
+                return with_comments(self.ledger, jobs)
         except SlurmAwayError:
             raise
         except SlurmError as exc:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -307,6 +308,66 @@ def test_a_job_that_renames_itself_hides_no_other(cluster: Cluster) -> None:
     cluster("status")
     (accounted,) = json.loads((cluster.run_of(job) / "sacct.json").read_text())["jobs"]
     assert accounted["name"] == name + "?"
+
+
+@pytest.fixture
+def no_accounting(cluster: Cluster) -> Iterator[None]:
+    """slurmdbd is stopped, and Slurm's queue forgets a job two seconds after its end."""
+    controller, conf = f"{cluster.name}-ctl", "/etc/slurm/slurm.conf"
+    cluster.ssh(controller, f"echo MinJobAge=2 | sudo tee -a {conf} && sudo scontrol reconfigure")
+    cluster.ssh(controller, "sudo systemctl stop slurmdbd")
+    yield
+    cluster.ssh(controller, "sudo systemctl start slurmdbd")
+    cluster.ssh(controller, f"sudo sed -i '$d' {conf} && sudo scontrol reconfigure")
+    eventually(lambda: not cluster.json("status")["accounting_failure"])
+
+
+def test_final_states_without_accounting(cluster: Cluster, no_accounting: None) -> None:
+    """They come from the jobs' own records, also of arrays, cancelled jobs, and after a node was down."""
+    endless = "trap '' TERM; touch ready; while :; do sleep 1; done\n"
+    bodies = {
+        "good": "true\n",
+        "bad": "exit 3\n",
+        "killed": "kill -9 $PPID\n",
+        "endless": endless,
+        "tasks": "exit $SLURM_ARRAY_TASK_ID\n",
+        "late": "#!/bin/bash\n#SBATCH --begin=now+1hour\ntrue\n",
+    }
+    jobs = {
+        name: cluster.json("submit", script(cluster, f"{name}.sh", body), *flags)["job_id"]
+        for name, body in bodies.items()
+        for flags in [["--array", "0-1"] if name == "tasks" else []]
+    }
+    restarted = cluster.json("submit", script(cluster, "again.sh", "touch ran; sleep 5\n"))["job_id"]
+    states = lambda job: [one["state"] for one in cluster.json("jobs", job)["jobs"]]  # noqa: E731
+    eventually(lambda: states(jobs["endless"]) == states(restarted) == ["RUNNING"])
+    (node,) = cluster.json("jobs", restarted)["jobs"][0]["nodes"]
+    ended = cluster.json("jobs", jobs["endless"])["jobs"][0]
+    folder = ended["work_dir"]
+    eventually(lambda: cluster.ssh(f"{cluster.name}-ctl", f"ls {folder}/files", user=cluster.user, rc=None))
+    cluster("cancel", jobs["endless"], jobs["late"])
+    eventually(lambda: states(jobs["endless"]) != ["RUNNING"])
+    cluster.ssh(f"{cluster.name}-ctl", f"sudo scontrol update nodename={node} state=down reason=test")
+    eventually(lambda: cluster.json("jobs", restarted)["jobs"][0]["restarts"])
+    queued = "squeue --noheader --states=all"
+    eventually(lambda: not cluster.ssh(f"{cluster.name}-ctl", queued).strip(), 300)
+    ends = {
+        job["job_id"]: (job["state"], job["exit_code"])
+        for job_id in (*jobs.values(), restarted)
+        for job in cluster.json("jobs", job_id)["jobs"]
+    }
+    assert ends == {
+        jobs["good"]: ("COMPLETED", 0),
+        jobs["bad"]: ("FAILED", 3),
+        jobs["killed"]: ("FAILED", None),
+        jobs["endless"]: ("CANCELLED", None),
+        f"{jobs['tasks']}_0": ("COMPLETED", 0),
+        f"{jobs['tasks']}_1": ("FAILED", 1),
+        jobs["late"]: ("CANCELLED", None),
+        restarted: ("COMPLETED", 0),
+    }
+    assert cluster.json("jobs")["unlisted"] == 0
+    assert cluster.json("collect", jobs["good"])["runs"][0]["state"] == "COMPLETED"
 
 
 def test_follow_shows_the_log_as_it_comes_and_ends_with_the_job(cluster: Cluster) -> None:
