@@ -328,23 +328,29 @@ class OpenSSH:
         A list is quoted for the remote shell; a string is passed to the shell unchanged. Empty command: run a
         login shell. options: of ssh.
         """
-        return self._words(self.config, host, command, *_shared(self.config), *options)
+        return self._words(self.config, host, command, *options, shares=True)
 
-    def background(self, host: str, command: str, *options: str) -> list[str]:
-        """Return the command line of an ssh that has no terminal and asks nothing."""
+    def background(self, host: str, command: str, *options: str, shares: bool = False) -> list[str]:
+        """Return the command line of an ssh that has no terminal and asks nothing.
+
+        shares: use the connection to an attached cluster that is open.
+        """
         own = Workspace(self.config.parent).background_config
         config = self.config if login_of(self.config) is None else own
-        return self._words(config, host, command, "-T", "-o", "BatchMode=yes", *options)
+        return self._words(config, host, command, "-T", "-o", "BatchMode=yes", *options, shares=shares)
 
     def alone(self, host: str, command: str, *options: str) -> list[str]:
         """Return the command line of an ssh in the background with its own connection.
 
         The connection to an attached cluster is shared, because opening another could ask for a password.
         """
-        own = ("-S", "none") if login_of(self.config) is None else _shared(self.config)
-        return self.background(host, command, *own, *options)
+        if login_of(self.config) is not None:
+            return self.background(host, command, *options, shares=True)
+        return self.background(host, command, "-S", "none", *options)
 
-    def _words(self, config: Path, host: str, command: str | Sequence[str], *options: str) -> list[str]:
+    def _words(
+        self, config: Path, host: str, command: str | Sequence[str], *options: str, shares: bool
+    ) -> list[str]:
         login, user = login_of(self.config), self.user
         if login is not None:
             if host != LOGIN_HOST:
@@ -357,7 +363,9 @@ class OpenSSH:
         if shutil.which("ssh") is None:
             fix = "install ssh: `apt-get install openssh-client`"
             raise MachineError("ssh is not installed on this machine", code="tool-missing", fix=fix)
-        words = ["ssh", "-F", str(config.absolute()), *options, *(() if user is None else ("-l", user))]
+        before, shared = _shared(self.config) if shares and login is not None else ((), ())
+        words = [*before, "ssh", "-F", str(config.absolute()), *shared, *options]
+        words += [] if user is None else ["-l", user]
         return [*words, "--", host, *([line] if line else [])]
 
 
@@ -369,24 +377,18 @@ def socket_name(config: Path, host: str, user: str | None) -> str:
     return hashlib.sha256(repr(words).encode()).hexdigest()[:16]
 
 
-def _shared(config: Path) -> tuple[str, ...]:
-    """Return the ssh options for the connection to an attached cluster, if clusterctl has opened one.
+def _shared(config: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the words before ssh, and its options, for the connection to an attached cluster.
 
-    Otherwise ssh uses the connection that the user's own configuration names, if there is one.
+    Empty if clusterctl has opened none. Then ssh uses the connection that the user's configuration names, if
+    that is open.
     """
-    folder = Workspace(config.parent.absolute()).connections
-    if (
-        login_of(config) in {None, HERE}
-        or not (folder / (name := socket_name(config, LOGIN_HOST, None))).exists()
-    ):
-        return ()
-    # The real path may be too long for a socket address. Linux only.
-    return ("-S", f"/proc/{os.getpid()}/fd/{_open_folder(folder)}/{name}")
-
-
-@cache
-def _open_folder(folder: Path) -> int:
-    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    folder, name = Workspace(config.parent.absolute()).connections, socket_name(config, LOGIN_HOST, None)
+    if not (folder / name).exists():
+        return (), ()
+    # The real path may be too long for a socket address. ssh would print that a shared connection is closed.
+    before = ("sh", "-c", 'cd -- "$0" && exec "$@"', str(folder))
+    return before, ("-S", f"./{name}", "-o", "LogLevel=ERROR")
 
 
 def write_ssh_files(inventory: Inventory, workspace: Workspace) -> None:
