@@ -118,7 +118,7 @@ def shell(
         with screen.working("waiting for nodes"):
             while isinstance(allocation := lease.allocation(), str):
                 _note_wait(screen, session, allocation)
-        stack.enter_context(forwarded(ssh, allocation.nodes[0], forwards))
+        stack.enter_context(forwarded(session, ssh, allocation, forwards))
         screen.note(f"job {allocation.job_id} holds {', '.join(allocation.nodes)} until you exit")
         for port in forwards:
             screen.note(f"localhost:{port.local} forwards to port {port.remote} of {allocation.nodes[0]}")

@@ -28,6 +28,7 @@ from clusterctl.errors import (
     printable,
     unaccompanied,
 )
+from clusterctl.jobs.entry import enter
 from clusterctl.jobs.project import folder_project
 from clusterctl.jobs.source import Source, source_of
 from clusterctl.jobs.submit import SentSource, Submitter, new_token, remove_folder
@@ -50,6 +51,7 @@ from clusterctl.spec.job_options import JobOptions
 from clusterctl.spec.sbatch import requests_of
 from clusterctl.state.submissions import PROGRAM_FOLDER
 from clusterctl.transport.base import MARK, Transport, wrap_command
+from clusterctl.transport.login import login_of
 from clusterctl.transport.openssh import OpenSSH, start_conversation
 from clusterctl.transport.tree import Kind
 from clusterctl.util.assets import payload_hash, render
@@ -367,15 +369,25 @@ def parse_forwards(texts: Sequence[str]) -> tuple[Forward, ...]:
 
 
 @contextmanager
-def forwarded(ssh: OpenSSH, node: str, forwards: Sequence[Forward]) -> Iterator[None]:
-    """Forward local ports to ``node`` during the ``with`` block. Raises UnreachableError if that fails."""
+def forwarded(
+    session: Session, ssh: OpenSSH, allocation: Allocation, forwards: Sequence[Forward]
+) -> Iterator[None]:
+    """Forward local ports to the first node of ``allocation`` during the ``with`` block.
+
+    Raises UnreachableError if that fails. Nodes of an attached cluster need no SSH service; see ``entry``.
+    """
     if not forwards:
         yield
         return
-    ports = [word for f in forwards for word in ("-L", f"{_HERE}:{f.local}:localhost:{f.remote}")]
+    node = allocation.nodes[0]
+    options = ["-o", "ExitOnForwardFailure=yes"]
+    options += [word for f in forwards for word in ("-L", f"{_HERE}:{f.local}:localhost:{f.remote}")]
     # `cat` ends with its input, so the ports close when clusterctl ends. It answers once all ports are open.
     line, script = wrap_command(["cat"])
-    argv = ssh.alone(node, line, "-o", "ExitOnForwardFailure=yes", *ports)
+    if login_of(session.workspace.ssh_config) is None:
+        argv = ssh.alone(node, line, *options)
+    else:
+        argv = enter(session, allocation.job_id).ssh("-T", "-o", "BatchMode=yes", *options, line)
     with ExitStack() as stack:
         try:
             remote = (node, ["cat"])
