@@ -245,6 +245,16 @@ def test_ssh_into_a_job_has_the_jobs_variables(cluster: Cluster, job: str) -> No
     run(*answer["ssh"], "exit 3", rc=3)
 
 
+def test_code_enters_the_allocation_of_a_shell(cluster: Cluster) -> None:
+    """Its batch host is the controller, which runs salloc, and not a node of the job."""
+    with terminal(cluster.runner, "-f", cluster.spec, "shell") as window:
+        shell(window)
+        (job,) = allocations(cluster)
+        assert run(*entered(cluster, job), "hostname").strip() == f"{cluster.name}-train-1"
+        window.type("exit\n")
+        assert window.end() == 0
+
+
 def test_files_pass_through_the_entry_of_a_job(cluster: Cluster, job: str, tmp_path: Path) -> None:
     """Also binary files: Slurm passes on each byte at once, not line by line."""
     *ssh, host = entered(cluster, job)
