@@ -70,8 +70,8 @@ def attach(
         wait_s=0 if no_wait else WAIT_S,
         **request,
     )
-    failure = _failure(attached)
-    facts = list(_facts(attached))
+    failure = proof_failure(attached)
+    facts = list(learned_facts(attached))
     name, proven = attached.spec.name, attached.proof is not None
     answer = {
         "ok": failure is None,
@@ -133,7 +133,7 @@ def detach(
     screen.result(answer, *lines)
 
 
-def _failure(attached: Attached) -> Failure | None:
+def proof_failure(attached: Attached) -> Failure | None:
     """Return why the proof failed. None: it succeeded, or its job did not start yet."""
     unproven = attached.unproven
     if unproven is None or unproven.code == "pending":
@@ -148,7 +148,7 @@ def _failure(attached: Attached) -> Failure | None:
     return Failure(f"proof-{unproven.code}", unproven.why, attached.spec.name, "prove", fix)
 
 
-def _facts(attached: Attached) -> Iterator[tuple[str, str, str]]:
+def learned_facts(attached: Attached) -> Iterator[tuple[str, str, str]]:
     """Yield (fact, value, how it was learned) of an attached cluster."""
     probed, site, placed = attached.probed, attached.probed.site, attached.placed
     yield "Slurm", f"{site.slurm_version}, cluster {site.cluster_name}", site.learned["slurm_version"]

@@ -28,7 +28,7 @@ _CANCELLED_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class DetachOptions:
-    """dry_run: only list. cancel: cancel the jobs that would be lost. discard: delete what is only there."""
+    """dry_run: only list. cancel: cancel active jobs. discard: delete files that exist only there."""
 
     dry_run: bool = False
     cancel: bool = False
@@ -38,9 +38,9 @@ class DetachOptions:
 
 @dataclass(frozen=True, slots=True)
 class DetachResult:
-    """The outcome of `detach`. With ``dry_run``: what it would do.
+    """The outcome of `detach`. With ``dry_run``, nothing was removed.
 
-    entries: what is or was in the folder. only_there: what `detach` refuses to delete without --discard.
+    entries: those of the folder. only_there: jobs, runs and files that exist only in the folder.
     """
 
     folder: str

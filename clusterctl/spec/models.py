@@ -162,7 +162,7 @@ def faults(spec: ClusterSpec) -> Iterator[Fault]:
 
 
 def _partition_name_faults(spec: ClusterSpec) -> Iterator[Fault]:
-    """Yield a fault for each partition whose name can't be part of the names of hosts."""
+    """Yield a fault for each name of a partition that can't be part of the names of hosts."""
     label = PATTERNS["label"]
     for index, name in enumerate(partition.name for partition in spec.partitions):
         loc = ("partitions", index, "name")

@@ -43,7 +43,7 @@ PATIENCE_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the user asks of `attach`. Empty: clusterctl decides, or keeps what it decided before.
+    """The options of `attach`. Empty: clusterctl decides, or keeps an earlier decision.
 
     login: the destination for ssh. spec: a spec with the settings to start from. None: no spec.
     patience_s: longest wait for the start of the job that proves MPI.
@@ -287,9 +287,10 @@ def gpus_of(partition: SitePartition) -> Gpus | None:
     )
 
 
-def release_of(version: str) -> str:
-    """Return the release of a version: `3.11` for `3.11.2`."""
-    return ".".join(re.findall(r"\d+", version)[:2])
+def _glibc_minor(placed: Placed, outcome: Proof | Unproven) -> int:
+    """Return the x of glibc 2.x, the older of the login node and the compute nodes."""
+    minor = outcome.nodes.glibc.partition(".")[2]
+    return min(placed.node.glibc_minor, int(minor)) if minor.isdecimal() else placed.node.glibc_minor
 
 
 def _inventory(spec: ClusterSpec, probed: Probed, placed: Placed, outcome: Proof | Unproven) -> Inventory:
@@ -323,8 +324,8 @@ def _inventory(spec: ClusterSpec, probed: Probed, placed: Placed, outcome: Proof
         max_array=site.max_array,
         root=placed.folder,
         folder=placed.folder,
-        python=release_of(outcome.nodes.version or placed.version),
-        glibc_minor=int(release_of(outcome.nodes.glibc or site.glibc).partition(".")[2] or 0),
+        python=placed.node.python,
+        glibc_minor=_glibc_minor(placed, outcome),
         pmix=settings.launcher is Launcher.SRUN if isinstance(outcome, Proof) else has_pmix,
         no_accounting=site.accounting,
         is_foreign=True,

@@ -1,4 +1,4 @@
-"""Asks a login node, as an ordinary account and in a single session, what its Slurm site offers."""
+"""Asks a login node about its Slurm site, as an ordinary account and in a single session."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _LEARNED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What the user has decided about an attached cluster. Empty: clusterctl decides."""
+    """The decisions of the user about an attached cluster. Empty: clusterctl decides."""
 
     account: str = ""
     qos: str = ""
@@ -67,7 +67,7 @@ class Probed:
     """The answers of a login node.
 
     account: the chosen Slurm account. Empty: jobs name none, and Slurm takes the user's default account.
-    partition: the chosen default partition of jobs. attempts: what sbatch would accept.
+    partition: the chosen default partition of jobs. attempts: of sbatch.
     """
 
     site: Site
@@ -110,7 +110,7 @@ def probe(transport: Transport, choices: Choices) -> Probed:
 
 
 def parse(text: str, choices: Choices, host: str, now: float) -> Probed:
-    """Return what the output of remote_probe.sh says. now: this machine's clock. Errors: see ``probe``."""
+    """Parse the output of remote_probe.sh. now: this machine's clock. Errors: see ``probe``."""
     rows: dict[str, list[Sequence[str]]] = {}
     for line in text.splitlines():
         key, *values = line.split("\t")

@@ -1,4 +1,4 @@
-"""What an ordinary account can learn about a Slurm site, in the file `site.json` of an attached cluster."""
+"""The description of a Slurm site by its login node, in the file `site.json` of an attached cluster."""
 
 from __future__ import annotations
 

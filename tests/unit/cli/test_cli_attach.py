@@ -1,0 +1,53 @@
+"""The answer of `attach`: how each fact was learned, and which outcomes of the proof are failures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.cli.attach import learned_facts, proof_failure
+from clusterctl.packages.wheelhouse import NodePlatform
+from clusterctl.providers.existing.attach import Attached
+from clusterctl.providers.existing.place import Placed
+from clusterctl.providers.existing.probe import Choices, parse
+from clusterctl.providers.existing.prove import Nodes, Proof, Unproven
+from clusterctl.spec.load import parse_spec
+from clusterctl.state.workspace import Workspace
+
+CAPTURE = Path(__file__).parents[1] / "existing/captures/slurm-22.05-no-accounting.txt"
+SPEC = (
+    "{version: 1, name: campus, provider: {type: existing, login: f1}, partitions: [{name: short, nodes: 2}]}"
+)
+NODES = Nodes(names=("c1", "c2"), version="3.11.2", glibc="2.36")
+PROOF = Proof("pmix", ("openmpi/4.1.4",), NODES, {"ok": True}, 0.5, ())
+
+
+def attached(outcome: Proof | Unproven) -> Attached:
+    probed = parse(CAPTURE.read_text(), Choices(), "login", 0.0)
+    node = NodePlatform("3.11", 36)
+    placed = Placed("/home/stud/clusterctl", "a12345", "/usr/bin/python3", "3.11.2", node, 1.0, built=True)
+    return Attached(Workspace(Path("/w")), parse_spec(SPEC, "spec"), probed, placed, outcome)
+
+
+def test_proof_is_shown_with_its_nodes() -> None:
+    answer = attached(PROOF)
+    assert proof_failure(answer) is None
+    facts = {fact: (value, learned) for fact, value, learned in learned_facts(answer)}
+    assert "openmpi/4.1.4" in facts["MPI"][0]
+    assert "c1, c2" in facts["MPI"][1]
+    assert "say your project with --account" in facts["partition gpuq"][0]
+
+
+def test_long_queue_is_no_failure() -> None:
+    answer = attached(Unproven("pending", "Resources"))
+    assert proof_failure(answer) is None
+    assert "MPI" not in {fact for fact, _, _ in learned_facts(answer)}
+
+
+@pytest.mark.parametrize("reason", ["mpi", "python", "not-shared", "refused", "ended"])
+def test_failed_proof_has_a_fix(reason: str) -> None:
+    failure = proof_failure(attached(Unproven(reason, "the words of the site", NODES)))
+    assert failure is not None
+    assert (failure.code, failure.cause) == (f"proof-{reason}", "the words of the site")
+    assert failure.fix
