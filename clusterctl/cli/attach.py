@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from clusterctl.cli.options import Words, argument, option
 from clusterctl.cli.output import Screen
@@ -71,35 +71,40 @@ def attach(
         **request,
     )
     failure = proof_failure(attached)
-    facts = list(learned_facts(attached))
-    name, proven = attached.spec.name, attached.proof is not None
-    answer = {
+    screen.result(_answer(attached, failure), *_lines(attached, failure))
+    return 1 if failure else 0
+
+
+def _answer(attached: Attached, failure: Failure | None) -> dict[str, Any]:
+    """Return the JSON answer of `attach`."""
+    keys = ("fact", "value", "learned")
+    return {
         "ok": failure is None,
         "failures": [asdict(failure)] if failure else [],
-        "cluster": name,
+        "cluster": attached.spec.name,
         "provider": attached.spec.provider.type,
         "workspace": str(attached.workspace.root),
         "folder": attached.placed.folder,
         "account": attached.probed.account,
         "partitions": [partition.name for partition in attached.probed.usable],
-        "proven": proven,
+        "proven": attached.proof is not None,
         "proof": asdict(attached.outcome),
-        "facts": [dict(zip(("fact", "value", "learned"), fact, strict=True)) for fact in facts],
+        "facts": [dict(zip(keys, fact, strict=True)) for fact in learned_facts(attached)],
         "site": asdict(attached.probed.site),
     }
+
+
+def _lines(attached: Attached, failure: Failure | None) -> list[str]:
+    """Return the summary of `attach`."""
+    facts, name = list(learned_facts(attached)), attached.spec.name
     width = max(len(fact) for fact, _, _ in facts)
     lines = [f"{fact:{width}}  {value}  ({learned})" for fact, value, learned in facts]
     if failure is not None:
         lines += ["", f"not proven: {failure.cause}", f"  fix: {failure.fix}"]
-    elif not proven:
+    elif attached.proof is None:
         lines += ["", "not proven yet: the queue is long; the first job that ends well is the proof"]
-    nodes = min(attached.probed.proof_nodes, 2)
-    lines += [
-        f"cluster {name!r} is attached",
-        f"submit a job with `clusterctl submit train --nodes {nodes} --follow --cluster {name}`",
-    ]
-    screen.result(answer, *lines)
-    return 1 if failure else 0
+    submit = f"clusterctl submit train --nodes {attached.probed.proof_nodes} --follow --cluster {name}"
+    return [*lines, f"cluster {name!r} is attached", f"submit a job with `{submit}`"]
 
 
 def detach(
@@ -172,7 +177,9 @@ def learned_facts(attached: Attached) -> Iterator[tuple[str, str, str]]:
         return
     by_job = f"a job on {', '.join(proof.nodes.names)}"
     yield "Python", f"{proof.nodes.version}, {placed.python}", by_job
-    launcher = {"pmix": "srun with PMIx", "default": "srun", "pmi2": "srun with PMI2"}
+    # Jobs can't use the other ways in which srun works.
+    others = "; clusterctl starts ranks by mpirun"
+    launcher = {"pmix": "srun with PMIx", "default": f"srun{others}", "pmi2": f"srun with PMI2{others}"}
     modules = f", module {' '.join(proof.modules)}" if proof.modules else ""
     yield "MPI", f"{launcher.get(proof.launcher, proof.launcher)}{modules}", by_job
     for host, names in proof.nodes.gpus.items():

@@ -30,6 +30,7 @@ from clusterctl.state.facts import PartitionFacts
 from clusterctl.state.inventory import CONTROLLER, Host, Inventory, SharedFolder, applied_if_known
 from clusterctl.state.workspace import WAIT_S, Workspace, state_home, write_atomic
 from clusterctl.transport.login import LOGIN_HOST, checked_login, login_of, write_login_files
+from clusterctl.transport.master import end_all_connections
 from clusterctl.transport.ssh import Connections
 from clusterctl.util.disk import translating_write_errors
 from clusterctl.util.process import temporary_folder
@@ -95,7 +96,7 @@ def attach(request: Request, reporter: Reporter = SILENT) -> Attached:
     with ExitStack() as stack:
         if known is not None:
             stack.enter_context(_locked(known, request, reporter))
-            previous = applied_if_known(known)
+            previous = request.spec or applied_if_known(known)
             workspace, probed = known, _probed(request, known, previous, reporter)
         else:
             previous = request.spec
@@ -146,13 +147,18 @@ def _probed_first(request: Request, stack: ExitStack, reporter: Reporter) -> tup
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
     with temporary_folder(home, prefix=_NEW) as folder:
         first = Workspace(folder / "new")
-        probed = _probed(request, first, request.spec, reporter)
-        request = replace(request, name=request.name or _name_of(probed.site, request))
-        workspace = _checked_name(request)
-        stack.enter_context(_locked(workspace, request, reporter))
-        if not workspace.root.exists():
-            with translating_write_errors(workspace.root):
-                first.root.rename(workspace.root)
+        try:
+            probed = _probed(request, first, request.spec, reporter)
+            request = replace(request, name=request.name or _name_of(probed.site, request))
+            workspace = _checked_name(request)
+            stack.enter_context(_locked(workspace, request, reporter))
+            if not workspace.root.exists():
+                with translating_write_errors(workspace.root):
+                    first.root.rename(workspace.root)
+        finally:
+            # A connection that the workspace does not have would stay open.
+            if first.root.exists():
+                end_all_connections(first.ssh_config)
     return workspace, probed
 
 
@@ -181,7 +187,7 @@ def _probed(
     choices = Choices(
         request.account or (settings.account if settings and settings.account else ""),
         request.qos or (settings.qos if settings and settings.qos else ""),
-        request.partition,
+        request.partition or (previous.partitions[0].name if previous else ""),
     )
     reporter.step("probe")
     with Connections(workspace.ssh_config, stays=LOGIN_HOST) as connections:
