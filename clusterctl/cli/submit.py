@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from clusterctl.cli.job import follow_job, timeout_of, wait_for
 from clusterctl.cli.options import Words, argument, flag, jobs_to_submit, option, partitions, run_names, takes
-from clusterctl.cli.output import Screen
-from clusterctl.errors import UsageError, excluded, unaccompanied
+from clusterctl.cli.output import ENDINGS, Screen
+from clusterctl.errors import Notice, UsageError, excluded, unaccompanied
 from clusterctl.jobs.bundled import (
     ChosenModel,
     bundled_job_with_help,
@@ -21,13 +22,17 @@ from clusterctl.jobs.bundled import (
     run_on_this_machine,
 )
 from clusterctl.jobs.earlier import folder_of_run
+from clusterctl.jobs.first import new_first, places_of, reject_unfit, submit_first, wait_for_first
 from clusterctl.jobs.submission import Preparer, Submission, marking_side_effects, read_jobs, submit_prepared
-from clusterctl.jobs.submit import PreparedJob, Submitter
+from clusterctl.jobs.submit import PreparedJob, Submitted, Submitter
 from clusterctl.jobs.watch import LogChunk, nonfinite_notice, raise_unless_completed
 from clusterctl.scheduler.base import JobState, worst_job
+from clusterctl.scheduler.first import WAIT_S, First
 from clusterctl.scheduler.session import Session, open_session
 from clusterctl.spec.job import MODULE_FLAG, JobSpec, Weights
-from clusterctl.state.submissions import Ledger
+from clusterctl.state.chosen import ChosenCluster
+from clusterctl.state.submissions import JobEntry, Ledger
+from clusterctl.state.workspace import clusters_up
 from clusterctl.transport.tree import format_size
 from clusterctl.util.progress import SILENT
 
@@ -41,6 +46,15 @@ NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 DryRun = Annotated[bool, option("Print the sbatch script without submitting it.", "--dry-run")]
 Follow = Annotated[bool, option("Show the job's output until it has ended.", "--follow")]
 Timeout = Annotated[str | None, option("Stop waiting after this time, such as 10m; the job keeps running.")]
+
+Places = Annotated[
+    str | None,
+    option(
+        "Submit to partitions (P), accounts (P@ACCOUNT) or clusters (C, C/P), and keep the job that starts "
+        "first.",
+        metavar="PLACE,PLACE...",
+    ),
+]
 
 # The keys are fields of JobOptions, which validates the values.
 JOB_FLAGS: Final[Mapping[str, Any]] = {
@@ -168,6 +182,7 @@ def submit(
     wait: Annotated[bool, option("Wait until the job has ended.")] = False,
     follow: Follow = False,
     timeout: Timeout = None,
+    first: Places = None,
     **given: object,
 ) -> None:
     """Submit a bundled job, your own script, or a job file.
@@ -180,12 +195,18 @@ def submit(
         screen.document({"help": text}, text)
         return
     model = ChosenModel(run, weights) if run is not None else None
+    if first is not None:
+        flags = {"--partition": "partition" in given, "--local": local, "--dry-run": dry_run}
+        _reject_beside_first(jobs, flags)
     if local:
         _run_locally(screen, jobs, model, given)
         return
     reject_invalid_arguments(jobs, model)
     watching = Watching.of(jobs, wait=wait, follow=follow, timeout=timeout)
     submission = Submission(jobs, model)
+    if first is not None:
+        _submit_first(screen, submission, first, watching)
+        return
     if dry_run:
         # A slow import of the spec models, which only --dry-run needs.
         from clusterctl.state.chosen_spec import spec_of_existing
@@ -194,14 +215,73 @@ def submit(
         return
     with open_session(screen.chosen()) as session:
         prepared = prepare(screen, session, submission)
-        rows = submit_and_note(screen, session, prepared)
-        if watching is None:
-            show_submitted(screen, rows)
-        elif not watch_jobs(screen, session, rows, jobs, watching):
-            lines = [f"job {row['job_id']} {row['state']}" for row in rows]
-            if not rows[-1].get("sweep"):
-                lines[-1] += "; `clusterctl collect` copies its run here"
-            screen.result(answer_of(rows), *lines)
+        show_or_watch(screen, session, submit_and_note(screen, session, prepared), jobs, watching)
+
+
+def _reject_beside_first(jobs: Sequence[JobSpec], flags: Mapping[str, bool]) -> None:
+    """Raise UsageError for flags (flag -> whether it is given) and jobs that --first does not allow."""
+    for flag_name, is_given in flags.items():
+        if is_given:
+            raise excluded("--first", flag_name)
+    if len(jobs) > 1:
+        raise UsageError(
+            f"--first needs a single job, but the job file has {len(jobs)}",
+            code="first-needs-one-job",
+            fix="choose a single job with --variant",
+        )
+
+
+def _submit_first(screen: Screen, submission: Submission, text: str, watching: Watching | None) -> None:
+    """Submit a job to several places. Show, and follow if asked for, the job that starts first."""
+    chosen = screen.chosen()
+    (job,) = submission.jobs
+    with ExitStack() as stack:
+        session = stack.enter_context(open_session(chosen))
+        places = places_of(text, session.facts, clusters_up())
+        sessions = {session.facts.cluster: session}
+        for cluster in {place.cluster for place in places} - {*sessions}:
+            other = ChosenCluster(name=cluster, note=chosen.note)
+            sessions[cluster] = stack.enter_context(open_session(other))
+        sessions = {place.cluster: sessions[place.cluster] for place in places}
+        for session in sessions.values():
+            reject_unfit(session, job)
+        prepared = []
+        for place in places:
+            of_place = replace(submission, jobs=(place.of_job(job),))
+            (ready,) = prepare(screen, sessions[place.cluster], of_place)
+            prepared.append((place.cluster, ready))
+        first = new_first([place.cluster for place in places])
+        with screen.transfers() as progress:
+            submitters = {
+                name: Submitter(session, screen.note, progress) for name, session in sessions.items()
+            }
+            rows: list[JobRow] = []
+            submissions = submit_first(submitters, prepared, first)
+            for place, (_, submitted) in zip(places, submissions, strict=True):
+                rows.append({**row_of(submitted), **asdict(place)})
+                screen.partial_answer = answer_of(rows)
+                screen.note(f"submitted job {submitted.job_id} to {place.shown}")
+        winner, entry = wait_first(screen, [*sessions.values()], first, watching)
+        key = (winner.facts.cluster, entry.job_id)
+        kept = [row for row in rows if (row["cluster"], row["job_id"]) == key]
+        keys = ("cluster", "partition", "account", "job_id")
+        kept[0]["cancelled"] = [{key: row[key] for key in keys} for row in rows if row not in kept]
+        show_or_watch(screen, winner, kept, [job], watching)
+
+
+def wait_first(
+    screen: Screen, sessions: Sequence[Session], first: First, watching: Watching | None
+) -> tuple[Session, JobEntry]:
+    try:
+        with screen.working("waiting for the first job to start"):
+            return wait_for_first(sessions, first, watching.timeout_s if watching else None)
+    except ENDINGS:
+        text = "detached; the first job that starts runs; `clusterctl jobs` cancels the other jobs"
+        if first.is_across:
+            minutes = WAIT_S // 60
+            text = f"detached; a job that starts waits {minutes} minutes for `clusterctl jobs` to choose it"
+        screen.note(Notice("first-detached", text))
+        raise
 
 
 def _job_and_options(
@@ -290,11 +370,33 @@ def submit_and_note(
         for submitted in submit_prepared(Submitter(session, screen.note, progress), jobs):
             if submitted.source is not None:
                 screen.note(f"job {submitted.name}: {submitted.source.summary}")
-            row = asdict(submitted)
-            del row["token"]
-            rows.append({"dir": row.pop("remote_dir"), **row, **more})
+            rows.append({**row_of(submitted), **more})
             screen.partial_answer = answer_of(rows)
     return rows
+
+
+def row_of(submitted: Submitted) -> JobRow:
+    """Return a submitted job as `-o json` shows it."""
+    row = asdict(submitted)
+    del row["token"]
+    return {"dir": row.pop("remote_dir"), **row}
+
+
+def show_or_watch(
+    screen: Screen,
+    session: Session,
+    rows: Sequence[JobRow],
+    jobs: Sequence[JobSpec],
+    watching: Watching | None,
+) -> None:
+    """Show submitted jobs, or wait for them and show how they ended. rows: a dict per job."""
+    if watching is None:
+        show_submitted(screen, rows)
+    elif not watch_jobs(screen, session, rows, jobs, watching):
+        lines = [f"job {row['job_id']} {row['state']}" for row in rows]
+        if not rows[-1].get("sweep"):
+            lines[-1] += "; `clusterctl collect` copies its run here"
+        screen.result(answer_of(rows), *lines)
 
 
 def show_submitted(screen: Screen, rows: Sequence[JobRow]) -> None:

@@ -152,7 +152,7 @@ def _make_key(path: Path) -> None:
         try:
             subprocess.run(words, check=True, capture_output=True, stdin=subprocess.DEVNULL)
         except (OSError, subprocess.CalledProcessError) as exc:
-            why = (
+            reason = (
                 exc.stderr.decode(errors="replace")
                 if isinstance(exc, subprocess.CalledProcessError)
                 else str(exc)
@@ -161,7 +161,7 @@ def _make_key(path: Path) -> None:
                 "ssh-keygen can't create a key on this machine",
                 code="key-not-created",
                 where=str(path),
-                why=why.strip(),
+                why=reason.strip(),
                 fix="install ssh: `apt-get install openssh-client`",
             ) from exc
 

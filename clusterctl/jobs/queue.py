@@ -131,7 +131,7 @@ def list_jobs(session: Session, most: int | None = None) -> Listing:
     refused = {entry.token for entry in entries if entry.refused}
     jobs = tuple(job for job in session.scheduler.own_jobs() if job.token not in refused)
     listed = {job.whole_id for job in jobs}
-    others = [entry.job_id for entry in entries if entry.job_id is not None and entry.job_id not in listed]
+    others = [e.job_id for e in entries if e.job_id and e.job_id not in listed and e.lost_to is None]
     queried, unlisted = others[-most:] if most else others, 0
     try:
         jobs += session.scheduler.jobs(queried)

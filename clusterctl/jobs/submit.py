@@ -28,6 +28,7 @@ from clusterctl.errors import (
 )
 from clusterctl.jobs.source import Source, manifest, source_hash
 from clusterctl.scheduler.base import JobRequest
+from clusterctl.scheduler.first import First
 from clusterctl.scheduler.mpirun_script import render_mpirun_script, with_nodes
 from clusterctl.scheduler.script import PLAIN, Environment, partition_name, render_script
 from clusterctl.scheduler.session import Session
@@ -37,6 +38,7 @@ from clusterctl.spec.sbatch import requests_of
 from clusterctl.state.facts import ClusterFacts, applied_text
 from clusterctl.state.submissions import (
     CLIENT_FACTS,
+    FIRST_FILE,
     OUTPUTS_FILE,
     PROGRAM_FOLDER,
     SOURCE_FILE,
@@ -71,6 +73,7 @@ class PreparedJob:
     source: the files to send with the job, if any.
     token: the job's identifier from ``start_receiver``. Empty: ``start_receiver`` was not called.
     extra_facts: entries to add to environment.client.json, such as the git commit of a replayed job.
+    first: set for a job of `submit --first`.
     """
 
     job: JobSpec
@@ -79,6 +82,7 @@ class PreparedJob:
     environment: Environment = PLAIN
     token: str = ""
     extra_facts: Mapping[str, Any] = field(default_factory=dict)
+    first: First | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +220,8 @@ class Submitter:
             submitted_at=time.time(),
             remote_dir=remote_dir,
             files=PROGRAM_FOLDER,
+            first=prepared.first.id if prepared.first else None,
+            is_across=prepared.first is not None and prepared.first.is_across,
         )
         try:
             session.ledger.keep(token, own_files)
@@ -256,6 +262,8 @@ class Submitter:
             SPEC_FILE: applied_text(self.session.workspace),
             CLIENT_FACTS: (json.dumps(facts, indent=2) + "\n").encode(errors="replace"),
         }
+        if prepared.first is not None:
+            own_files[FIRST_FILE] = prepared.first.file
         if job.sweep is not None:
             own_files[SWEEP_FILE] = (json.dumps(job.sweep.record, indent=1) + "\n").encode()
         return own_files

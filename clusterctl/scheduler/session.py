@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.base import AccountingAwayError, Jobs
+from clusterctl.scheduler.first import settle_all
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.state.chosen import ChosenCluster, naming_lock_holder
 from clusterctl.state.facts import ClusterFacts, facts_of
@@ -179,6 +180,7 @@ def resolve_submissions(scheduler: Jobs, ledger: Ledger) -> None:
     """Find the jobs of submissions with a lost answer. Record their ids, or their absence, in ``ledger``.
 
     A submission stays unresolved if the job is not in the queue and the accounting does not answer.
+    Then choose among the jobs of `submit --first`.
     """
     for entry in ledger.entries():
         if entry.job_id is None and not entry.refused:
@@ -190,3 +192,4 @@ def resolve_submissions(scheduler: Jobs, ledger: Ledger) -> None:
                 ledger.update(entry, job_id=job.whole_id)
             elif time.time() - entry.submitted_at > _SBATCH_MAY_HANG_S:
                 ledger.update(entry, refused=True)
+    settle_all(scheduler, ledger)

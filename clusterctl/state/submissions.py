@@ -25,6 +25,7 @@ RUN_FILE = "run.json"
 SOURCE_FILE = "source.json"
 SWEEP_FILE = "sweep-tasks.json"
 OUTPUTS_FILE = "outputs.json"
+FIRST_FILE = "first.json"
 SPEC_FILE = "spec.yaml"
 CLIENT_FACTS = "environment.client.json"
 ENVIRONMENT_FILE = "environment.json"
@@ -35,7 +36,10 @@ PROGRAM_FOLDER = "files"
 # SENT_FILES are written to a job's folder by `submit`, WRITTEN_FILES by the job's script, and ADDED_FILES are
 # added to a run's folder by `collect`. The logs of array tasks also have numbers.
 SENT_FILES = frozenset(
-    f"job.sbatch job.mpirun {SPEC_FILE} {SOURCE_FILE} {SWEEP_FILE} {OUTPUTS_FILE} {CLIENT_FACTS}".split()
+    (
+        f"job.sbatch job.mpirun {SPEC_FILE} {SOURCE_FILE} {SWEEP_FILE} {OUTPUTS_FILE} {CLIENT_FACTS} "
+        f"{FIRST_FILE}"
+    ).split()
 )
 WRITTEN_FILES = frozenset(
     "stdout.log stderr.log rank-logs telemetry telemetry.log job.hosts job.events hang.json heartbeat".split()
@@ -60,6 +64,10 @@ class JobEntry:
     run_dir: local folder with the job's collected results. run_state: the job's state when they were copied.
     files: the folder below ``remote_dir`` with the program's files. None: a job of an earlier version, with
         all its files in ``remote_dir`` itself.
+    first: identifies the jobs of a `submit --first`, of which a single job runs its program.
+    is_across: whether these jobs are on several clusters. chosen: whether this job is to run among them.
+    kept: whether the cluster knows that it runs, so that the other jobs can be cancelled.
+    lost_to: the job that runs instead, for a cancelled job of `submit --first`. It is also ``refused``.
     """
 
     token: str
@@ -73,6 +81,11 @@ class JobEntry:
     run_dir: str | None = None
     run_state: str | None = None
     files: str | None = None
+    first: str | None = None
+    is_across: bool = False
+    chosen: bool = False
+    kept: bool = False
+    lost_to: str | None = None
 
     @property
     def program_dir(self) -> str:
@@ -126,12 +139,16 @@ class Ledger:
 
     def update(self, entry: JobEntry, **changes: str | bool) -> JobEntry:
         """Return the changed entry. Record the changes: in memory if the disk is full (see ``refusal``)."""
-        row = {"token": entry.token, **changes}
         try:
-            append_line(self._path, json.dumps(row, separators=(",", ":")))
+            return self.record(entry, **changes)
         except DiskError as exc:
-            self._unwritten.append(row)
+            self._unwritten.append({"token": entry.token, **changes})
             self.refusal = exc
+        return replace(entry, **changes)  # type: ignore[arg-type]  # fields of these types
+
+    def record(self, entry: JobEntry, **changes: str | bool) -> JobEntry:
+        """Return the changed entry. The changes are on disk when this method returns."""
+        append_line(self._path, json.dumps({"token": entry.token, **changes}, separators=(",", ":")))
         return replace(entry, **changes)  # type: ignore[arg-type]  # fields of these types
 
     def keep(self, token: str, files: Mapping[str, bytes]) -> None:

@@ -43,6 +43,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 sys.path.insert(0, ROOT)
 
 from payload.node import restarts, task
+from payload.node.first import end_unless_first
 from payload.node.requeue import (
     DOWN,
     FILES_S,
@@ -181,6 +182,8 @@ def run(words: Sequence[str]) -> int:
     task.mark_restart([1, 2])
     set_variables(nodes)
     events = Events()
+    if (status := end_unless_first(events)) is not None:
+        return status
     task.hold_signals()
     restart = Restart(events, options, program)
     if (status := restart.begin(nodes)) is not None:

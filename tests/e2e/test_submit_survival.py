@@ -21,6 +21,7 @@ import pytest
 from tests.e2e.faults import Victim, cause, eventually_none
 from tests.support.cluster import Cluster
 from tests.support.processes import eventually
+from tests.support.sweeps import in_sweep
 
 SEED = int(os.environ.get("SWEEP_SEED") or random.SystemRandom().randrange(10_000))
 PATIENCE_S = 90.0
@@ -188,3 +189,80 @@ def test_a_collect_killed_at_ten_instants_goes_on(cluster: Cluster) -> None:
     assert checked.returncode == 0, checked
     assert len(list((run / "d").iterdir())) == 2000
     assert [path.name for path in out.iterdir()] == [run.name], "nothing unfinished stays"
+
+
+def racer(cluster: Cluster, name: str) -> Path:
+    """A script that leaves its job's id in the home of its cluster."""
+    (folder := cluster.runner.cwd / name).mkdir()
+    (path := folder / f"{name}.sh").write_text('echo "$SLURM_JOB_ID" >>"$HOME/$SLURM_JOB_NAME.ran"\n')
+    return path
+
+
+def ran(cluster: Cluster, name: str) -> list[str]:
+    return cluster.ssh(f"{cluster.name}-ctl", f"cat {name}.ran || true", user=cluster.user).split()
+
+
+def active(cluster: Cluster, name: str) -> list[str]:
+    """The jobs that `clusterctl jobs`, which chooses, leaves in the queue."""
+    cluster("jobs")
+    return controller(cluster, f"squeue --noheader --name={name}").split()
+
+
+def killed_first(cluster: Cluster, path: Path, name: str, places: str, after: int) -> None:
+    """Kill `submit --first` when it has submitted so many jobs."""
+    words = [cluster.runner.script, "-f", cluster.spec, "submit", path, "--name", name, "--first", places]
+    env = {**os.environ, "CLUSTERCTL_HOME": str(cluster.runner.home)}
+    with subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        assert process.stderr
+        for line in process.stderr:
+            after -= line.startswith(b"submitted job ")
+            if after == 0:
+                process.kill()
+
+
+@pytest.mark.parametrize("races", [2, *in_sweep(20)])
+def test_first_of_two_accounts_runs_a_single_job(cluster: Cluster, races: int) -> None:
+    path = racer(cluster, f"first{races}")
+    for race in range(races):
+        name = f"race{races}-{race}"
+        said = cluster.json("submit", path, "--name", name, "--first", "train,@default", "--wait")
+        assert (ran(cluster, name), told(cluster, name)) == ([said["job_id"]], [said["job_id"]])
+        (lost,) = said["cancelled"]
+        assert cluster.job(lost["job_id"])["state"] == "CANCELLED"
+
+
+@pytest.mark.parametrize("after", [1, 2])
+def test_first_killed_runs_a_single_job(cluster: Cluster, after: int) -> None:
+    """Nobody watches then: the jobs themselves decide, and the next `jobs` records it."""
+    path, name = racer(cluster, f"lone{after}"), f"lone{after}"
+    killed_first(cluster, path, name, "train,@default", after)
+    look = f"squeue --noheader --name={name}"
+    eventually(lambda: not controller(cluster, look).strip(), PATIENCE_S)
+    assert len(ran(cluster, name)) == 1
+    assert told(cluster, name) == ran(cluster, name)
+
+
+@pytest.mark.sweep
+def test_first_of_two_clusters_runs_a_single_job(cluster: Cluster) -> None:
+    """20 races, of which each third is killed: then `jobs` chooses."""
+    name = f"{cluster.name}b"
+    (spec := cluster.runner.cwd / f"{name}.yaml").write_text(
+        f"version: 1\nname: {name}\nprovider: {{type: local}}\npartitions: [{{name: train, nodes: 1}}]\n"
+    )
+    other = Cluster(name, spec, cluster.runner, cluster.runner("-o", "json", "-f", spec, "up").json)
+    path = racer(cluster, "far")
+    try:
+        for race in range(20):
+            names = f"far{race}"
+            if race % 3:
+                said = cluster.json("submit", path, "--name", names, "--first", f"train,{name}", "--wait")
+                winner = other if said["cluster"] == name else cluster
+                assert ran(winner, names) == [said["job_id"]]
+            else:
+                killed_first(cluster, path, names, f"{name},train", 1 + race % 2)
+                eventually(
+                    lambda name=names: not any(active(one, name) for one in (cluster, other)), PATIENCE_S
+                )
+            assert len(ran(cluster, names) + ran(other, names)) == 1
+    finally:
+        cluster.runner("-f", spec, "down", "--yes", "--discard")

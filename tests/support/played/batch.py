@@ -16,7 +16,7 @@ from tests.support.hostile import HOSTILE_NAMES
 
 APPTAINER = Path(__file__).with_name("apptainer")
 HASH = "0123456789abcdef"
-NODE = ("__init__", "hang", "job", "native", "rank", "requeue", "restarts", "stacks", "task")
+NODE = ("__init__", "first", "hang", "job", "native", "rank", "requeue", "restarts", "stacks", "task")
 HOSTILE = ("$HOME", "; false", "|", *(name.decode(errors="ignore") for name in HOSTILE_NAMES))
 
 

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -154,7 +155,9 @@ def scancel(argv: list[str], state: dict[str, Any]) -> None:
         if job and job_id not in refused and job["state"] not in ENDED:
             job |= {"state": "CANCELLED", "end": int(time.time())}
             if job.get("pid"):
-                os.killpg(job["pid"], 15)
+                # The job may have called scancel itself. Slurm kills it after scancel's request.
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                os.killpg(job["pid"], signal.SIGTERM)
     if refused:
         lines = (f"scancel: error: Kill job error on job id {i}: Access/permission denied" for i in refused)
         fail("\n".join(lines))

@@ -1,0 +1,213 @@
+"""Of the jobs of a `submit --first`, a single job runs its program, whenever clusterctl is killed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import JobCancelledError, SlurmError, UsageError, WaitTimeoutError
+from clusterctl.jobs.first import Place, new_first, places_of, reject_unfit, submit_first, wait_for_first
+from clusterctl.jobs.queue import list_jobs
+from clusterctl.jobs.source import source_of
+from clusterctl.jobs.submit import PreparedJob, Submitter, script_of
+from clusterctl.runs.collect import uncollected
+from clusterctl.scheduler.first import First, claim_of, settle
+from clusterctl.scheduler.session import Session
+from clusterctl.spec.job import JobSpec
+from clusterctl.state.facts import ClusterFacts, PartitionFacts
+from clusterctl.state.submissions import JobEntry, Ledger
+from clusterctl.state.workspace import Workspace
+from tests.support.messages import refused
+from tests.support.played.cluster import PlayedCluster
+from tests.support.processes import eventually
+
+OTHER = {"token": "there"}
+
+
+@pytest.fixture(autouse=True)
+def other(cluster: PlayedCluster, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+    """The ledger of another cluster of this account, called ``other``."""
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(cluster.root))
+    for name in ("workspace", "other"):
+        workspace = Workspace.of(name)
+        workspace.root.mkdir(exist_ok=True)
+        workspace.inventory.write_text("{}")
+    return Ledger(Workspace.of("other").jobs)
+
+
+def raced(session: Session, folder: Path, first: First, count: int = 2) -> list[str]:
+    """Submit jobs with --first, which add a line to the file ``ran``. Return their ids."""
+    (script := folder / "job.sh").write_text('echo "$SLURM_JOB_ID" >>"$HOME/ran"\n')
+    job = JobSpec(name="mine", script=script)
+    prepared = PreparedJob(job, script_of(session.facts, job), source_of(job))
+    jobs = [("here", prepared)] * count
+    return [submitted.job_id for _, submitted in submit_first({"here": Submitter(session)}, jobs, first)]
+
+
+def ran(cluster: PlayedCluster) -> list[str]:
+    path = cluster.home / "ran"
+    return path.read_text().split() if path.exists() else []
+
+
+def entry(session: Session, job_id: str) -> JobEntry:
+    found = session.ledger.find(job_id)
+    assert found is not None
+    return found
+
+
+def test_first_keeps_one_job_and_cancels_the_rest(session, cluster, tmp_path):
+    first = new_first(["here", "here"])
+    ids = raced(session, tmp_path, first, 3)
+    _, kept = wait_for_first([session], first, 60)
+    cluster.wait_until_ended(kept.job_id)
+    lost = [job_id for job_id in ids if job_id != kept.job_id]
+    assert ran(cluster) == [kept.job_id]
+    assert {cluster.job(job_id)["state"] for job_id in lost} == {"CANCELLED"}
+    assert {entry(session, job_id).lost_to for job_id in lost} == {f"job {kept.job_id}"}
+    assert not any(Path(entry(session, job_id).remote_dir).exists() for job_id in lost)
+    assert [job.id for job in list_jobs(session).jobs] == [kept.job_id]
+    assert [one.job_id for one in uncollected(session.workspace)] == [kept.job_id]
+
+
+def test_first_without_clusterctl_runs_one_job(session, cluster, tmp_path):
+    """The jobs themselves decide on a single cluster. A later `jobs` records the decision."""
+    ids = raced(session, tmp_path, new_first(["here"]))
+    for job_id in ids:
+        cluster.wait_until_ended(job_id)
+    (only,) = ran(cluster)
+    assert sorted(cluster.job(job_id)["state"] for job_id in ids) == ["CANCELLED", "COMPLETED"]
+    assert [job.id for job in list_jobs(session).jobs] == [only]
+    recorded = {job_id: (entry(session, job_id).kept, entry(session, job_id).lost_to) for job_id in ids}
+    assert recorded == {job_id: (job_id == only, None if job_id == only else f"job {only}") for job_id in ids}
+
+
+def test_first_across_clusters_waits_for_the_choice(session, cluster, tmp_path):
+    first = First("f", is_across=True)
+    (job_id,) = raced(session, tmp_path, first, 1)
+    eventually((Path(entry(session, job_id).remote_dir) / "job.events").exists)
+    assert (cluster.job(job_id)["state"], ran(cluster)) == ("RUNNING", [])
+    assert [one.kept for one in settle(session.scheduler, session.ledger, "f")] == [True]
+    cluster.wait_until_ended(job_id)
+    assert ran(cluster) == [job_id]
+
+
+@pytest.mark.parametrize("killed", ["after the choice", "after the claim"])
+def test_first_across_killed_continues_its_choice(session, cluster, tmp_path, killed):
+    """The job that was chosen runs, though another job has started too."""
+    ids = raced(session, tmp_path, First("f", is_across=True))
+    chosen = entry(session, ids[1])
+    session.ledger.record(chosen, chosen=True)
+    if killed == "after the claim":
+        Path(claim_of(chosen)).write_text(ids[1])
+    list_jobs(session)
+    for job_id in ids:
+        cluster.wait_until_ended(job_id)
+    assert ran(cluster) == [ids[1]]
+    assert wait_for_first([session], First("f", is_across=True), 60)[1].job_id == ids[1]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_first_job_chosen_elsewhere_does_not_run_here(session, cluster, other, tmp_path, kept):
+    """While the other cluster may not know of the choice, the job here stays: it may be chosen yet."""
+    (job_id,) = raced(session, tmp_path, First("f", is_across=True), 1)
+    there = entry(session, job_id)
+    other.add(replace(there, **OTHER, job_id="7", chosen=True, kept=kept))
+    left = settle(session.scheduler, session.ledger, "f")
+    assert [one.job_id for one in left] == [job_id]
+    if kept:
+        cluster.wait_until_ended(job_id)
+        assert settle(session.scheduler, session.ledger, "f") == ()
+        assert "7" in entry(session, job_id).lost_to.split()
+    assert (ran(cluster), Path(claim_of(there)).exists()) == ([], False)
+
+
+def test_first_job_that_is_not_chosen_gives_up(session, cluster, tmp_path):
+    """It can't be chosen afterwards. A choice that came too late is taken back, for another cluster."""
+    first = First("f", is_across=True, wait_s=0.1)
+    (job_id,) = raced(session, tmp_path, first, 1)
+    cluster.wait_until_ended(job_id)
+    session.ledger.record(entry(session, job_id), chosen=True)
+    with refused("first-all-cancelled", JobCancelledError):
+        wait_for_first([session], first, 60)
+    assert (ran(cluster), entry(session, job_id).chosen) == ([], False)
+
+
+def test_first_chosen_job_was_cancelled_chooses_another(session, cluster, tmp_path):
+    ids = raced(session, tmp_path, First("f", is_across=True))
+    session.ledger.record(entry(session, ids[0]), chosen=True)
+    session.scheduler.cancel([ids[0]])
+    cluster.wait_until_ended(ids[0])
+    assert wait_for_first([session], First("f", is_across=True), 60)[1].job_id == ids[1]
+    cluster.wait_until_ended(ids[1])
+    assert ran(cluster) == [ids[1]]
+
+
+def test_first_time_out_leaves_the_jobs(session, cluster, other, tmp_path):
+    (job_id,) = raced(session, tmp_path, First("f", is_across=True), 1)
+    other.add(JobEntry(**OTHER, name="n", user="u", submitted_at=0, first="f", chosen=True))
+    with refused("first-timeout", WaitTimeoutError):
+        wait_for_first([session], First("f", is_across=True), 0)
+    assert cluster.job(job_id)["state"] == "RUNNING"
+
+
+def test_first_rejected_job_cancels_the_submitted_jobs(session, cluster, tmp_path):
+    (script := tmp_path / "job.sh").write_text("true\n")
+    job = JobSpec(name="mine", script=script)
+    jobs = [("here", PreparedJob(job, script_of(session.facts, job), source_of(job))) for _ in range(2)]
+    submissions = submit_first({"here": Submitter(session)}, jobs, First("f", is_across=True))
+    _, submitted = next(submissions)
+    with cluster.state() as state:
+        state["refuse"] = "sbatch: error: Batch job submission failed: Invalid account"
+    with refused("slurm-refused", SlurmError):
+        next(submissions)
+    assert cluster.job(submitted.job_id)["state"] == "CANCELLED"
+
+
+FACTS = ClusterFacts(
+    cluster="d",
+    controller="d-ctl",
+    compute=("d-short-1", "d-long-1"),
+    job_user="ada",
+    has_slurm=True,
+    is_shared=True,
+    pmix=True,
+    partitions=(PartitionFacts("short", ("d-short-1",)), PartitionFacts("long", ("d-long-1",))),
+    interval_s=1,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "places"),
+    [
+        ("short,long", [("d", "short", None), ("d", "long", None)]),
+        ("short,short@proj", [("d", "short", None), ("d", "short", "proj")]),
+        ("@one,@two", [("d", None, "one"), ("d", None, "two")]),
+        ("short,campus,campus/gpu@p", [("d", "short", None), ("campus", None, None), ("campus", "gpu", "p")]),
+    ],
+)
+def test_places_are_partitions_accounts_and_clusters(text, places):
+    assert places_of(text, FACTS, ["campus", "d"]) == tuple(Place(*place) for place in places)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("short", "first-needs-places"), ("short,short", "first-needs-places"), ("short,lnog", "unknown-place")],
+)
+def test_places_wrong_are_refused(text, code):
+    with refused(code, UsageError):
+        places_of(text, FACTS, ["campus", "d"])
+
+
+def test_place_sets_partition_and_account_of_a_job(tmp_path):
+    job = JobSpec(name="mine", script=tmp_path / "job.sh", account="mine")
+    here, there = Place("d", "short").of_job(job), Place("d", None, "proj").of_job(job)
+    assert (here.partition, here.account) == ("short", "mine")
+    assert (there.partition, there.account) == (None, "proj")
+
+
+def test_first_of_an_array_is_refused(session, tmp_path):
+    job = JobSpec(name="mine", script=tmp_path / "job.sh", array="1-2")
+    with refused("first-of-array", UsageError):
+        reject_unfit(session, job)
