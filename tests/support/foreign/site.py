@@ -85,8 +85,9 @@ class Site:
         eventually(lambda: self.root("login1", states, rc=None).split() == ["idle"], 60, pause_s=0.2)
 
     def reset_homes(self) -> None:
-        """Give every person the home of a new account."""
+        """Give every person the home of an account that has logged in once. fish then writes files there."""
         self.root("login1", _HOMES)
+        self.ssh("finn", "true")
 
     def listing(self, person: str) -> list[str]:
         """Everything in a person's home: type, rights, owner, size, target and path of each file."""
@@ -162,6 +163,14 @@ class Site:
             run_as_root("mount", "-o", f"remount,nr_inodes={total}", folder)
 
     @contextmanager
+    def full_homes(self, spare_mib: int) -> Iterator[None]:
+        """Let the file system of the homes have only so much room left."""
+        free = "$(stat --file-system --format=%f /home) / 256"
+        script = f"fallocate --length=$(({free} - {spare_mib}))M /home/filler"
+        with self.changed(("login1",), script, "rm /home/filler"):
+            yield
+
+    @contextmanager
     def sacct(self, how: Literal["refused", "truncated"]) -> Iterator[None]:
         """Let sacct be root's alone, or its output end in the middle of a line."""
         real = "/usr/bin/sacct.real"
@@ -226,11 +235,11 @@ def site(kind: Kind) -> Iterator[Site]:
         for name in HOSTS:
             known = f"127.0.0.1 localhost\n{lines}"
             one.root(name, f"printf %s {shlex.quote(known)} >/etc/hosts; systemctl start munge")
-        one.reset_homes()
         if kind == "national":
             one.root("login1", (DATA / "accounting.sh").read_text())
         one.root("login1", "systemctl start slurmctld")
         for node in NODES:
             one.root(node, "systemctl mask --quiet --now ssh.service ssh.socket; systemctl start slurmd")
         one.await_idle()
+        one.reset_homes()
         yield one

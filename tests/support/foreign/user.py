@@ -1,4 +1,4 @@
-"""A user of this machine as sites know users: with a key, an ssh configuration and known hosts of their own.
+"""A user of this machine as sites know users: with a key, an ssh configuration, and known hosts.
 
 Each command runs in a mount namespace that has the user's `~/.ssh` and /etc/hosts. Those of this machine stay
 as they are.
@@ -27,15 +27,19 @@ exec {words} unshare --mount --propagation private sh -ec {bind} sh "$@"
 
 @dataclass(frozen=True)
 class User:
-    """``clusterctl`` runs verbs as the user, and ``runs`` any program. ``folder`` is their current folder."""
+    """``clusterctl`` runs verbs as the user, in ``folder``, and ``runs`` any program.
+
+    enter: the program that runs its arguments as the user. hosts: the user's /etc/hosts.
+    """
 
     folder: Path
     clusterctl: Clusterctl
+    enter: Path
+    hosts: Path
 
-    @property
-    def enter(self) -> Path:
-        """The program that runs its arguments as the user."""
-        return self.folder / "as-user"
+    def rotate_logins(self) -> None:
+        """Let the host name of both login nodes have their addresses in the other order, as DNS does."""
+        self.hosts.write_text("".join(reversed(self.hosts.read_text().splitlines(keepends=True))))
 
     def runs(self, *argv: str | Path, rc: int = 0) -> str:
         """What a program prints."""
@@ -46,14 +50,18 @@ class User:
         return done.stdout
 
 
-def user_of(site: Site, person: str, folder: Path, *, second_login_first: bool = False) -> User:
-    """A user whose ssh knows a person's account at a site by several names. ``folder`` gets the user's files.
+def user_of(site: Site, person: str, folder: Path) -> User:
+    """A user whose ssh knows a person's account at a site by several names. ``folder`` gets the user's files,
+    and ``folder/work`` is the user's current folder.
 
     NAME is the first login node, NAME-jump is the same one through the second, and NAME-any is a host name
-    with the addresses of both, in the given order.
+    with the addresses of both.
     """
-    ssh, hosts = folder / "ssh", folder / "hosts"
+    ssh, work = folder / "ssh", folder / "work"
     ssh.mkdir(mode=0o700)
+    work.mkdir()
+    runner = Clusterctl(folder / "home", work, {}, folder / "clusterctl")
+    user = User(work, runner, folder / "as-user", folder / "hosts")
     name, (first, second) = f"login.{site.name}.test", site.addresses
     shutil.copy(site.lab.key, ssh / "id_ed25519")
     ways = {
@@ -67,13 +75,11 @@ def user_of(site: Site, person: str, folder: Path, *, second_login_first: bool =
     logins = [site.lab.host(login) for login in LOGINS]
     known = [f"{known} {login.host_key}\n" for login in logins for known in (login.address, name)]
     (ssh / "known_hosts").write_text("".join(known))
-    order = (second, first) if second_login_first else (first, second)
-    hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for address in order))
+    user.hosts.write_text("".join(f"{address} {name}\n" for address in site.addresses))
     own = Path.home() / ".ssh"
     own.mkdir(mode=0o700, exist_ok=True)
     mounts = shlex.join(["mount", "--bind", str(ssh), str(own)]) + "\n"
-    mounts += shlex.join(["mount", "--bind", str(hosts), "/etc/hosts"]) + "\n"
-    user = User(folder, Clusterctl(folder / "home", folder, {}, folder / "clusterctl"))
+    mounts += shlex.join(["mount", "--bind", str(user.hosts), "/etc/hosts"]) + "\n"
     words = [*as_root(), "env", *(f'{name}="${name}"' for name in _PASSED)]
     user.enter.write_text(_SCRIPT.format(words=" ".join(words), bind=shlex.quote(mounts + _become())))
     user.clusterctl.script.write_text(f'#!/bin/sh\nexec {shlex.join([str(user.enter), str(SCRIPT)])} "$@"\n')

@@ -114,7 +114,8 @@ def test_only_the_module_finds_mpi(each: Site) -> None:
 
 def test_compute_nodes_have_no_sshd_and_no_route_out(each: Site) -> None:
     look = f"echo $XDG_RUNTIME_DIR; pgrep -x sshd; {ROUTE_OUT}; ls -d $XDG_RUNTIME_DIR 2>/dev/null; true"
-    assert in_job(each, f"srun sh -c {shlex.quote(look)}").split() == [RUNTIME_FOLDER] * 2
+    command = f"srun sh -c {shlex.quote(look)}"
+    assert in_job(each, command).split() == [RUNTIME_FOLDER] * 2
 
 
 def test_homes_are_small_and_on_all_hosts(each: Site) -> None:
@@ -122,6 +123,10 @@ def test_homes_are_small_and_on_all_hosts(each: Site) -> None:
     assert {each.root(host, "cat /home/stud/shared") for host in HOSTS} == {"seen\n"}
     full = "head -c 400M /dev/zero >big"
     assert "space" in each.ssh("stud", full, rc=1).stderr
+    each.ssh("stud", "rm big")
+    with each.full_homes(5):
+        each.ssh("stud", "head -c 6M /dev/zero >big", rc=1)
+        each.ssh("stud", "head -c 4M /dev/zero >big")
     before = each.listing("carla")
     each.reset_homes()
     assert not [line for line in each.listing("stud") if "shared" in line or "big" in line]
@@ -141,7 +146,8 @@ def test_login_is_reached_by_several_names(each: Site, tmp_path: Path) -> None:
         assert host_behind("-jump") == "login1"
         assert host_behind("-any") == "login2", "ssh tries the name's next address"
         assert user.runs(*ssh, each.name, "true", rc=255) == ""
-    assert host_behind("") == "login1"
+    user.rotate_logins()
+    assert [host_behind(alias) for alias in ("", "-any")] == ["login1", "login2"]
 
 
 def test_second_factor_is_asked_for_after_the_key(national: Site, tmp_path: Path) -> None:

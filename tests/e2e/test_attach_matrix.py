@@ -1,0 +1,159 @@
+"""Clusters of others in all the ways in which sites differ: a cell is a way, and a test of its own.
+
+On every site, compute nodes have no sshd and no route to the internet. A cell attaches the cluster, runs a
+job, collects it, and detaches. The home is then as it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.foreign.site import PASSWORD, Kind, Site, site
+from tests.support.foreign.user import User, user_of
+from tests.support.messages import codes
+from tests.support.processes import eventually
+from tests.support.terminal import terminal
+
+pytestmark = pytest.mark.sweep
+
+KINDS: tuple[Kind, ...] = ("campus", "national")
+Change = Callable[[Site], AbstractContextManager[None]]
+# The job waits for a file that root makes.
+JOB = """\
+#!/bin/bash
+until [ -e /home/go ]; do sleep 0.1; done
+srun --ntasks-per-node=1 sh -c 'echo "host $(hostname)"'
+"""
+
+
+def unchanged(_: Site) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A way in which a site differs.
+
+    during: what changes while the job runs. way: the end of the login's name in ~/.ssh/config.
+    words: more options of `attach`. submit: more options of `submit`.
+    refused: the code with which `attach` refuses the site. Empty: it attaches.
+    refused_job: the code with which `submit` refuses a job, and the job's options.
+    """
+
+    name: str
+    kind: Kind = "national"
+    person: str = "stud"
+    change: Change = unchanged
+    during: Change = unchanged
+    way: str = ""
+    words: tuple[str, ...] = ()
+    submit: tuple[str, ...] = ()
+    refused: str = ""
+    refused_job: tuple[str, tuple[str, ...]] | None = None
+
+
+def bashrc(text: str) -> Change:
+    return lambda one: one.file(["login1"], "/home/stud/.bashrc", text)
+
+
+CELLS = (
+    Cell("slurm-22.05-without-accounting", "campus"),
+    Cell("slurm-24.11-with-associations"),
+    Cell("tcsh-and-slurm-22.05", "campus", "carla"),
+    Cell("tcsh", person="carla"),
+    Cell("fish-and-slurm-22.05", "campus", "finn"),
+    Cell("fish", person="finn"),
+    Cell("proxy-jump", way="-jump", change=Site.behind_jump),
+    Cell("two-logins-under-a-name", way="-any"),
+    Cell("second-factor", change=lambda one: one.second_factor("stud")),
+    Cell("few-bytes-left", change=lambda one: one.full_homes(5), refused="no-room"),
+    Cell("few-files-left", change=lambda one: one.few_files(50), refused="no-room"),
+    Cell("sacct-refused", change=lambda one: one.sacct("refused")),
+    Cell("sacct-truncated", change=lambda one: one.sacct("truncated")),
+    Cell("sacct-gone-during-a-job", during=Site.without_slurmdbd),
+    Cell("array-size-11", refused_job=("array-too-large", ("--array", "0-14"))),
+    Cell(
+        "four-jobs-at-once",
+        change=lambda one: one.limits("stud", MaxSubmitJobs="4"),
+        refused_job=("slurm-refused", ("--array", "0-4")),
+    ),
+    Cell(
+        "account-and-qos-compulsory",
+        change=lambda one: one.limits("stud", QOS="long,brief"),
+        words=("--account", "proj1", "--qos", "long"),
+    ),
+    Cell("job-requeue-0", change=lambda one: one.slurm("JobRequeue=0"), submit=("--requeue",)),
+    Cell("sbatch-export-none", change=bashrc("export SBATCH_EXPORT=NONE\necho hello\n")),
+    Cell("python-3.9", change=Site.only_python39, refused="no-python"),
+)
+
+
+@pytest.fixture(scope="module")
+def sites() -> Iterator[Mapping[str, Site]]:
+    """Both sites, raised at the same time."""
+    with ExitStack() as stack, ThreadPoolExecutor() as pool:
+        yield dict(zip(KINDS, pool.map(lambda kind: stack.enter_context(site(kind)), KINDS), strict=True))
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+def test_attached_cluster_runs_a_job(cell: Cell, sites: Mapping[str, Site], tmp_path: Path) -> None:
+    one, user = sites[cell.kind], user_of(sites[cell.kind], cell.person, tmp_path)
+    one.reset_homes()
+    before = one.listing(cell.person)
+    with cell.change(one):
+        answer = attach(user, cell)
+        assert [failure["code"] for failure in answer["failures"]] == ([cell.refused] if cell.refused else [])
+        if not cell.refused:
+            use_and_detach(one, user, cell)
+    if cell.refused:
+        assert attach(user, cell)["proven"], "the site is as usual again"
+        use_and_detach(one, user, cell)
+    assert one.listing(cell.person) == before
+
+
+def attach(user: User, cell: Cell) -> Any:
+    """Return the answer of `attach`. On a terminal, its user types the second factor, once."""
+    login = f"{cell.kind}{cell.way}"
+    words = ("-o", "json", "attach", login, "--name", cell.kind, "--folder", "~/mine", *cell.words)
+    if cell.name != "second-factor":
+        return user.clusterctl(*words, rc=None).json
+    with terminal(user.clusterctl, *words) as window:
+        window.read_until("assword:")
+        window.type(f"{PASSWORD}\n")
+        window.end()
+        assert window.shown.count("assword:") == 1
+        return json.loads(next(line for line in window.shown.splitlines() if line.startswith("{")))
+
+
+def use_and_detach(one: Site, user: User, cell: Cell) -> None:
+    """Submit a job, see it run and end, collect its run, and detach the cluster."""
+    user.rotate_logins()
+
+    def ask(*words: str) -> Any:
+        return user.clusterctl("-o", "json", "--cluster", cell.kind, *words).json
+
+    (user.folder / "job.sh").write_text(JOB)
+    if cell.refused_job:
+        code, words = cell.refused_job
+        submitted = user.clusterctl("-o", "json", "--cluster", cell.kind, "submit", "job.sh", *words, rc=None)
+        assert codes(submitted) == [code]
+    job_id = ask("submit", "job.sh", "--nodes", "2", *cell.submit)["job_id"]
+    eventually(lambda: ask("jobs", job_id)["jobs"][0]["state"] == "RUNNING", pause_s=0.5)
+    with cell.during(one), one.file(["login1"], "/home/go", ""):
+        user.clusterctl("--cluster", cell.kind, "logs", job_id, "--follow")
+        assert ask("jobs", job_id)["jobs"][0]["state"] == "COMPLETED"
+        (run,) = ask("collect", job_id)["runs"]
+    assert run["state"] == "COMPLETED"
+    assert sorted((Path(run["dir"]) / "stdout.log").read_text().split()) == ["c1", "c2", "host", "host"]
+    if cell.during is not unchanged:
+        # The run lacks its accounting, which is there again.
+        assert [run["job_id"] for run in ask("collect")["runs"]] == [job_id]
+    user.clusterctl("--cluster", cell.kind, "detach")
