@@ -20,7 +20,7 @@ from clusterctl.state.workspace import WAIT_S
 from clusterctl.util.progress import PhaseLines
 
 if TYPE_CHECKING:
-    from clusterctl.providers.existing.attach import Attached
+    from clusterctl.providers.registry import Attached
 
 _TEST: Final = "sbatch --test-only"
 
@@ -53,8 +53,8 @@ def attach(
 ) -> int:
     """Use a Slurm cluster that other people operate, with your ordinary account.
 
-    Finds out what you may use, puts a folder with Python and MPI into your home there, and proves by a job
-    on two nodes that MPI works. Run it again to check the cluster again.
+    Finds your account and partitions, puts a folder with Python and MPI into your home there, and proves by
+    a job on two nodes that MPI works. Run it again to check the cluster again.
     """
     spec = None
     if login is None:
@@ -114,7 +114,7 @@ def detach(
     discard: Annotated[bool, option("Also delete runs and files that exist only there.")] = False,
     no_wait: NoWait = False,
 ) -> None:
-    """Remove clusterctl's folder from a cluster that other people operate, and forget the cluster.
+    """Remove clusterctl's folder from an attached cluster, and forget it.
 
     Refuses, with exit code 1, while jobs run or while runs or files exist only there.
     """

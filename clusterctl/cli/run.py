@@ -72,7 +72,7 @@ VERBS: Final = {
     "validate": ("spec:validate", "Validate a spec, and report all errors with their lines."),
     "schema": ("spec:schema", "Print the JSON Schema of the spec, for editors."),
     "doctor": ("plan:doctor", "Check the hosts and report problems."),
-    "attach": ("attach:attach", "Use a Slurm cluster that other people operate, with your account."),
+    "attach": ("attach:attach", "Use a Slurm cluster that other people operate, with your ordinary account."),
     "detach": ("attach:detach", "Remove clusterctl's folder from an attached cluster, and forget it."),
     "plan": ("plan:plan", "Show what `up` would change, and its cost."),
     "up": ("up:up", "Create or repair the cluster."),

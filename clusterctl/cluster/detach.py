@@ -21,7 +21,7 @@ from clusterctl.transport.master import end_all_connections
 from clusterctl.util.progress import SILENT, Clock, Reporter
 
 if TYPE_CHECKING:
-    from clusterctl.providers.existing.detach import Entry
+    from clusterctl.providers.registry import Entry
 
 _CANCELLED_S = 120.0
 

@@ -224,7 +224,7 @@ def install_mark(inventory: Inventory | None = None, software: Software = PLAIN)
     if inventory is not None:
         kind, scheduler = inventory.shared_folder.kind, inventory.scheduler
         inputs = {
-            kind: kind != "existing",
+            kind: inventory.shared_folder.kind != "existing",
             f"scheduler: {scheduler}": scheduler != Inventory.model_fields["scheduler"].default,
             "bucket": bool(inventory.bucket),
             "scratch": any(host.local_ssds for host in inventory.hosts),

@@ -19,8 +19,9 @@ from clusterctl.state.workspace import Workspace
 
 if TYPE_CHECKING:
     from clusterctl.providers.base import PendingRelease
-    from clusterctl.providers.existing.attach import Attached
+    from clusterctl.providers.existing.attach import Attached as Attached  # noqa: PLC0414 - for other packages
     from clusterctl.providers.existing.detach import AttachedFolder
+    from clusterctl.providers.existing.detach import Entry as Entry  # noqa: PLC0414
     from clusterctl.providers.existing.doctor import Fact
     from clusterctl.providers.local.layout import CachedImage, ClusterState
     from clusterctl.providers.node_class import KeptImage

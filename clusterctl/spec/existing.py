@@ -1,4 +1,4 @@
-"""The settings of a cluster that others operate, `provider: {type: existing, ...}`, and their checks."""
+"""The settings of a cluster that other people operate, `provider: {type: existing}`, and their checks."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def existing_cluster(provider: ProviderSettings) -> ExistingSettings:
 
 
 def operators_only(cluster: str) -> UsageError:
-    """Return the error for a command that changes a cluster's hosts, on a cluster that others operate."""
+    """Return the error for a command that changes hosts, on a cluster that other people operate."""
     return UsageError(
         f"other people operate cluster {cluster!r}, so you can't change its nodes",
         code="cluster-of-others",

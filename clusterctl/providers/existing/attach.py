@@ -1,4 +1,4 @@
-"""Attach a cluster that others operate: probe it, place clusterctl's folder, prove MPI, write the record.
+"""Attach a cluster that other people operate: probe, place the folder, prove MPI, write the record.
 
 Killed at any moment and called again, `attach` continues: the workspace has the login before anything is
 written on the cluster, and the folder there keeps its id.
@@ -65,7 +65,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """An attached cluster. outcome: the proof, or why there is none."""
+    """An attached cluster. outcome: the proof, or the reason why it failed."""
 
     workspace: Workspace
     spec: ClusterSpec
@@ -86,18 +86,18 @@ def attach(request: Request, reporter: Reporter = SILENT) -> Attached:
     """Make a cluster ready for jobs, or check it again.
 
     Raises:
-        UsageError: the site does not have what the user asks for, or lacks what jobs need.
+        UsageError: the site lacks the requested partition, or software that jobs need.
         SlurmError: Slurm accepts no job of this account.
         MachineError: the machine has no Slurm. TransferError: it has too little room.
         TransportError: it can't be reached. LockedError: another `attach` is at work.
     """
     request = replace(request, login=checked_login(request.login))
-    known = _known_workspace(request)
+    earlier = _known_workspace(request)
     with ExitStack() as stack:
-        if known is not None:
-            stack.enter_context(_locked(known, request, reporter))
-            previous = request.spec or applied_if_known(known)
-            workspace, probed = known, _probed(request, known, previous, reporter)
+        if earlier is not None:
+            stack.enter_context(_locked(earlier, request, reporter))
+            previous = request.spec or applied_if_known(earlier)
+            workspace, probed = earlier, _probed(request, earlier, previous, reporter)
         else:
             previous = request.spec
             workspace, probed = _probed_first(request, stack, reporter)
@@ -105,7 +105,7 @@ def attach(request: Request, reporter: Reporter = SILENT) -> Attached:
 
 
 def _known_workspace(request: Request) -> Workspace | None:
-    """Return the workspace of this name, or else the only one with this login. UsageError: it is taken."""
+    """Return the workspace with this name, or else with this login. UsageError: the name is taken."""
     with_login = [
         Workspace(path.parent)
         for path in sorted(state_home().glob("*/login"))
@@ -249,14 +249,14 @@ def _new_settings(request: Request, previous: ExistingSettings | None, probed: P
         "modules": tuple(request.modules),
         "python": request.python,
     }
-    found = {
+    of_site = {
         "type": "existing",
         "login": request.login,
         "account": probed.account or None,
         "slurm_path": probed.site.slurm_path,
     }
     return ExistingSettings.model_validate(
-        {**kept, **{key: value for key, value in requested.items() if value}, **found}
+        {**kept, **{key: value for key, value in requested.items() if value}, **of_site}
     )
 
 
@@ -280,7 +280,7 @@ def _spec(name: str, settings: ExistingSettings, probed: Probed, previous: Clust
 
 
 def gpus_of(partition: SitePartition) -> Gpus | None:
-    """Return the GPUs of each node. None: there are none, or the nodes have different GPUs."""
+    """Return the GPUs of each node. None: the nodes have no GPUs, or different GPUs."""
     kinds = _GRES.findall(partition.gpus)
     if len(kinds) != 1 or " " in partition.gpus:
         return None

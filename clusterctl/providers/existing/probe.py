@@ -66,7 +66,7 @@ class Attempt:
 class Probed:
     """The answers of a login node.
 
-    account: the chosen Slurm account. Empty: jobs name none, and Slurm takes the user's default account.
+    account: the chosen Slurm account. Empty: jobs name no account, so Slurm takes the user's default.
     partition: the chosen default partition of jobs. attempts: of sbatch.
     """
 
@@ -100,7 +100,7 @@ def probe(transport: Transport, choices: Choices) -> Probed:
 
     Raises:
         MachineError: Slurm's commands are not on this machine.
-        UsageError: the site does not have what the user has chosen.
+        UsageError: the site does not have the chosen partition.
         SlurmError: Slurm accepts no job of this account.
         TransportError: the login node can't be reached, or its answer is incomplete.
     """
@@ -201,7 +201,7 @@ def _site(
 
 def _partitions(rows: Mapping[str, Sequence[Sequence[str]]]) -> tuple[SitePartition, ...]:
     """Return the partitions. sinfo has a line for each kind of nodes in a partition."""
-    found: dict[str, SitePartition] = {}
+    partitions: dict[str, SitePartition] = {}
     lines = [(row, False) for row in rows.get("partition", ())]
     visible = {row[0].removesuffix("*") for row, _ in lines}
     lines += [(row, True) for row in rows.get("named", ()) if row[0].removesuffix("*") not in visible]
@@ -221,21 +221,21 @@ def _partitions(rows: Mapping[str, Sequence[Sequence[str]]]) -> tuple[SitePartit
             cpus=_number(cpus.rstrip("+"), 0),
             memory_mib=_number(memory.rstrip("+"), 0),
         )
-        if (earlier := found.get(name)) is not None:
+        if (earlier := partitions.get(name)) is not None:
             partition = _joined(earlier, partition)
-        found[name] = partition
-    return tuple(found.values())
+        partitions[name] = partition
+    return tuple(partitions.values())
 
 
-def _joined(one: SitePartition, other: SitePartition) -> SitePartition:
+def _joined(first: SitePartition, second: SitePartition) -> SitePartition:
     """Return the partition of both kinds of nodes. Different generic resources are separated by a blank."""
-    gpus = " ".join(dict.fromkeys((one.gpus or "none", other.gpus or "none")))
+    gpus = " ".join(dict.fromkeys((first.gpus or "none", second.gpus or "none")))
     return replace(
-        one,
-        nodes=f"{one.nodes},{other.nodes}",
-        node_count=one.node_count + other.node_count,
-        gpus=one.gpus if one.gpus == other.gpus else gpus,
-        memory_mib=min(one.memory_mib, other.memory_mib),
+        first,
+        nodes=f"{first.nodes},{second.nodes}",
+        node_count=first.node_count + second.node_count,
+        gpus=first.gpus if first.gpus == second.gpus else gpus,
+        memory_mib=min(first.memory_mib, second.memory_mib),
     )
 
 

@@ -1,5 +1,5 @@
 # shellcheck shell=sh disable=SC2016,SC2046
-# Tells what an ordinary account may do on a Slurm site, on its login node. Writes nothing there, and starts no job.
+# Describes a Slurm site to an ordinary account, on its login node. Writes nothing there, and starts no job.
 # Each line of the output is a key and its values, separated by tabs. Arguments: the account, the QOS and the partition
 # that the user has chosen, or empty texts.
 export LC_ALL=C
@@ -107,7 +107,7 @@ fi
 chosen=none
 for partition in ${first:-$partitions}; do
     for account in "$1" $accounts; do
-        # The first attempt has no account unless the user has chosen one, so Slurm's default account is preferred.
+        # The first attempt has only an account that the user has chosen, so Slurm's default account is preferred.
         if try "$account" "$partition" 1; then
             chosen=$account first=$partition
             break 2

@@ -16,7 +16,7 @@ class SitePartition:
     """A partition of the site.
 
     max_time_s: the time limit of its jobs in seconds. None: no limit.
-    default_time_s: the time limit of jobs that request none. None: the partition's limit.
+    default_time_s: the time limit of jobs without a request. None: the partition's limit.
     nodes: the names of its nodes as Slurm writes them, such as `gpu[01-40]`.
     gpus: the generic resources of its nodes, such as `gpu:a100:4`. Different nodes: separated by a comma.
     state: `up`, `down`, `drain` or `inact`. hidden: Slurm lists it only on request.

@@ -32,6 +32,9 @@ def questions(tree: ast.AST) -> Iterator[str]:
                     yield f"line {node.lineno}: imports {module}"
                 if SETTINGS & {one.name for one in names}:
                     yield f"line {node.lineno}: imports the settings of one provider"
+            case ast.Compare(left=ast.Attribute(attr="kind")):
+                # Of the shared folder, which may be `existing`.
+                continue
             case ast.Compare():
                 told = (each.value for each in ast.walk(node) if isinstance(each, ast.Constant))
                 if any(value in PROVIDERS for value in told if isinstance(value, str)):
