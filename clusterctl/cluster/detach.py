@@ -90,7 +90,7 @@ def _emptied(workspace: Workspace, options: DetachOptions, reporter: Reporter) -
         entries = place.entries()
         jobs = _active_jobs(session, folder)
         cancelled = _cancel(session, folder, jobs, reporter) if options.cancel and not options.dry_run else ()
-        # Files that were sent from here, or fetched, also exist here.
+        # Files that were sent from here, or collected, also exist here.
         search = Search(inventory_of(workspace), workspace, lambda _: session.transport, (), shared=True)
         found, runs = search.find(), uncollected(workspace)
         only_there = OnlyCopies(
@@ -102,7 +102,7 @@ def _emptied(workspace: Workspace, options: DetachOptions, reporter: Reporter) -
         if only_there and not options.dry_run and not (options.discard and not only_there.jobs):
             raise only_there.error(
                 f"cluster {workspace.root.name!r} was not detached: it has the only copy of jobs or files",
-                fix="`clusterctl collect` brings runs home, `clusterctl get` files; --cancel cancels jobs, "
+                fix="`clusterctl collect --all` brings runs and files home; --cancel cancels jobs, "
                 "--discard deletes the rest",
             )
         if not options.dry_run:

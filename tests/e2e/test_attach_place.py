@@ -36,7 +36,9 @@ def test_all_is_in_the_folder_until_detach(national: Site, tmp_path: Path) -> No
     refusal = verb("detach", *cluster, "-o", "json", rc=1).json["failures"]
     assert [failure["code"] for failure in refusal] == ["only-copy"]
     assert "notes.txt" in refusal[0]["cause"]
-    verb("get", f"{folder}/files/notes.txt", *cluster)
+    verb("collect", "--all", *cluster)
+    (copy,) = user.folder.glob("runs/*/files/notes.txt")
+    assert copy.read_text() == "made there\n"
     listed = verb("detach", *cluster, "--dry-run", "-o", "json").json
     assert {"env", "environments", "store", "jobs", "files"} == {entry["name"] for entry in listed["entries"]}
     verb("detach", *cluster)
