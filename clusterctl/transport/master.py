@@ -123,17 +123,22 @@ def open_master(
     )
     options = ["-S", f"./{name}", "-o", "ControlMaster=auto"]
     options += ["-o", f"ControlPersist={idle_s}", *(() if stays else ("-f", "-N"))]
-    command = "true" if stays else ""
-    ssh = OpenSSH(config, user)
-    error = _start(ssh, host, command, options, folder / name)
-    if error is not None and not (asks and may_need_answers(error)):
-        raise connection_error(host, config, error, user)
-    if error is not None and not _run_in_foreground(ssh.argv(host, command, *_ASKING, *options), folder):
-        raise login_refused_error(config)
+    command, ssh = "true" if stays else "", OpenSSH(config, user)
+    if (error := _start(ssh, host, command, options, folder / name)) is not None:
+        if not (asks and may_need_answers(error)):
+            raise connection_error(host, config, error, user)
+        _log_in(config, ssh.argv(host, command, *_ASKING, *options), folder)
     try:
         return Master(folder, name, _connect(folder, name), stays)
     except OSError:
         return None
+
+
+def _idle_s(*, is_login: bool, is_jump: bool, stays: bool) -> int:
+    """Return after how many seconds without a command a connection ends."""
+    if is_login:
+        return LOGIN_IDLE_S
+    return JUMP_IDLE_S if is_jump else IDLE_S if stays else _WATCHED_WITHIN_S
 
 
 def _start(ssh: OpenSSH, host: str, command: str, options: list[str], path: Path) -> str | None:
@@ -175,8 +180,8 @@ def _users_master(config: Path, host: str) -> Master | None:
         return None
 
 
-def _run_in_foreground(words: list[str], folder: Path) -> bool:
-    """Run ssh on this terminal, where it may ask the user. Return whether it connected.
+def _log_in(config: Path, words: list[str], folder: Path) -> None:
+    """Run ssh on this terminal, where it may ask the user. Raises KeyRefusedError, KeyboardInterrupt.
 
     ssh gets a process group of its own, and the terminal for as long as it runs. The ssh that connects to a
     jump host stays in this group, so a later Ctrl-C does not end the connection.
@@ -202,7 +207,8 @@ def _run_in_foreground(words: list[str], folder: Path) -> bool:
     # By Ctrl-C or Ctrl-Z.
     if status is None or status.si_code != os.CLD_EXITED:
         raise KeyboardInterrupt
-    return process.returncode != NO_CONNECTION
+    if process.returncode == NO_CONNECTION:
+        raise login_refused_error(config)
 
 
 def end_all_connections(config: Path) -> None:
