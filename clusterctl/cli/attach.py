@@ -51,7 +51,7 @@ def attach(
     ] = None,
     no_wait: NoWait = False,
 ) -> int:
-    """Use a Slurm cluster that other people operate, with your ordinary account.
+    """Use an existing Slurm cluster with your own account.
 
     Finds your account and partitions, puts a folder with Python and MPI into your home there, and proves by
     a job on two nodes that MPI works. Run it again to check the cluster again.
@@ -102,7 +102,7 @@ def _lines(attached: Attached, failure: Failure | None) -> list[str]:
     if failure is not None:
         lines += ["", f"not proven: {failure.cause}", f"  fix: {failure.fix}"]
     elif attached.proof is None:
-        lines += ["", "not proven yet: the queue is long; the first job that ends well is the proof"]
+        lines += ["", "not proven yet: the queue is long; run `clusterctl attach` again later"]
     submit = f"clusterctl submit train --nodes {attached.probed.proof_nodes} --follow --cluster {name}"
     return [*lines, f"cluster {name!r} is attached", f"submit a job with `{submit}`"]
 
@@ -114,9 +114,9 @@ def detach(
     discard: Annotated[bool, option("Also delete runs and files that exist only there.")] = False,
     no_wait: NoWait = False,
 ) -> None:
-    """Remove clusterctl's folder from an attached cluster, and forget it.
+    """Remove everything of clusterctl from an attached cluster.
 
-    Refuses, with exit code 1, while jobs run or while runs or files exist only there.
+    Then forgets the cluster. Refuses, with exit code 1, while jobs run or while runs or files exist only there.
     """
     workspace = screen.chosen().workspace(named=True)
     name = workspace.root.name

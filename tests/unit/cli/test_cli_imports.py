@@ -46,14 +46,14 @@ def test_nothing_slow_is_imported_without_need(module: str, needs: set[str]) -> 
 @pytest.mark.parametrize(
     ("verbs", "most"),
     [
-        ("up", 110),
-        ("down", 79),
-        ("submit", 58),
-        ("replay", 98),
+        ("up", 118),
+        ("down", 86),
+        ("submit", 63),
+        ("replay", 104),
         ("collect", 50),
-        ("job", 40),
-        ("files", 45),
-        ("jobs", 40),
+        ("job", 42),
+        ("files", 46),
+        ("jobs", 42),
         ("run", 10),
     ],
 )
