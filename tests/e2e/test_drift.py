@@ -100,7 +100,6 @@ def test_files_accounts_and_units_are_put_back_and_named(one: Cluster) -> None:
             for name in ("slurm", "gres", "slurmdbd")
         ),
         f"{leader}: the account {one.user} was missing: restored",
-        f"{leader}: the cluster's key of user {one.user} was missing: restored",
     }
     assert not [told for told in mended(answer) if told.startswith(node(one, 1))]
     assert one.ssh(leader, "head -n1 .ssh/authorized_keys", user=one.user) == "# mine\n"
