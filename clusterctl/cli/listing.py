@@ -109,7 +109,8 @@ def _recorded_clusters() -> Iterator[_Listed]:
             inventory.provider,
             "up",
             where,
-            len(inventory.compute),
+            # An attached cluster has no hosts but its login.
+            len({node for partition in inventory.partitions for node in partition.nodes}),
             inventory.cluster_id,
             inventory.usd_per_hour,
         )

@@ -12,6 +12,7 @@ from clusterctl.cli.output import Screen
 from clusterctl.errors import CloudError, SpecError, UsageError
 from clusterctl.providers.local.layout import CachedImage
 from clusterctl.providers.node_class import KeptImage
+from clusterctl.state.facts import PartitionFacts
 from tests.support.inventories import inventory_of
 from tests.support.messages import codes, shows
 from tests.support.messages import refused as rejected
@@ -38,6 +39,15 @@ def test_what_costs_is_listed_with_its_cost(cli: Clusterctl) -> None:
 def test_without_prices_there_is_no_such_column(cli: Clusterctl) -> None:
     raise_cluster(cli.home, "here", "local", None)
     assert "USD" not in cli("list").stdout
+
+
+def test_nodes_of_an_attached_cluster_are_those_of_its_partitions(cli: Clusterctl) -> None:
+    partitions = (PartitionFacts("short", ("c1", "c2")), PartitionFacts("gpu", ("c2", "c3")))
+    inventory = inventory_of(cluster="campus").model_copy(update={"partitions": partitions})
+    (cli.home / "campus").mkdir(parents=True)
+    (cli.home / "campus/hosts.json").write_text(inventory.model_dump_json())
+    (one,) = (c for c in cli("-o", "json", "list").json["clusters"] if c["cluster"] == "campus")
+    assert one["nodes"] == 3
 
 
 def test_list_cluster_begun_by_terraform_before_hosts(cli: Clusterctl) -> None:
