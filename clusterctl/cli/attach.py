@@ -177,11 +177,9 @@ def learned_facts(attached: Attached) -> Iterator[tuple[str, str, str]]:
         return
     by_job = f"a job on {', '.join(proof.nodes.names)}"
     yield "Python", f"{proof.nodes.version}, {placed.python}", by_job
-    # Jobs can't use the other ways in which srun works.
-    others = "; clusterctl starts ranks by mpirun"
-    launcher = {"pmix": "srun with PMIx", "default": f"srun{others}", "pmi2": f"srun with PMI2{others}"}
+    launcher = "srun with PMIx" if proof.launcher == "pmix" else proof.launcher
     modules = f", module {' '.join(proof.modules)}" if proof.modules else ""
-    yield "MPI", f"{launcher.get(proof.launcher, proof.launcher)}{modules}", by_job
+    yield "MPI", f"{launcher}{modules}", by_job
     for host, names in proof.nodes.gpus.items():
         yield f"GPUs of {host}", ", ".join(names), by_job
     yes = {True: "yes", False: "no"}

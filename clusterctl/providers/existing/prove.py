@@ -18,8 +18,8 @@ from clusterctl.transport.base import BOOT, Transport, module_texts, split_lines
 from clusterctl.util.assets import data_folder
 from clusterctl.util.progress import SILENT, LineReporter
 
-# In the order of trials. `default` is srun without --mpi.
-LAUNCHERS: Final = ("pmix", "default", "pmi2", "mpirun")
+# In the order of trials. Jobs start ranks in no other way, so no other is tried.
+LAUNCHERS: Final = ("pmix", "mpirun")
 _TIME_LIMIT: Final = 5  # minutes
 _SILENCE_S: Final = 120.0
 # Modules with an MPI library that programs of the wheel mpi4py can load.
@@ -138,7 +138,7 @@ def prove(
 def proof_script(site: Site, placed: Placed, modules: Sequence[str]) -> bytes:
     """Return the proof's batch script."""
     types = {name.partition("_")[0] for name in site.mpi_types}
-    launchers = [name for name in LAUNCHERS if not types or name in {"default", "mpirun", *types}]
+    launchers = [name for name in LAUNCHERS if not types or name in {"mpirun", *types}]
     variants = [" ".join(modules)] if modules else ["", *_mpi_modules(site.modules)]
     head = {"root": placed.folder, "slurm_path": site.slurm_path, "boot": BOOT}
     lines = ["#!/bin/bash", *(f"{name}={shlex.quote(value)}" for name, value in head.items())]

@@ -75,10 +75,9 @@ try() {
     for launcher in "${launchers[@]}"; do
         case $launcher in
         mpirun)
-            command -v mpirun >/dev/null || continue
+            command -v mpirun >/dev/null || { say fails "$1" mpirun "mpirun is not on the PATH" && continue; }
             set -- "$1" mpirun -np "$count" --hostfile hosts --map-by ppr:1:node
             ;;
-        default) set -- "$1" srun --kill-on-bad-exit=1 ;;
         *) set -- "$1" srun --mpi="$launcher" --kill-on-bad-exit=1 ;;
         esac
         started=$EPOCHREALTIME
