@@ -116,7 +116,8 @@ def detach(
 ) -> None:
     """Remove everything of clusterctl from an attached cluster.
 
-    Then forgets the cluster. Refuses, with exit code 1, while jobs run or while runs or files exist only there.
+    Then forgets the cluster. Refuses, with exit code 1, while jobs run or while runs or files exist only
+    there.
     """
     workspace = screen.chosen().workspace(named=True)
     name = workspace.root.name
@@ -134,7 +135,8 @@ def detach(
     lines = [f"{done} {entry}" for entry in result.entries]
     lines += [f"exists only there: {line}" for line in result.only_there.lines if dry_run]
     if not dry_run:
-        lines.append(f"cluster {name!r} is detached; {result.folder or 'its folder'} is gone")
+        gone = f"; {result.folder} is gone" if result.folder else ""
+        lines.append(f"cluster {name!r} is detached{gone}")
     screen.result(answer, *lines)
 
 

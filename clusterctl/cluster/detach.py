@@ -17,7 +17,9 @@ from clusterctl.spec.existing import existing_cluster
 from clusterctl.state.facts import facts_of
 from clusterctl.state.inventory import applied_if_known, inventory_of
 from clusterctl.state.workspace import WAIT_S, Workspace
+from clusterctl.transport.login import LOGIN_HOST
 from clusterctl.transport.master import end_all_connections
+from clusterctl.transport.ssh import Connections
 from clusterctl.util.progress import SILENT, Clock, Reporter
 
 if TYPE_CHECKING:
@@ -79,12 +81,7 @@ def _emptied(workspace: Workspace, options: DetachOptions, reporter: Reporter) -
         raise UsageError(f"there is no cluster {name!r}", code="unknown-cluster", fix=fix)
     folder = existing_cluster(spec.provider).folder
     if not workspace.inventory.exists():
-        raise UsageError(
-            "the cluster is only partly attached",
-            code="attach-unfinished",
-            where=folder,
-            fix="run `clusterctl attach` again until it succeeds, then detach the cluster",
-        )
+        return _unfinished(workspace, folder, options, reporter)
     with connect_session(facts_of(workspace), workspace) as session:
         place = attached_folder(session.transport, folder, workspace.cluster_id())
         entries = place.entries()
@@ -109,6 +106,34 @@ def _emptied(workspace: Workspace, options: DetachOptions, reporter: Reporter) -
             reporter.step("remove")
             place.remove()
     return DetachResult(folder, entries, only_there, cancelled)
+
+
+def _unfinished(
+    workspace: Workspace, folder: str, options: DetachOptions, reporter: Reporter
+) -> DetachResult:
+    """Remove or list what an `attach` that failed or was killed has put into the folder.
+
+    A folder of the user's, or of another cluster, stays as it is.
+    """
+    with Connections(workspace.ssh_config, stays=LOGIN_HOST) as connections:
+        place = attached_folder(connections.to(LOGIN_HOST), folder, workspace.cluster_id())
+        try:
+            entries = place.entries()
+        except UsageError as exc:
+            if exc.code != "folder-not-ours":
+                raise
+            reporter.note(f"{folder} stays there: {exc.why}")
+            return DetachResult("", (), OnlyCopies())
+        # Another machine may have attached the same folder since.
+        found = OnlyCopies(unknown=tuple(f"{folder}/{entry}" for entry in entries if not entry.by_attach))
+        if found and not options.dry_run and not options.discard:
+            raise found.error(
+                f"cluster {workspace.root.name!r} was not detached: its folder has other files",
+                fix="--discard deletes them",
+            )
+        if not options.dry_run:
+            place.remove()
+    return DetachResult(folder, entries, found)
 
 
 def _active_jobs(session: Session, folder: str) -> tuple[JobInfo, ...]:

@@ -10,7 +10,7 @@ from clusterctl.errors import LeftoversError, UsageError, printable
 from clusterctl.transport.base import Transport
 from clusterctl.transport.tree import format_size
 
-_DETACH: Final = Path(__file__).with_name("remote_detach.sh").read_text(encoding="utf-8")
+_PROGRAMS: Final = Path(__file__).parent
 # Removing many small files from a network file system takes long.
 _REMOVAL_S: Final = 3600.0
 _WHAT: Final = {
@@ -21,6 +21,14 @@ _WHAT: Final = {
     "runs": "runs that were sent there",
     "files": "files that you have put there",
 }
+
+
+def folder_program(name: str) -> str:
+    """Return a program for the login node that expands ~ and variables in its first argument, a folder."""
+    return "\n".join((_PROGRAMS / part).read_text(encoding="utf-8") for part in ("remote_folder.sh", name))
+
+
+_DETACH: Final = folder_program("remote_detach.sh")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +43,10 @@ class Entry:
     def __str__(self) -> str:
         amount = f"{format_size(self.bytes)} in {self.files:,} file{'' if self.files == 1 else 's'}"
         return f"{self.name}: {amount} ({self.what or 'not of clusterctl'})"
+
+    @property
+    def by_attach(self) -> bool:
+        return self.name in {"env", "environments", "store"}
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -17,6 +17,7 @@ from typing import Final
 from clusterctl.errors import TransferError, UsageError, printable
 from clusterctl.packages.remote_environment import build_environment, lock_of, pip_wheel
 from clusterctl.packages.wheelhouse import NodePlatform, wheelhouse
+from clusterctl.providers.existing.detach import folder_program
 from clusterctl.providers.existing.site import Site
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.transport.base import Transport
@@ -35,7 +36,7 @@ _FILES: Final = 4000
 _GRACE_FILES: Final = 8
 _ENVIRONMENTS: Final = "environments"
 _STORE: Final = "store"
-_CLAIM: Final = Path(__file__).with_name("remote_claim.sh").read_text(encoding="utf-8")
+_CLAIM: Final = folder_program("remote_claim.sh")
 _FINISH: Final = Path(__file__).with_name("remote_finish.sh").read_text(encoding="utf-8")
 # Scripts of jobs contain the folder's path, so it needs no quotes. It is never a whole home or disk.
 _FOLDER: Final = re.compile(r"(~/|\$[A-Za-z_][A-Za-z0-9_]*/|/|)[\w.+@%:,-]+(/[\w.+@%:,-]+)*", re.ASCII)
@@ -171,7 +172,7 @@ def place(
 
 def _claim(transport: Transport, folder: str, cluster_id: str) -> tuple[dict[str, list[str]], str]:
     """Create and mark the folder. Return the answer by names, and the id in the mark."""
-    if not _FOLDER.fullmatch(folder):
+    if not _FOLDER.fullmatch(folder) or {".", ".."} & {*folder.split("/")}:
         raise _unfit(folder)
     result = transport.run(["sh", "-c", _CLAIM, "claim", folder, cluster_id], check=False)
     answer: dict[str, list[str]] = {}

@@ -97,7 +97,8 @@ def test_place_rejects_a_folder_with_other_files(call: Place, home: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "folder", ["~", "/", "", "$SCRATCH", "~/my files", "$(touch here)/x", "~/a\nb", "~other/x", "/a/'b"]
+    "folder",
+    ["~", "/", "", "$SCRATCH", "~/my files", "$(touch here)/x", "~/a\nb", "~other/x", "/a/'b", "~/a/../b"],
 )
 def test_place_rejects_a_folder_that_is_a_home_or_needs_quotes(call: Place, home: Path, folder: str) -> None:
     with refused("folder-unfit", UsageError):
@@ -219,6 +220,39 @@ def test_remove_continues_after_a_kill(call: Place, home: Path) -> None:
 
     argv = ["sh", "-c", script + detach._DETACH, "detach", str(home / "ours"), "a1b2"]
     LocalTransport().run(argv, check=False)
-    assert (home / "ours/.clusterctl-cluster").read_text() == "a1b2\n"
+    assert (home / "ours/.clusterctl-cluster").read_text().split() == ["a1b2", "1"]
     attached(home).remove()
     assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize("there", ["", "a", "a/ours"])
+def test_remove_takes_the_folders_that_place_created(call: Place, home: Path, there: str) -> None:
+    (home / there).mkdir(parents=True, exist_ok=True)
+    before = sorted(home.rglob("*"))
+    call("~/a/ours")
+    AttachedFolder(LocalTransport(), "~/a/ours", "a1b2").remove()
+    assert sorted(home.rglob("*")) == before
+
+
+def test_remove_keeps_a_created_folder_with_other_files(call: Place, home: Path) -> None:
+    call("~/a/ours")
+    (home / "a/notes").touch()
+    AttachedFolder(LocalTransport(), "~/a/ours", "a1b2").remove()
+    assert sorted(home.rglob("*")) == [home / "a", home / "a/notes"]
+
+
+def test_remove_takes_an_empty_mark_and_no_empty_folder(home: Path) -> None:
+    (home / "ours").mkdir()
+    assert attached(home).entries() == attached(home).remove() == ()
+    assert (home / "ours").is_dir()
+    (home / "ours/.clusterctl-cluster").touch()
+    assert attached(home).remove() == ()
+    assert list(home.iterdir()) == []
+
+
+def test_place_on_a_full_disk_leaves_nothing(call: Place) -> None:
+    with small_disk(1) as disk:
+        disk.fill()
+        with refused("folder-not-made", TransferError):
+            call(f"{disk.path}/a/ours")
+        assert not (disk.path / "a").exists()
