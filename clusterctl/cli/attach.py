@@ -112,6 +112,9 @@ def detach(
     dry_run: Annotated[bool, option("List what would be removed, and remove nothing.")] = False,
     cancel: Annotated[bool, option("Cancel your pending and running jobs there first.")] = False,
     discard: Annotated[bool, option("Also delete runs and files that exist only there.")] = False,
+    forget: Annotated[
+        bool, option("Only forget the cluster here, without a login; its folder and jobs stay there.")
+    ] = False,
     no_wait: NoWait = False,
 ) -> None:
     """Remove everything of clusterctl from an attached cluster.
@@ -121,21 +124,23 @@ def detach(
     """
     workspace = screen.chosen().workspace(named=True)
     name = workspace.root.name
-    options = DetachOptions(dry_run, cancel, discard, 0 if no_wait else WAIT_S)
+    options = DetachOptions(dry_run, cancel, discard, forget, 0 if no_wait else WAIT_S)
     result = remove_from_site(workspace, options, PhaseLines(screen.note, verbose=screen.verbose))
     answer = {
         "cluster": name,
         "folder": result.folder,
-        "removed": not dry_run,
+        "removed": not dry_run and not forget,
         "entries": [entry.as_dict() for entry in result.entries],
         "only_there": result.only_there.lines,
         "cancelled": result.cancelled,
+        "left": result.left,
     }
     done = "would remove" if dry_run else "removed"
     lines = [f"{done} {entry}" for entry in result.entries]
-    lines += [f"exists only there: {line}" for line in result.only_there.lines if dry_run]
+    lines += [f"exists only there: {line}" for line in result.only_there.lines if dry_run and not forget]
+    lines += [f"left there: {line}" for line in result.left]
     if not dry_run:
-        gone = f"; {result.folder} is gone" if result.folder else ""
+        gone = f"; {result.folder} is gone" if result.folder and not forget else ""
         lines.append(f"cluster {name!r} is detached{gone}")
     screen.result(answer, *lines)
 

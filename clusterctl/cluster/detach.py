@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.errors import SchedulerError, UsageError
+from clusterctl.errors import SchedulerError, TransportError, UsageError
 from clusterctl.providers.registry import attached_folder
 from clusterctl.runs.collect import uncollected
 from clusterctl.runs.only_copies import OnlyCopies, Search
@@ -30,11 +30,15 @@ _CANCELLED_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class DetachOptions:
-    """dry_run: only list. cancel: cancel active jobs. discard: delete files that exist only there."""
+    """dry_run: only list. cancel: cancel active jobs. discard: delete files that exist only there.
+
+    forget: do not connect; the folder stays there.
+    """
 
     dry_run: bool = False
     cancel: bool = False
     discard: bool = False
+    forget: bool = False
     wait_s: float = WAIT_S
 
 
@@ -43,12 +47,14 @@ class DetachResult:
     """The outcome of `detach`. With ``dry_run``, nothing was removed.
 
     entries: those of the folder. only_there: jobs, runs and files that exist only in the folder.
+    left: the folder that stays there, with ``forget``, and all that may be in it.
     """
 
     folder: str
     entries: tuple[Entry, ...]
     only_there: OnlyCopies
     cancelled: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
 
 
 def detach(workspace: Workspace, options: DetachOptions, reporter: Reporter = SILENT) -> DetachResult:
@@ -60,7 +66,12 @@ def detach(workspace: Workspace, options: DetachOptions, reporter: Reporter = SI
         LeftoversError: some files can't be removed. TransportError: the cluster can't be reached.
     """
     with workspace.lock("detach", wait_s=options.wait_s, waiting=reporter.note):
-        result = _emptied(workspace, options, reporter)
+        try:
+            result = _emptied(workspace, options, reporter)
+        except TransportError as exc:
+            forget = "if you can't log in there any more: `clusterctl detach --forget`"
+            exc.fix = "; ".join(filter(None, (exc.fix, forget)))
+            raise
         if not options.dry_run:
             end_all_connections(workspace.ssh_config)
             with suppress(OSError):
@@ -79,7 +90,11 @@ def _emptied(workspace: Workspace, options: DetachOptions, reporter: Reporter) -
         name = workspace.root.name
         fix = "`clusterctl list` shows all clusters"
         raise UsageError(f"there is no cluster {name!r}", code="unknown-cluster", fix=fix)
-    folder = existing_cluster(spec.provider).folder
+    settings = existing_cluster(spec.provider)
+    folder = settings.folder
+    if options.forget:
+        kept = tuple(f"the run of {entry.shown} is not collected" for entry in uncollected(workspace))
+        return DetachResult(folder, (), OnlyCopies(runs=kept), left=(f"{settings.login}:{folder}", *kept))
     if not workspace.inventory.exists():
         return _unfinished(workspace, folder, options, reporter)
     with connect_session(facts_of(workspace), workspace) as session:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cluster.detach import DetachOptions, detach
-from clusterctl.errors import OnlyCopyError
+from clusterctl.errors import OnlyCopyError, TransportError
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.login import HERE, write_login_files
 
@@ -65,3 +65,18 @@ def test_unfinished_attach_keeps_files_that_others_need(unfinished: Workspace) -
     assert (folder / "jobs").is_dir()
     detach(unfinished, DetachOptions(discard=True))
     assert not folder.exists()
+
+
+def test_forget_needs_no_login_and_says_what_stays(unfinished: Workspace) -> None:
+    folder = fill(unfinished, unfinished.cluster_id(), "jobs")
+    spec = unfinished.spec.read_text().replace('login: "."', "login: closed.invalid")
+    unfinished.spec.write_text(spec)
+    write_login_files("closed.invalid", unfinished)
+    with pytest.raises(TransportError) as refusal:
+        detach(unfinished, DetachOptions(discard=True))
+    assert "--forget" in refusal.value.fix
+    assert unfinished.root.exists()
+    result = detach(unfinished, DetachOptions(forget=True))
+    assert result.left == (f"closed.invalid:{folder}",)
+    assert (folder / "jobs").is_dir()
+    assert not unfinished.root.exists()
