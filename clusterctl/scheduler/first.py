@@ -46,12 +46,12 @@ class First:
     def file(self) -> bytes:
         """The content of first.json, which job.py reads."""
         wait_s = self.wait_s if self.is_across else 0
-        return (json.dumps({"claim": f"first-{self.id}", "wait_s": wait_s}) + "\n").encode()
+        return (json.dumps({"claim": f"first.{self.id}", "wait_s": wait_s}) + "\n").encode()
 
 
 def claim_of(entry: JobEntry) -> str:
     """Return the path of the claim, beside the folders of the jobs."""
-    return f"{(entry.remote_dir or '').rpartition('/')[0]}/.first-{entry.first}"
+    return f"{(entry.remote_dir or '').rpartition('/')[0]}/.first.{entry.first}"
 
 
 def settle_all(scheduler: Jobs, ledger: Ledger) -> None:

@@ -70,9 +70,11 @@ CACHE = b"__pycache__"
 PARTIAL = re.compile(rb"\.clusterctl-[0-9a-f]{32}\.part(\.[0-9]+)?")
 # The folder of a job whose submission has not finished.
 INCOMPLETE = re.compile(JOBS + rb"\.[^/]*\.incomplete")
-# Files that `launch` writes in the folder of a `clusterctl shell`, which has shown the ranks' output. Names
-# of jobs' folders contain a hyphen.
+# Names of jobs' folders contain a hyphen, unlike those of sessions' folders and of claims.
+# Files that `launch` writes in the folder of a `clusterctl shell`, which has shown the ranks' output.
 OF_SESSION = re.compile(JOBS + rb"shell\.[^/-]+/(rank-logs|job\.hosts|heartbeat)")
+# The claim of a `submit --first` with the id of the job that runs, and temporary files beside the claim.
+CLAIM = re.compile(JOBS + rb"\.first\.[^/-]+")
 SKELETON, MOST_SKELETON = b"/etc/skel", 1 << 16
 # Folders of / without files of users; and names that programs give their files in temporary folders.
 OF_THE_SYSTEM = frozenset(
@@ -124,6 +126,7 @@ class Top:
             or PARTIAL.fullmatch(name) is not None
             or INCOMPLETE.fullmatch(path) is not None
             or OF_SESSION.fullmatch(path) is not None
+            or CLAIM.fullmatch(path) is not None
             or path in self.not_here
             or (self.is_temporary and OF_PROGRAMS.fullmatch(path) is not None)
             or (path.startswith(JOBS) and path.count(b"/") == JOBS.count(b"/") + 1 and name in ours)

@@ -19,6 +19,7 @@ from clusterctl.spec.job import JobSpec
 from clusterctl.state.facts import ClusterFacts, PartitionFacts
 from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
+from clusterctl.transport.remote_copies import CLAIM
 from tests.support.messages import refused
 from tests.support.played.cluster import PlayedCluster
 from tests.support.processes import eventually
@@ -79,6 +80,8 @@ def test_first_without_clusterctl_runs_one_job(session, cluster, tmp_path):
     (only,) = ran(cluster)
     assert sorted(cluster.job(job_id)["state"] for job_id in ids) == ["CANCELLED", "COMPLETED"]
     assert [job.id for job in list_jobs(session).jobs] == [only]
+    name = Path(claim_of(entry(session, only))).name
+    assert CLAIM.fullmatch(f"clusterctl/jobs/{name}".encode())
     recorded = {job_id: (entry(session, job_id).kept, entry(session, job_id).lost_to) for job_id in ids}
     assert recorded == {job_id: (job_id == only, None if job_id == only else f"job {only}") for job_id in ids}
 

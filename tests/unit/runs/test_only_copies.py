@@ -255,6 +255,10 @@ NOTHING = {
         s.write("clusterctl/jobs/shell.a1b2/job.hosts"),
         s.write("clusterctl/jobs/shell.a1b2/job.sbatch"),
     ],
+    "the claim of a submit --first": lambda s: [
+        s.write("clusterctl/jobs/.first.a1b2c3d4", "7"),
+        s.write("clusterctl/jobs/.first.a1b2c3d4.7", "7"),
+    ],
     "a job's folder in the making": lambda s: s.write("clusterctl/jobs/.mine-1.incomplete/big"),
     "a start-up file as created": lambda s: shutil.copy("/etc/skel/.bashrc", s.home),
 }
@@ -267,9 +271,16 @@ def test_what_is_elsewhere_or_worth_nothing_stops_nobody(stage: Stage, what: str
 
 
 @pytest.mark.parametrize(
-    "path", ["shell.a1b2/files/rank-logs/x", "shell.a1b2/x", "shell-a1b2/rank-logs/0.log"]
+    "path",
+    [
+        "shell.a1b2/files/rank-logs/x",
+        "shell.a1b2/x",
+        "shell-a1b2/rank-logs/0.log",
+        ".first-a1b2/weights",
+        ".first.x-a1b2/weights",
+    ],
 )
-def test_files_of_a_session_and_of_a_job_named_shell_count(stage: Stage, path: str) -> None:
+def test_files_of_a_session_and_of_a_job_named_alike_count(stage: Stage, path: str) -> None:
     stage.write(f"clusterctl/jobs/{path}")
     assert [one.files for one in stage.search.find().files] == [1]
 
