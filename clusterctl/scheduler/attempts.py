@@ -136,6 +136,7 @@ _BY_SLURM: Final = frozenset("CANCELLED TIMEOUT PREEMPTED NODE_FAIL".split())
 _EARLY_S: Final = 5
 _NEVER: Final = "the job was cancelled before it started"
 _NOT_AGAIN: Final = "the job was requeued, and cancelled before it started again"
+_NOT_FIRST: Final = "another job of `submit --first` ran, or clusterctl chose no job in time"
 _NO_END: Final = "the job recorded no end: its processes were killed, or its node was lost"
 
 
@@ -176,6 +177,8 @@ def ending_of(events: Sequence[Event]) -> Ending:
         "ended": later[-1]["time"] if later else _number(start, "time"),
     }
     by_slurm, last = _state_by_slurm(start, later), _last(later, "end", "requeue")
+    if events[-1].get("event") == "not-first":
+        return Ending(state="CANCELLED", reason=_NOT_FIRST, **facts)
     if by_slurm in _BY_SLURM:
         return Ending(state=by_slurm, **facts)
     if by_slurm or last.get("event") == "requeue":

@@ -177,6 +177,8 @@ def test_hostile_events_are_read(key: str, value: object) -> None:
             6,
         ),
         ([end(6, 4)], "FAILED", 4, 6),
+        # The job of `submit --first` did not run, and has recorded no start.
+        ([{"event": "not-first", "time": 5, "owner": "7"}], "CANCELLED", None, 5),
     ],
 )
 def test_ending_of_the_last_attempt(
