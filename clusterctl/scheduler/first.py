@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import fcntl
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
 from clusterctl.scheduler.base import AccountingAwayError, JobInfo, Jobs, JobState
+from clusterctl.scheduler.records import DELAY_S
 from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace, clusters_up, state_home
 from clusterctl.util.disk import translating_write_errors
@@ -66,7 +68,7 @@ def settle(scheduler: Jobs, ledger: Ledger, first: str) -> tuple[JobEntry, ...]:
     """Choose a job of a `submit --first` if a job has started. Cancel the other jobs on this cluster.
 
     A job that was cancelled is marked in the ledger, and its folder is removed. Return the jobs that are left
-    on this cluster, which wait or, if ``kept``, run.
+    on this cluster, which wait, have ended and may have run, or, if ``kept``, run.
 
     Raises:
         MachineError: the choice can't be recorded.
@@ -83,16 +85,16 @@ def settle(scheduler: Jobs, ledger: Ledger, first: str) -> tuple[JobEntry, ...]:
         job = jobs.get(str(entry.job_id))
         if kept is not None and entry.token == kept.token:
             left.append(kept)
-        elif job is None or job.ended:
+        elif job is not None and (not job.ended or (not lost_to and _may_have_run(entry, job))):
+            left.append(entry)
+            if lost_to:
+                scheduler.cancel([job.whole_id])
+        else:
             state = job.state if job is not None else JobState.CANCELLED
             # The log of a job that failed before it ran, as on a broken node, stays.
             if state is JobState.CANCELLED:
                 scheduler.transport.run(["rm", "-rf", "--", entry.remote_dir or ""], check=False)
             ledger.update(entry, refused=True, state=state.value, lost_to=lost_to or "no job")
-        else:
-            left.append(entry)
-            if lost_to:
-                scheduler.cancel([job.whole_id])
     return tuple(left)
 
 
@@ -123,6 +125,15 @@ def _choose(
     if kept is not None:
         return ledger.record(kept, chosen=True, kept=True), f"job {kept.job_id}"
     return None, "no job" if owner is not None else ""
+
+
+def _may_have_run(entry: JobEntry, job: JobInfo) -> bool:
+    """Return whether an ended job may have run, though its claim is missing: on NFS, it may appear late.
+
+    On several clusters, the claim is written on the controller, which sees it at once.
+    """
+    has_started = job.start_time is not None and job.end_time is not None
+    return not entry.is_across and has_started and abs(time.time() - (job.end_time or 0)) < DELAY_S
 
 
 def next_to_run(entries: Sequence[JobEntry], jobs: Mapping[str, JobInfo]) -> JobEntry | None:

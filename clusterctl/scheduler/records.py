@@ -26,7 +26,7 @@ _ARRAY: Final = re.compile(rb"(?m)^#SBATCH\s+(?:--array[=\s]|-a)\s*[\"']?([0-9,:
 _NO_START: Final = "the job's script ended before the job recorded its start"
 _GONE: Final = "the job's folder no longer exists"
 # A file system such as NFS may show a file that another host has written so much later.
-_DELAY_S: Final = 60.0
+DELAY_S: Final = 60.0
 _Record = Mapping[str, Any]
 
 
@@ -81,7 +81,7 @@ def await_ends(transport: Transport, clock: Clock, jobs: Sequence[JobInfo]) -> N
     ended = [job for job in ended if job.state in (JobState.COMPLETED, JobState.FAILED)]
     latest = max((job.end_time or 0 for job in ended), default=0)
     names = {"" if job.task is None else str(job.task) for job in ended}
-    for _ in clock.polls(latest + _DELAY_S - time.time(), first_s=0.5, longest_s=5.0) if ended else ():
+    for _ in clock.polls(latest + DELAY_S - time.time(), first_s=0.5, longest_s=5.0) if ended else ():
         (record, *_) = [*_read(transport, [ended[0].work_dir]), None]
         endings = (_ending(record, name) for name in names)
         if record is None or all(ending is not None and ending.is_recorded for ending in endings):

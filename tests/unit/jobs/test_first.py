@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from clusterctl.jobs.source import source_of
 from clusterctl.jobs.submit import PreparedJob, Submitter, script_of
 from clusterctl.runs.collect import uncollected
 from clusterctl.scheduler.first import First, claim_of, settle
+from clusterctl.scheduler.records import DELAY_S
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.facts import ClusterFacts, PartitionFacts
@@ -84,6 +86,26 @@ def test_first_without_clusterctl_runs_one_job(session, cluster, tmp_path):
     assert CLAIM.fullmatch(f"clusterctl/jobs/{name}".encode())
     recorded = {job_id: (entry(session, job_id).kept, entry(session, job_id).lost_to) for job_id in ids}
     assert recorded == {job_id: (job_id == only, None if job_id == only else f"job {only}") for job_id in ids}
+
+
+def test_first_claim_that_is_not_seen_yet_decides_nothing(session, cluster, tmp_path):
+    """NFS may show the claim a minute late. Until then, the job that has ended may have run."""
+    (job_id,) = raced(session, tmp_path, First("f", is_across=False), 1)
+    cluster.wait_until_ended(job_id)
+    claim = Path(claim_of(entry(session, job_id)))
+    claim.rename(cluster.home / "unseen")
+    assert [one.kept for one in settle(session.scheduler, session.ledger, "f")] == [False]
+    (cluster.home / "unseen").rename(claim)
+    assert [one.kept for one in settle(session.scheduler, session.ledger, "f")] == [True]
+
+
+def test_first_job_that_ended_long_ago_without_a_claim_lost(session, cluster, tmp_path):
+    (job_id,) = raced(session, tmp_path, First("f", is_across=False), 1)
+    cluster.wait_until_ended(job_id)
+    Path(claim_of(entry(session, job_id))).unlink()
+    cluster.change(job_id, end=int(time.time()) - 2 * int(DELAY_S))
+    assert settle(session.scheduler, session.ledger, "f") == ()
+    assert entry(session, job_id).refused
 
 
 def test_first_across_clusters_waits_for_the_choice(session, cluster, tmp_path):
