@@ -22,7 +22,7 @@ from clusterctl.jobs.bundled import (
     run_on_this_machine,
 )
 from clusterctl.jobs.earlier import folder_of_run
-from clusterctl.jobs.first import new_first, places_of, reject_unfit, submit_first, wait_for_first
+from clusterctl.jobs.first import Kept, new_first, places_of, reject_unfit, submit_first, wait_for_first
 from clusterctl.jobs.submission import Preparer, Submission, marking_side_effects, read_jobs, submit_prepared
 from clusterctl.jobs.submit import PreparedJob, Submitted, Submitter
 from clusterctl.jobs.watch import LogChunk, nonfinite_notice, raise_unless_completed
@@ -31,7 +31,7 @@ from clusterctl.scheduler.first import WAIT_S, First
 from clusterctl.scheduler.session import Session, open_session
 from clusterctl.spec.job import MODULE_FLAG, JobSpec, Weights
 from clusterctl.state.chosen import ChosenCluster
-from clusterctl.state.submissions import JobEntry, Ledger
+from clusterctl.state.submissions import Ledger
 from clusterctl.state.workspace import clusters_up
 from clusterctl.transport.tree import format_size
 from clusterctl.util.progress import SILENT
@@ -261,17 +261,20 @@ def _submit_first(screen: Screen, submission: Submission, text: str, watching: W
                 rows.append({**row_of(submitted), **asdict(place)})
                 screen.partial_answer = answer_of(rows)
                 screen.note(f"submitted job {submitted.job_id} to {place.shown}")
-        winner, entry = wait_first(screen, [*sessions.values()], first, watching)
-        key = (winner.facts.cluster, entry.job_id)
+        winner = wait_first(screen, [*sessions.values()], first, watching)
+        for cluster, job_id in winner.not_cancelled:
+            text = f"note: job {job_id} is not cancelled yet, because cluster {cluster} can't be reached"
+            screen.note(
+                f"{text}; `clusterctl jobs --cluster {cluster}` cancels it; it does not run your program"
+            )
+        key = (winner.session.facts.cluster, winner.entry.job_id)
         kept = [row for row in rows if (row["cluster"], row["job_id"]) == key]
         keys = ("cluster", "partition", "account", "job_id")
         kept[0]["cancelled"] = [{key: row[key] for key in keys} for row in rows if row not in kept]
-        show_or_watch(screen, winner, kept, [job], watching)
+        show_or_watch(screen, winner.session, kept, [job], watching)
 
 
-def wait_first(
-    screen: Screen, sessions: Sequence[Session], first: First, watching: Watching | None
-) -> tuple[Session, JobEntry]:
+def wait_first(screen: Screen, sessions: Sequence[Session], first: First, watching: Watching | None) -> Kept:
     try:
         with screen.working("waiting for the first job to start"):
             return wait_for_first(sessions, first, watching.timeout_s if watching else None)

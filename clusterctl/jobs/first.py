@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from clusterctl.errors import ClusterctlError, JobCancelledError, TransportError, UsageError, WaitTimeoutError
@@ -13,7 +14,8 @@ from clusterctl.spec.job import JobSpec
 from clusterctl.state.facts import ClusterFacts
 from clusterctl.state.submissions import JobEntry
 
-_LONGEST_PAUSE_S = 10.0
+# On clusters of the user. On other people's clusters, the session has the pauses.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +99,14 @@ def submit_first(
         try:
             submitted = submitters[cluster].submit(replace(job, first=first))
         except ClusterctlError:
-            for where, job_id in done:
-                submitters[where].session.scheduler.cancel([job_id])
-                settle(submitters[where].session.scheduler, submitters[where].session.ledger, first.id)
+            sessions = [submitters[where].session for where, _ in done]
+            # The error of the submission is raised, even if a job can't be cancelled.
+            for session, (_, job_id) in zip(sessions, done, strict=True):
+                with suppress(ClusterctlError):
+                    session.scheduler.cancel([job_id])
+            for session in sessions:
+                with suppress(ClusterctlError):
+                    settle(session.scheduler, session.ledger, first.id)
             raise
         done.append((cluster, submitted.job_id))
         yield cluster, submitted
@@ -110,38 +117,72 @@ def new_first(clusters: Sequence[str]) -> First:
     return First(new_token(), is_across=len(set(clusters)) > 1)
 
 
-def wait_for_first(
-    sessions: Sequence[Session], first: First, timeout_s: float | None
-) -> tuple[Session, JobEntry]:
-    """Wait until a job runs and the rest are cancelled. Return the job with the session of its cluster.
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The job of a `submit --first` that runs.
 
-    While a cluster can't be reached, its jobs are not chosen, and the wait goes on.
+    not_cancelled: (cluster, job id) of each job on clusters that can't be reached. Such a job does not run.
+    """
+
+    session: Session
+    entry: JobEntry
+    not_cancelled: tuple[tuple[str, str], ...] = ()
+
+
+def wait_for_first(sessions: Sequence[Session], first: First, timeout_s: float | None) -> Kept:
+    """Wait until a job runs, and cancel the rest.
+
+    While a cluster can't be reached, its jobs are not chosen.
 
     Raises:
         JobCancelledError: all jobs have ended before they could run.
         WaitTimeoutError: the time is up. The jobs stay in the queue.
         SchedulerError, MachineError: a cluster does not answer, or the choice can't be recorded.
     """
-    clock = sessions[0].scheduler.clock
-    for _ in clock.polls(timeout_s, longest_s=_LONGEST_PAUSE_S):
-        left: list[tuple[Session, JobEntry]] = []
-        is_complete = True
-        for session in sessions:
-            try:
-                left += [(session, entry) for entry in settle(session.scheduler, session.ledger, first.id)]
-            except TransportError:
-                is_complete = False
-        if is_complete and not left:
+    clock, paces = sessions[0].scheduler.clock, [session.pace for session in sessions]
+    first_s = max(_FIRST_PAUSE_S, *(pace.changed_s for pace in paces))
+    longest_s = max(_LONGEST_PAUSE_S, *(pace.pending_s for pace in paces))
+    for _ in clock.polls(timeout_s, first_s=first_s, longest_s=longest_s):
+        left, unreachable = _settled(sessions, first)
+        if len(left) > 1 and any(entry.kept for _, entry in left):
+            # Some clusters were asked before the choice.
+            left, unreachable = _settled(sessions, first)
+        for session, entry in left:
+            if entry.kept:
+                waiting = tuple((c, str(e.job_id)) for c, e in _entries(unreachable, first) if not e.refused)
+                return Kept(session, entry, waiting)
+        if not left and not unreachable:
+            states = [f"job {e.job_id} of {c} is {e.state}" for c, e in _entries(sessions, first)]
             raise JobCancelledError(
                 "all jobs of --first have ended before they ran",
                 code="first-all-cancelled",
-                why="they were cancelled, or clusterctl did not choose a job in time",
-                fix="submit again",
+                why=", ".join(states),
+                fix="`clusterctl jobs ID` shows a job's reason; submit again",
             )
-        if is_complete and len(left) == 1 and left[0][1].kept:
-            return left[0]
     raise WaitTimeoutError(
         "no job of --first has started in time",
         code="first-timeout",
         fix="the jobs stay in the queue; `clusterctl jobs` shows them, and chooses the first that started",
     )
+
+
+def _settled(
+    sessions: Sequence[Session], first: First
+) -> tuple[list[tuple[Session, JobEntry]], list[Session]]:
+    """Settle the jobs on all clusters. Return the jobs that are left, and the clusters without an answer."""
+    left: list[tuple[Session, JobEntry]] = []
+    unreachable = []
+    for session in sessions:
+        try:
+            left += [(session, entry) for entry in settle(session.scheduler, session.ledger, first.id)]
+        except TransportError:
+            unreachable.append(session)
+    return left, unreachable
+
+
+def _entries(sessions: Sequence[Session], first: First) -> Iterator[tuple[str, JobEntry]]:
+    """Yield (cluster, job) for each job of a `submit --first` that Slurm accepted."""
+    for session in sessions:
+        for entry in session.ledger.entries():
+            if entry.first == first.id and entry.job_id:
+                yield session.facts.cluster, entry

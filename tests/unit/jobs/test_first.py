@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import JobCancelledError, SlurmError, UsageError, WaitTimeoutError
+from clusterctl.errors import JobCancelledError, SlurmError, UnreachableError, UsageError, WaitTimeoutError
 from clusterctl.jobs.first import Place, new_first, places_of, reject_unfit, submit_first, wait_for_first
 from clusterctl.jobs.queue import list_jobs
 from clusterctl.jobs.source import source_of
@@ -17,11 +17,15 @@ from clusterctl.runs.collect import uncollected
 from clusterctl.scheduler.first import First, claim_of, settle
 from clusterctl.scheduler.records import DELAY_S
 from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.facts import ClusterFacts, PartitionFacts
 from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.remote_copies import CLAIM
+from clusterctl.util.process import Result
+from clusterctl.util.progress import Clock
+from tests.support.here import LocalTransport
 from tests.support.messages import refused
 from tests.support.played.cluster import PlayedCluster
 from tests.support.processes import eventually
@@ -63,7 +67,7 @@ def entry(session: Session, job_id: str) -> JobEntry:
 def test_first_keeps_one_job_and_cancels_the_rest(session, cluster, tmp_path):
     first = new_first(["here", "here"])
     ids = raced(session, tmp_path, first, 3)
-    _, kept = wait_for_first([session], first, 60)
+    kept = wait_for_first([session], first, 60).entry
     cluster.wait_until_ended(kept.job_id)
     lost = [job_id for job_id in ids if job_id != kept.job_id]
     assert ran(cluster) == [kept.job_id]
@@ -130,7 +134,7 @@ def test_first_across_killed_continues_its_choice(session, cluster, tmp_path, ki
     for job_id in ids:
         cluster.wait_until_ended(job_id)
     assert ran(cluster) == [ids[1]]
-    assert wait_for_first([session], First("f", is_across=True), 60)[1].job_id == ids[1]
+    assert wait_for_first([session], First("f", is_across=True), 60).entry.job_id == ids[1]
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -164,7 +168,7 @@ def test_first_chosen_job_was_cancelled_chooses_another(session, cluster, tmp_pa
     session.ledger.record(entry(session, ids[0]), chosen=True)
     session.scheduler.cancel([ids[0]])
     cluster.wait_until_ended(ids[0])
-    assert wait_for_first([session], First("f", is_across=True), 60)[1].job_id == ids[1]
+    assert wait_for_first([session], First("f", is_across=True), 60).entry.job_id == ids[1]
     cluster.wait_until_ended(ids[1])
     assert ran(cluster) == [ids[1]]
 
@@ -188,6 +192,63 @@ def test_first_rejected_job_cancels_the_submitted_jobs(session, cluster, tmp_pat
     with refused("slurm-refused", SlurmError):
         next(submissions)
     assert cluster.job(submitted.job_id)["state"] == "CANCELLED"
+
+
+class CutOff(LocalTransport):
+    """The controller of a cluster that can't be reached."""
+
+    def run(self, *_: object, **__: object) -> Result:
+        raise UnreachableError("no route", host="far")
+
+
+def test_first_rejected_job_cancels_what_can_be_cancelled(session, cluster, tmp_path):
+    """The error is that of the submission, also if another cluster can't be reached by then."""
+    (script := tmp_path / "job.sh").write_text("true\n")
+    job = JobSpec(name="mine", script=script)
+    prepared = PreparedJob(job, script_of(session.facts, job), source_of(job))
+    submitters = {"far": Submitter(session), "here": Submitter(session)}
+    jobs = [(where, prepared) for where in ("far", "here", "here")]
+    submissions = submit_first(submitters, jobs, First("f", is_across=True))
+    ids = [next(submissions)[1].job_id for _ in range(2)]
+    submitters["far"] = Submitter(replace(session, scheduler=SlurmClient(CutOff(), patience_s=0)))
+    with cluster.state() as state:
+        state["refuse"] = "sbatch: error: Batch job submission failed: Invalid account"
+    with refused("slurm-refused", SlurmError):
+        next(submissions)
+    assert cluster.job(ids[1])["state"] == "CANCELLED"
+
+
+def test_first_unreachable_cluster_does_not_delay_the_job(session, other, tmp_path):
+    first = First("f", is_across=True)
+    (job_id,) = raced(session, tmp_path, first, 1)
+    other.add(replace(entry(session, job_id), **OTHER, job_id="7"))
+    away = replace(session, scheduler=SlurmClient(CutOff(), patience_s=0), ledger=other)
+    away = replace(away, facts=replace(session.facts, cluster="other"))
+    kept = wait_for_first([away, session], first, 60)
+    assert (kept.entry.job_id, kept.not_cancelled) == (job_id, (("other", "7"),))
+
+
+def test_first_all_failed_names_the_jobs_and_states(session, cluster, tmp_path):
+    first = First("f", is_across=True)
+    (job_id,) = raced(session, tmp_path, first, 1)
+    cluster.change(job_id, state="FAILED", end=1)
+    with refused("first-all-cancelled", JobCancelledError, job_id, "FAILED"):
+        wait_for_first([session], first, 60)
+
+
+def test_first_asks_a_foreign_slurm_rarely(cluster, tmp_path):
+    slept: list[float] = []
+    now = lambda: sum(slept)  # noqa: E731
+    session = cluster.session(clock=Clock(now, slept.append))
+    session = replace(session, facts=replace(session.facts, is_foreign=True))
+    with cluster.state() as state:
+        state["hold"] = True
+    raced(session, tmp_path, first := First("f", is_across=True))
+    slept.clear()
+    with refused("first-timeout", WaitTimeoutError):
+        wait_for_first([session], first, 200)
+    pace = session.pace
+    assert (min(slept[:-1]), max(slept)) == (pace.changed_s, pace.pending_s)
 
 
 FACTS = ClusterFacts(
