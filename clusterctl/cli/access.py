@@ -111,10 +111,10 @@ def shell(
     forwards = parse_forwards(forward or [])
     with open_session(screen.chosen()) as session, ExitStack() as stack:
         ssh = OpenSSH(session.workspace.ssh_config, session.facts.job_user)
-        job = shell_job(options, has_pmix=session.facts.pmix)
+        job = shell_job(options, session.facts)
         environment = _environment(screen, session, options)
         folder = _folder(screen, stack, session, job, environment)
-        lease = stack.enter_context(requested_nodes(session, ssh, options))
+        lease = stack.enter_context(requested_nodes(session, ssh, job))
         with screen.working("waiting for nodes"):
             while isinstance(allocation := lease.allocation(), str):
                 _note_wait(screen, session, allocation)

@@ -41,6 +41,7 @@ from clusterctl.scheduler.script import (
     rank_starter,
     resource_options,
     slurm_words,
+    with_account,
     with_launcher,
 )
 from clusterctl.scheduler.session import Session
@@ -49,6 +50,7 @@ from clusterctl.scheduler.slurm_parse import expand_nodes
 from clusterctl.spec.job import JobSpec, reject_quantities_twice
 from clusterctl.spec.job_options import JobOptions
 from clusterctl.spec.sbatch import requests_of
+from clusterctl.state.facts import ClusterFacts
 from clusterctl.state.submissions import PROGRAM_FOLDER
 from clusterctl.transport.base import MARK, Transport, wrap_command
 from clusterctl.transport.login import login_of
@@ -155,7 +157,7 @@ class SessionFolder:
                     yield host, printable(os.fsdecode(path))
 
 
-def shell_job(options: JobOptions, *, has_pmix: bool) -> JobSpec:
+def shell_job(options: JobOptions, facts: ClusterFacts) -> JobSpec:
     """Return a job with the options of an interactive session. Its ``script`` is a folder, and never runs.
 
     Raises UsageError if the folder of --folder can't be sent, or options exclude each other.
@@ -174,7 +176,7 @@ def shell_job(options: JobOptions, *, has_pmix: bool) -> JobSpec:
         raise unaccompanied("--include" if job.include else "--exclude", "--folder DIR")
     if isinstance(job.folder, Path):
         job = job.model_copy(update={"project": folder_project(job.folder)})
-    return with_launcher(job, has_pmix=has_pmix)
+    return with_launcher(with_account(facts, job), has_pmix=facts.pmix)
 
 
 def shell_script(job: JobSpec, environment: Environment) -> str:
@@ -235,18 +237,22 @@ def kept_notice(session: Session, folder: str, files: Sequence[tuple[str, str]])
     return Notice("shell-files-kept", f"the session wrote files into {place}: {names}{more}; {fix}")
 
 
+def salloc_options(job: JobSpec) -> list[str]:
+    """Return the options of salloc for a job of ``shell_job``."""
+    more = map(str, requests_of(job.slurm))
+    return ["--job-name=shell", *resource_options(job, JobOptions.model_fields), *more]
+
+
 @contextmanager
-def requested_nodes(session: Session, ssh: OpenSSH, words: JobOptions) -> Iterator[Lease]:
+def requested_nodes(session: Session, ssh: OpenSSH, job: JobSpec) -> Iterator[Lease]:
     """Request nodes from Slurm. When the ``with`` block ends, release the nodes or withdraw the request.
 
-    words: options of the request. ssh: logs in as the job user. Raises UsageError on clusters without Slurm.
+    job: of ``shell_job``. ssh: logs in as the job user. Raises UsageError on clusters without Slurm.
     """
     # This property raises an error if the cluster has no Slurm.
     _ = session.slurm
     controller = session.transport.host
-    more = map(str, requests_of(words.slurm))
-    options = ["--job-name=shell", *resource_options(words, JobOptions.model_fields), *more]
-    hold = ["bash", "-c", _HOLD, "hold", str(_SILENCE_S), *options]
+    hold = ["bash", "-c", _HOLD, "hold", str(_SILENCE_S), *salloc_options(job)]
     line, script = wrap_command(hold)
     lease = Lease(session, ssh, ssh.alone(controller, line), script)
     try:

@@ -304,7 +304,7 @@ def with_account(facts: ClusterFacts, job: JobSpec) -> JobSpec:
     defaults = {"account": facts.account, "qos": facts.qos}
     if facts.is_foreign:
         defaults["partition"] = facts.partitions[0].name
-    script = UserScript.read(job.script) if any(defaults.values()) and job.script is not None else None
+    script = UserScript.read(job.script) if job.script is not None and not job.script.is_dir() else None
     changes = {
         name: value
         for name, value in defaults.items()

@@ -112,7 +112,7 @@ def test_the_folder_of_a_shell_is_on_the_nodes_of_its_partition(
     def there() -> set[str]:
         return {name for name, node in nodes.items() if [*(node.home / "clusterctl/jobs").glob("shell.*")]}
 
-    job = shell_job(job_options(options), has_pmix=True)
+    job = shell_job(job_options(options), apart.facts)
     with session_folder(Submitter(apart), job, Environment()) as folder:
         assert there() == names
     assert there() == set()
