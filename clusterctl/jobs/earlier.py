@@ -19,8 +19,6 @@ from clusterctl.transport.copies import Copies, record_copies
 from clusterctl.transport.put import send_into
 from clusterctl.transport.tree import format_size, list_items
 
-# The folder for runs that are only on this machine, below the job user's home.
-
 
 @dataclass(frozen=True, slots=True)
 class RunLocation:
