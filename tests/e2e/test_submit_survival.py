@@ -107,15 +107,15 @@ def test_a_cut_connection_while_slurm_takes_the_job(cluster: Cluster) -> None:
 
 
 def test_submit_killed_during_sbatch_is_found_again(cluster: Cluster) -> None:
-    path = script(cluster, "killed")
+    path = script(cluster, "killed-in-sbatch")
     with silent_slurmctld(cluster) as go_on:
         victim = Victim(cluster.runner, "-f", cluster.spec, "submit", path)
         until_sbatch_waits(cluster)
         victim.hit("kill")
         go_on()
-    there = settle(cluster, "killed")
+    there = settle(cluster, "killed-in-sbatch")
     assert list(there.values()) in ([], [1])
-    listed = told(cluster, "killed")
+    listed = told(cluster, "killed-in-sbatch")
     assert len(listed) == len(there)
     if listed:
         cluster("logs", listed[0], "--follow")
