@@ -1,12 +1,12 @@
 # Runs on the controller: hold SILENCE_S [salloc's options]. Holds an allocation as long as a line arrives on its
 # input at least every SILENCE_S seconds. Prints the output of salloc; once nodes are allocated also `granted`,
-# Slurm's variables and an empty line; and `ended` at the end.
+# Slurm's variables, PATH and an empty line; and `ended` at the end.
 silence=$1
 shift
 exec {signs}<&0 {said}>&1
 coproc salloc {
     exec salloc --kill-command=TERM "$@" \
-        sh -c 'echo granted; env | grep "^SLURM_"; echo; exec cat >/dev/null' >&"$said" 2>&1
+        sh -c 'echo granted; env | grep -E "^(SLURM_|PATH=)"; echo; exec cat >/dev/null' >&"$said" 2>&1
 }
 pid=$salloc_PID hold=${salloc[1]}
 { while read -r -t "$silence" _; do :; done; } <&"$signs" &

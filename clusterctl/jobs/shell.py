@@ -253,7 +253,7 @@ def requested_nodes(session: Session, ssh: OpenSSH, job: JobSpec) -> Iterator[Le
     _ = session.slurm
     controller = session.transport.host
     hold = ["bash", "-c", _HOLD, "hold", str(_SILENCE_S), *salloc_options(job)]
-    line, script = wrap_command(hold)
+    line, script = wrap_command(hold, path=session.facts.slurm_path)
     lease = Lease(session, ssh, ssh.alone(controller, line), script)
     try:
         yield lease

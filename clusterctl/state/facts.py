@@ -51,6 +51,7 @@ class ClusterFacts:
         no_accounting: why Slurm has no accounting that the job user may read. "": it has.
         account, qos: of jobs that name none. "": Slurm's defaults.
         is_foreign: whether other people run the cluster, so that clusterctl should ask their Slurm rarely.
+        slurm_path: the folder of Slurm's commands, if PATH may lack it. "": PATH has it.
     """
 
     cluster: str
@@ -73,6 +74,7 @@ class ClusterFacts:
     is_foreign: bool = False
     account: str = ""
     qos: str = ""
+    slurm_path: str = ""
 
 
 def facts_of(workspace: Workspace) -> ClusterFacts:
@@ -109,6 +111,7 @@ def _facts_of_record(record: dict[str, Any]) -> ClusterFacts:
         is_foreign=record.get("is_foreign", False),
         account=record.get("account", ""),
         qos=record.get("qos", ""),
+        slurm_path=record.get("slurm_path", ""),
     )
     texts = (facts.cluster, facts.provider, facts.job_user, facts.root, facts.folder, facts.python)
     if not facts.partitions or not all(isinstance(text, str) for text in texts):

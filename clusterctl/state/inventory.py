@@ -137,6 +137,7 @@ class Inventory(BaseModel):
     account: str = Field("", description="Slurm account of jobs, if not the user's default account")
     qos: str = Field("", description="quality of service of jobs, if not the account's")
     is_foreign: bool = Field(False, description="other people run the cluster")
+    slurm_path: str = Field("", description="folder of Slurm's commands, if PATH may lack it")
     pmix: bool = Field(True, description="Slurm starts ranks of MPI programs itself, by PMIx")
     baked: bool = Field(description="whether the hosts' image has the install part of every role")
 

@@ -158,7 +158,7 @@ def checked_argv(argv: Sequence[str]) -> Sequence[str]:
 
 
 def wrap_command(
-    argv: Sequence[str], env: Mapping[str, str] | None = None, *, reads: bool = True
+    argv: Sequence[str], env: Mapping[str, str] | None = None, *, reads: bool = True, path: str = ""
 ) -> tuple[str, bytes]:
     """Return (line, script): a login shell that gets the line, and the script first on stdin, runs ``argv``.
 
@@ -166,9 +166,11 @@ def wrap_command(
     env: variables to add to the command's environment.
     reads: whether the command reads the stdin after the script. Otherwise its stdin is empty, and the command
         ends when the SSH channel is closed.
+    path: a folder to append to the command's PATH. "": no folder.
     """
     words = ["env", *(f"{key}={value}" for key, value in env.items()), *argv] if env else list(argv)
     begin = "" if reads else f"{_END_WITH_CHANNEL}; "
+    begin += f"export PATH=$PATH:{shlex.quote(path)}; " if path else ""
     script = os.fsencode(f"{{ {begin}exec {shlex.join(checked_argv(words))}\n}}")
     return _WRAPPER.format(size=len(script)), script
 

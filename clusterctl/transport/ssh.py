@@ -42,10 +42,12 @@ class CommandTransport(ABC):
     """The part of a ``Transport`` that ``_talk`` does not decide.
 
     max_output: maximum number of bytes of stdout that ``run`` accepts, and of stderr that it returns.
+    path: a folder that is appended to PATH of all commands. "": no folder.
     """
 
     host: str
     _: KW_ONLY
+    path: str = ""
     max_output: int = 64 << 20
     silence_s: float = SILENCE_S
 
@@ -59,7 +61,7 @@ class CommandTransport(ABC):
         env: Mapping[str, str] | None = None,
     ) -> Result:
         deadline = time.monotonic() + timeout_s
-        line, script = wrap_command(argv, env, reads=stdin is not None)
+        line, script = wrap_command(argv, env, reads=stdin is not None, path=self.path)
         with self._talk(argv, line, timeout_s) as talk:
             talk.deadline, talk.most_stderr = deadline, self.max_output
             # If the command reads no stdin, closing stdin would end it.
@@ -83,7 +85,7 @@ class CommandTransport(ABC):
 
     @contextmanager
     def _conversation(self, argv: Sequence[str], silence_s: float, *, reads: bool = True) -> Iterator[Talk]:
-        line, script = wrap_command(argv, reads=reads)
+        line, script = wrap_command(argv, reads=reads, path=self.path)
         with self._talk(argv, line, silence_s) as talk:
             talk.send(script)
             yield talk
@@ -269,12 +271,14 @@ class Connections(ExitStack):
     Entering the context logs in to an attached cluster if ssh may ask the user. Afterwards nothing asks.
 
     stays: name of the host whose connection is left open for the next clusterctl command.
+    path: a folder that is appended to PATH of all commands. "": no folder.
     """
 
-    def __init__(self, ssh_config: Path, *, stays: str | None = None) -> None:
+    def __init__(self, ssh_config: Path, *, stays: str | None = None, path: str = "") -> None:
         super().__init__()
         self._ssh_config = ssh_config
         self._stays = stays
+        self._path = path
         self._open: dict[tuple[str, str | None], Transport] = {}
         self._jumps = Jumps()
         self.callback(self._jumps.close)
@@ -297,9 +301,8 @@ class Connections(ExitStack):
             user = None
         with self._lock:
             if (host, user) not in self._open:
-                transport = (
-                    self._ssh(host, user) if (login, host) != (HERE, LOGIN_HOST) else LocalTransport(host)
-                )
+                is_here = (login, host) == (HERE, LOGIN_HOST)
+                transport = LocalTransport(host, path=self._path) if is_here else self._ssh(host, user)
                 self._open[host, user] = transport
                 self.callback(transport.close)
             return self._open[host, user]
@@ -316,4 +319,6 @@ class Connections(ExitStack):
 
     def _ssh(self, host: str, user: str | None) -> SSHTransport:
         stays = host == self._stays
-        return SSHTransport(host, self._ssh_config, user=user, stays=stays, jumps=self._jumps)
+        return SSHTransport(
+            host, self._ssh_config, user=user, path=self._path, stays=stays, jumps=self._jumps
+        )

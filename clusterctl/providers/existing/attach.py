@@ -335,6 +335,7 @@ def _inventory(spec: ClusterSpec, probed: Probed, placed: Placed, outcome: Proof
         pmix=settings.launcher is Launcher.SRUN if isinstance(outcome, Proof) else has_pmix,
         no_accounting=site.accounting,
         is_foreign=True,
+        slurm_path=site.slurm_path,
         account=settings.account or "",
         qos=settings.qos or "",
         baked=True,
