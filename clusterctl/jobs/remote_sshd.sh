@@ -10,12 +10,12 @@ folder=$(mktemp -d /tmp/clusterctl-code.XXXXXX) || exit
 mark=CLUSTERCTL_ENTRY=$folder
 clean() {
     rm -rf "$folder"
-    # An editor's server would survive the connection.
+    # An editor's server would survive the connection. Jobs submitted in its terminal inherit the mark.
     for process in /proc/[0-9]*; do
-        if grep -qzxF "$mark" "$process/environ" 2>/dev/null; then
+        if grep -qzxF "$mark" "$process/environ" && grep -qzxF "SLURM_JOB_ID=$SLURM_JOB_ID" "$process/environ"; then
             kill -KILL "${process#/proc/}"
         fi
-    done
+    done 2>/dev/null
 }
 trap clean EXIT
 trap 'exit 143' HUP INT TERM
