@@ -15,7 +15,7 @@ from clusterctl.scheduler.base import JobInfo
 from clusterctl.scheduler.session import Session, connect_session
 from clusterctl.spec.existing import existing_cluster
 from clusterctl.state.facts import facts_of
-from clusterctl.state.inventory import applied_if_known, inventory_of
+from clusterctl.state.inventory import applied_spec, inventory_of
 from clusterctl.state.workspace import WAIT_S, Workspace
 from clusterctl.transport.login import LOGIN_HOST
 from clusterctl.transport.master import end_all_connections
@@ -82,15 +82,14 @@ def detach(workspace: Workspace, options: DetachOptions, reporter: Reporter = SI
 
 def _emptied(workspace: Workspace, options: DetachOptions, reporter: Reporter) -> DetachResult:
     """Remove the folder on the cluster, or list it with ``dry_run``."""
-    spec = applied_if_known(workspace)
-    if spec is None and workspace.login.exists():
+    if not workspace.spec.exists() and workspace.login.exists():
         # A killed `attach` had not written anything on the cluster.
         return DetachResult("", (), OnlyCopies())
-    if spec is None:
+    if not workspace.spec.exists():
         name = workspace.root.name
         fix = "`clusterctl list` shows all clusters"
         raise UsageError(f"there is no cluster {name!r}", code="unknown-cluster", fix=fix)
-    settings = existing_cluster(spec.provider)
+    settings = existing_cluster(applied_spec(workspace).provider)
     folder = settings.folder
     if options.forget:
         kept = tuple(f"the run of {entry.shown} is not collected" for entry in uncollected(workspace))

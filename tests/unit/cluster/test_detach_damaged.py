@@ -1,0 +1,22 @@
+"""Test of `detach` with a damaged spec."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from clusterctl.cluster.detach import DetachOptions, detach
+from clusterctl.errors import UsageError
+from clusterctl.state.workspace import Workspace
+from clusterctl.transport.login import HERE, write_login_files
+from tests.support.messages import refused
+
+
+def test_detach_keeps_a_workspace_with_a_damaged_spec(tmp_path: Path) -> None:
+    """Without the spec, the folder on the cluster is unknown."""
+    workspace = Workspace(tmp_path / "campus")
+    workspace.create()
+    write_login_files(HERE, workspace)
+    workspace.spec.write_text("version: 1\nname: campus\nprovider: {type: existing")
+    with refused("bad-yaml", UsageError):
+        detach(workspace, DetachOptions())
+    assert workspace.spec.exists()
