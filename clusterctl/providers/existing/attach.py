@@ -332,7 +332,7 @@ def _inventory(spec: ClusterSpec, probed: Probed, placed: Placed, outcome: Proof
         folder=placed.folder,
         python=placed.node.python,
         glibc_minor=_glibc_minor(placed, outcome),
-        pmix=settings.launcher is Launcher.SRUN if isinstance(outcome, Proof) else has_pmix,
+        pmix=settings.launcher is Launcher.SRUN if settings.launcher else has_pmix,
         no_accounting=site.accounting,
         is_foreign=True,
         slurm_path=site.slurm_path,
