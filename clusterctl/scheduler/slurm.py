@@ -75,11 +75,11 @@ _NOTICED_S = 120
 # Longer than a busy slurmctld needs for an answer.
 _SOON_S = 5.0
 # Variables such as SBATCH_TIMELIMIT are unset, because they would override the options in the script.
-# If slurmctld is stopped, sbatch would try to reach it for a MessageTimeout, so check with a ping first. The
-# ping is skipped if a process listens on slurmctld's port (state 0A), because it is slower than the rest.
+# If slurmctld and its backup are down, sbatch would try to reach them for a MessageTimeout, so check with a
+# ping first, unless a process listens on slurmctld's port (state 0A), because a ping is slower than the rest.
 _SBATCH = f"""\
 if ! grep -qs ":{SLURMCTLD_PORT:04X} [0-9A-F:]* 0A" /proc/net/tcp /proc/net/tcp6 &&
-    timeout 2 scontrol ping | grep -q " is DOWN"; then
+    timeout 2 scontrol ping | tr -d '\\n' | grep -v " is UP" | grep -q " is DOWN"; then
     echo "sbatch: error: Unable to contact slurm controller (connect failure)" >&2
     exit 1
 fi

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -281,19 +282,30 @@ def test_sbatch_runs_in_the_folder():
     assert transport.calls[0].argv[-3:] == ("--comment=x", "--", "job.sbatch")
 
 
-@pytest.mark.parametrize("listens", [True, False])
-def test_a_slurmctld_that_listens_is_not_asked_before_sbatch(cluster: PlayedCluster, listens: bool) -> None:
-    """If no process listens on its port, a ping checks slurmctld first, because sbatch would wait long."""
+PRIMARY, BACKUP = "Slurmctld(primary) at c1 is", "Slurmctld(backup) at c2 is"
+
+
+@pytest.mark.parametrize(
+    ("listens", "ping", "is_away"),
+    [
+        (True, f"{PRIMARY} DOWN", False),
+        (False, f"{PRIMARY} DOWN", True),
+        (False, f"{PRIMARY} DOWN\n{BACKUP} DOWN", True),
+        (False, f"{PRIMARY} UP\n{BACKUP} DOWN", False),
+        (False, f"{PRIMARY} DOWN\n{BACKUP} UP", False),
+    ],
+)
+def test_sbatch_pings_slurmctld_unless_it_listens_here(
+    cluster: PlayedCluster, listens: bool, ping: str, is_away: bool
+) -> None:
+    """Without a slurmctld, sbatch would wait long. A single slurmctld that is up takes the job."""
     grep = f'case "$*" in *:1AA1*) exit {int(not listens)} ;; esac; exec {shutil.which("grep")} "$@"'
-    for name, text in {"grep": grep, "scontrol": "echo Slurmctld is DOWN", "sbatch": "echo 7"}.items():
+    for name, text in {"grep": grep, "scontrol": f"echo '{ping}'", "sbatch": "echo 7"}.items():
         (cluster.root / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
         (cluster.root / "bin" / name).chmod(0o755)
     slurm = SlurmClient(LocalTransport())
-    if listens:
+    with rejected("slurm-away", SlurmAwayError) if is_away else nullcontext():
         assert slurm.sbatch(str(cluster.root), "job.sbatch") == "7"
-    else:
-        with rejected("slurm-away", SlurmAwayError):
-            slurm.sbatch(str(cluster.root), "job.sbatch")
 
 
 def test_sbatch_that_says_no_id():
