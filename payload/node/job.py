@@ -142,12 +142,12 @@ class Program:
     def _pass_on(self, number: int) -> None:
         is_term = number == signal.SIGTERM
         self.is_told = self.is_told or is_term
+        is_over = self._restart.record_signal(number)
         if number == signal.SIGKILL:
             signal_ranks(number)
-        # If srun gets SIGTERM, it kills its ranks at once.
-        if not (is_term and self.launcher == "srun" and signal_ranks(number)):
+        # At SIGTERM, srun kills its ranks at once. If Slurm ends the job, it signals the ranks itself.
+        if is_over or not (is_term and self.launcher == "srun" and signal_ranks(number)):
             os.kill(self._pid, number)
-        self._restart.record_signal(number)
 
 
 def waits_for_lost_ranks() -> bool:
@@ -241,7 +241,10 @@ def signal_ranks(number: int) -> bool:
     )
     steps = [line.split() for line in lines.splitlines()]
     ranks = [step for step, *name in steps if name not in (["telemetry"], ["batch"], ["extern"])]
-    return bool(ranks) and wait_for(["scancel", f"--signal={signal.Signals(number).name[3:]}", *ranks]) == 0
+    command = ["scancel", f"--signal={signal.Signals(number).name[3:]}", *ranks]
+    # The steps may end meanwhile.
+    with open(os.devnull, "w") as null:
+        return bool(ranks) and wait_for(command, null.fileno()) == 0
 
 
 def prepare_folder(files: str, start: str, *, is_task: bool) -> None:

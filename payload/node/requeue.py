@@ -115,17 +115,22 @@ class Restart:
         start_empty_steps(int(os.environ.get("SLURM_RESTART_COUNT", "0")))
         return None
 
-    def record_signal(self, number: int) -> None:
-        """Record a signal. For SIGTERM also the state that Slurm gives the job, or RUNNING if it runs on."""
+    def record_signal(self, number: int) -> bool:
+        """Record a signal, and return whether it is SIGTERM with which Slurm ends the job.
+
+        For SIGTERM also record the state that Slurm gives the job, or RUNNING if it runs on.
+        """
         name = signal.Signals(number).name
         if number != signal.SIGTERM:
             self._events.add("signal", signal=name)
-            return
+            return False
         state = restarts.state_by_slurm(restarts.end_of_file(own_log()))
         self._events.add("signal", signal=name, state=state)
         # `scancel --signal=TERM` writes the same line to the log as `scancel`.
         if state == CANCELLED and self._job and self._ask()[0] == "RUNNING":
             self._events.add("signal", signal=name, state="RUNNING")
+            return False
+        return bool(state)
 
     def record_late_end(self) -> None:
         """Record that Slurm has ended the job after the end of its program, perhaps while telemetry ended."""

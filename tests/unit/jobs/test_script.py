@@ -694,20 +694,44 @@ SAVING = """
 while [[ $1 == -* ]]; do shift; done
 [[ $* == *task.py* ]] || exec "$@"
 trap 'exit 137' TERM
+printf %s "$LINE" >&2
 echo ready
 until [[ -s scancel-call ]]; do sleep 0.05; done
 exit 75"""
+LINE = "slurmstepd-n1: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-27T06:34:36{} ***\n"
 
 
-def test_ranks_and_not_srun_get_sigterm(batch):
-    """At SIGTERM, srun itself kills its ranks."""
+@pytest.mark.parametrize(
+    ("line", "state", "status", "asked"),
+    [
+        ("", "RUNNING None", 75, ["--steps 1", "scancel 1"]),
+        (LINE.format(""), "RUNNING None", 75, [" 1", "--steps 2", "scancel 2"]),
+        (LINE.format(""), "COMPLETING None", 137, [" 1"]),
+        (LINE.format(" DUE TO TIME LIMIT"), "COMPLETING TimeLimit", 137, []),
+    ],
+    ids=["kill", "scancel-batch", "cancel", "time-limit"],
+)
+def test_ranks_and_not_srun_get_sigterm(batch, line, state, status, asked):
+    """At SIGTERM, srun itself kills its ranks. If Slurm ends the job, it also signals the ranks.
+
+    asked: the requests to Slurm, with the number of signals that are recorded before each.
+    """
+    count = '$(grep -c SIGTERM job.events)" >>asked'
+    squeue = f'step=; [[ $* != *--steps* ]] || step=--steps; echo "$step {count}\n{STEPS}'
     play(batch.folder.parent / "bin" / "srun", SAVING)
-    play(batch.folder.parent / "bin" / "squeue", STEPS)
-    play(batch.folder.parent / "bin" / "scancel", 'echo "$@" >scancel-call')
-    batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node-1"}
+    play(batch.folder.parent / "bin" / "squeue", squeue.replace("RUNNING None", state))
+    play(
+        batch.folder.parent / "bin" / "scancel",
+        f'echo "scancel {count}; echo gone >&2; echo "$@" >scancel-call',
+    )
+    batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node-1", "LINE": line}
     job = JobSpec(name="j", script=user_script(batch.folder, "p.py", ""), nodes=2)
-    assert signalled(batch, job, signal.SIGTERM) == (75, "")
-    assert (batch.folder / "scancel-call").read_text() == "--signal=TERM 12.1\n"
+    (batch.folder / "asked").touch()
+    assert signalled(batch, job, signal.SIGTERM, "stderr.log") == (status, "")
+    assert (batch.folder / "asked").read_text().splitlines() == asked
+    assert "gone" not in (batch.folder / "stderr.log").read_text()
+    if status == 75:
+        assert (batch.folder / "scancel-call").read_text() == "--signal=TERM 12.1\n"
 
 
 def test_a_script_goes_on_after_a_step_was_aborted(batch):
