@@ -348,7 +348,8 @@ class SlurmClient(Jobs):
         lost = slurm_parse.parse_outages(outages, job.start_time, end + _NOTICED_S)
         # Until Slurm sets a node down that does not answer, the accounting has no event.
         if time.time() < end + _NOTICED_S:
-            nodes = {node.name: node for node in self.nodes()}
+            rows = self._query(slurm_parse.SINFO, f"--nodes={fold_nodes(job.nodes)}")
+            nodes = {node.name: node for node in rows}
             silent = (node for name in job.nodes if (node := nodes.get(name)) and node.is_lost)
             lost = {node.name: node.reason or "Not responding" for node in silent} | lost
         return lost

@@ -427,7 +427,8 @@ def test_lost_nodes_are_those_lost_during_the_job() -> None:
         (f"d-{n}", "p", state, state, "none", "2", "9", "", "", "0")
         for n, state in ((1, "idle"), (2, "idle*"))
     ]
-    slurm, transport, _ = client(Step(("sacctmgr", "..."), ""), Step(("sinfo", "..."), records(rows)))
+    asked = Step(("sinfo", *["*"] * 3, "--nodes=d-[[]1-2[]]"), records(rows))
+    slurm, transport, _ = client(Step(("sacctmgr", "..."), ""), asked)
     assert slurm.lost_nodes(replace(job, end_time=now)).keys() == {"d-2"}
     assert transport.left == ()
     assert client()[0].lost_nodes(replace(job, start_time=None)) == {}
