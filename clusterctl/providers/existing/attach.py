@@ -188,6 +188,9 @@ def _probed(
         request.account or (settings.account if settings and settings.account else ""),
         request.qos or (settings.qos if settings and settings.qos else ""),
         request.partition or (previous.partitions[0].name if previous else ""),
+        request.python or (settings.python if settings and settings.python else ""),
+        tuple(request.modules or (settings.modules if settings else ())),
+        settings.slurm_path if settings and settings.slurm_path else "",
     )
     reporter.step("probe")
     with Connections(workspace.ssh_config, stays=LOGIN_HOST) as connections:
@@ -218,6 +221,7 @@ def _completed(
             account=probed.account,
             qos=settings.qos or "",
             modules=settings.modules,
+            launcher=settings.launcher,
             python=settings.python,
             patience_s=request.patience_s,
             report=reporter.note,

@@ -84,8 +84,8 @@ def choose_python(pythons: Mapping[str, str], python: str | None = None) -> str:
         f"jobs can't use {python}" if python else f"the cluster has no Python from {oldest} to {newest}",
         code="no-python",
         why=f"jobs need Python {oldest} to {newest}; found: {found}",
-        fix="pass the path of such a Python with --python, or ask the site for a module with one; "
-        "`module avail python` on the login node lists its modules",
+        fix="pass a module that has such a Python with --module, or its path with --python; "
+        "`module avail python` on the login node lists the site's modules",
     )
 
 

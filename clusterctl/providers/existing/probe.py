@@ -46,6 +46,9 @@ class Choices:
     account: str = ""
     qos: str = ""
     partition: str = ""
+    python: str = ""
+    modules: tuple[str, ...] = ()
+    slurm_path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,7 @@ def probe(transport: Transport, choices: Choices) -> Probed:
         TransportError: the login node can't be reached, or its answer is incomplete.
     """
     argv = ["sh", "-c", _PROGRAM, "probe", choices.account, choices.qos, choices.partition]
+    argv += [choices.python, " ".join(choices.modules), choices.slurm_path]
     answer = transport.run(argv, timeout_s=_PROBE_S).stdout
     return parse(answer, choices, transport.host, time.time())
 

@@ -8,12 +8,14 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.errors import TransportError, printable
 from clusterctl.providers.existing.place import Placed, place, write_profile
 from clusterctl.providers.existing.site import Site
+from clusterctl.spec.names import Launcher
 from clusterctl.transport.base import BOOT, Transport, module_texts, split_lines
 from clusterctl.util.assets import data_folder
 from clusterctl.util.progress import SILENT, LineReporter
@@ -104,6 +106,7 @@ def prove(
     account: str = "",
     qos: str = "",
     modules: Sequence[str] = (),
+    launcher: Launcher | None = None,
     patience_s: float = 60.0,
 ) -> Proof | Unproven:
     """Run the proof as a job on two nodes, or on one where the partition has one. Wait for its end.
@@ -111,13 +114,14 @@ def prove(
     On success, the script that jobs source first gets the modules of the proof.
 
     modules: environment modules to load. Default: none, then each of the site's MPI modules.
+    launcher: what is tried first to start the MPI test.
     patience_s: longest wait for the start of the job, which is then cancelled.
 
     Raises:
         TransportError: the connection was lost. The job is cancelled.
     """
     count = next((min(2, part.node_count) for part in site.partitions if part.name == partition), 2)
-    script = proof_script(site, placed, modules)
+    script = proof_script(site, placed, modules, launcher)
     probe = module_texts("payload.commands.probe", data_folder("payload").parent).encode()
     options = [f"--nodes={count}", "--ntasks-per-node=1", f"--time={_TIME_LIMIT}", f"--partition={partition}"]
     options += [f"--{name}={value}" for name, value in (("account", account), ("qos", qos)) if value]
@@ -135,10 +139,14 @@ def prove(
     return outcome
 
 
-def proof_script(site: Site, placed: Placed, modules: Sequence[str]) -> bytes:
+def proof_script(
+    site: Site, placed: Placed, modules: Sequence[str], launcher: Launcher | None = None
+) -> bytes:
     """Return the proof's batch script."""
     types = {name.partition("_")[0] for name in site.mpi_types}
     launchers = [name for name in LAUNCHERS if not types or name in {"mpirun", *types}]
+    if launcher is Launcher.MPIRUN:
+        launchers.sort(key=lambda name: name != launcher)
     variants = [" ".join(modules)] if modules else ["", *_mpi_modules(site.modules)]
     head = {"root": placed.folder, "slurm_path": site.slurm_path, "boot": BOOT}
     lines = ["#!/bin/bash", *(f"{name}={shlex.quote(value)}" for name, value in head.items())]
@@ -240,6 +248,7 @@ def place_and_prove(
     account: str = "",
     qos: str = "",
     modules: Sequence[str] = (),
+    launcher: Launcher | None = None,
     python: str | None = None,
     patience_s: float = 60.0,
     report: LineReporter = SILENT.note,
@@ -248,13 +257,22 @@ def place_and_prove(
 
     Raises the errors of both. UsageError: the nodes have no Python that jobs can use.
     """
-    allowed = {"partition": partition, "account": account, "qos": qos}
+    tried = partial(
+        prove,
+        transport,
+        partition=partition,
+        account=account,
+        qos=qos,
+        modules=modules,
+        launcher=launcher,
+        patience_s=patience_s,
+    )
     placed = place(transport, site, folder, cluster_id, python=python, modules=modules, report=report)
-    outcome = prove(transport, site, placed, **allowed, modules=modules, patience_s=patience_s)
+    outcome = tried(site, placed)
     nodes = outcome.nodes
     if isinstance(outcome, Unproven) and outcome.code == "python" and nodes.pythons:
         # The site's login node has other software than its compute nodes.
         site = replace(site, pythons=nodes.pythons, glibc=nodes.glibc or site.glibc, arch=nodes.arch)
         placed = place(transport, site, folder, cluster_id, python=python, modules=modules, report=report)
-        outcome = prove(transport, site, placed, **allowed, modules=modules, patience_s=patience_s)
+        outcome = tried(site, placed)
     return placed, outcome

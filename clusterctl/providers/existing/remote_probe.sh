@@ -1,7 +1,7 @@
 # shellcheck shell=sh disable=SC2016,SC2046
 # Describes a Slurm site to an ordinary account, on its login node. Writes nothing there, and starts no job.
-# Each line of the output is a key and its values, separated by tabs. Arguments: the account, the QOS and the partition
-# that the user has chosen, or empty texts.
+# Each line of the output is a key and its values, separated by tabs. Arguments: the account, the QOS, the partition, the
+# Python, the modules and the folder of Slurm's commands that the user has chosen, or empty texts.
 export LC_ALL=C
 me=$(id -un)
 have() { command -v "$1" >/dev/null 2>&1; }
@@ -33,7 +33,7 @@ profile() {
 } </dev/null &
 
 slurm_path=
-folders=$PATH:$(profile 'printf %s "$PATH"'):/usr/local/bin:/opt/slurm/bin:/opt/slurm/current/bin
+folders=$6:$PATH:$(profile 'printf %s "$PATH"'):/usr/local/bin:/opt/slurm/bin:/opt/slurm/current/bin
 IFS=:
 for folder in $folders:/usr/local/slurm/bin:/cm/shared/apps/slurm/current/bin; do
     if [ -x "$folder/sbatch" ]; then
@@ -58,10 +58,18 @@ say glibc "$(getconf GNU_LIBC_VERSION 2>/dev/null | cut -d' ' -f2)"
 
 have quota && quota -s 2>/dev/null | while read -r line; do [ -z "$line" ] || say quota "$line"; done
 
-for program in python3.14 python3.13 python3.12 python3.11 python3 /usr/libexec/platform-python; do
-    have "$program" || continue
-    say python "$(command -v "$program")" "$("$program" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null)"
-done
+# The Python that the user has named comes first, then that of the named modules.
+(
+    own=$(command -v python3)
+    # shellcheck disable=SC2030
+    [ -z "$5" ] || PATH=$(modules=$5 profile 'module load $modules >/dev/null; printf %s "$PATH"'):$PATH
+    loaded=$(command -v python3)
+    [ "$loaded" != "$own" ] || loaded=
+    for program in "$4" "$loaded" python3.14 python3.13 python3.12 python3.11 python3 /usr/libexec/platform-python; do
+        have "$program" || continue
+        say python "$(command -v "$program")" "$("$program" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null)"
+    done
+)
 if profile 'type module' >/dev/null; then
     say module_command yes
     profile '(module -t avail) 2>&1' | sed 's/(default)$//; s/<.*//' |

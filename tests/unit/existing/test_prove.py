@@ -10,6 +10,7 @@ from clusterctl.packages.wheelhouse import NodePlatform
 from clusterctl.providers.existing.place import Placed
 from clusterctl.providers.existing.prove import Proof, Unproven, proof_script, read_facts
 from clusterctl.providers.existing.site import Site
+from clusterctl.spec.names import Launcher
 
 CAPTURES = Path(__file__).parent / "captures"
 SITE = Site("24.11.5", "campus", "ada", "/bin/bash", "/home/ada", "/opt/slurm/bin")
@@ -119,3 +120,11 @@ def test_trials_are_those_that_the_site_has(types, modules, asked, launchers, va
     lines = proof_script(site, PLACED, asked).decode().splitlines()
     assert f"launchers=({launchers})" in lines
     assert f"variants=({variants})" in lines
+
+
+@pytest.mark.parametrize(
+    ("launcher", "launchers"),
+    [(Launcher.MPIRUN, "mpirun pmix default pmi2"), (Launcher.SRUN, "pmix default pmi2 mpirun")],
+)
+def test_launcher_of_the_spec_is_tried_first(launcher: Launcher, launchers: str) -> None:
+    assert f"launchers=({launchers})" in proof_script(SITE, PLACED, (), launcher).decode().splitlines()

@@ -1,0 +1,82 @@
+"""The program that asks a login node, run here with commands that answer as on a cluster with Slurm 22.05."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clusterctl.providers.existing.probe import Choices, probe
+from tests.support.here import LocalTransport
+
+# The words of captures/slurm-22.05-no-accounting.txt.
+SINFO = """\
+case "$*" in
+'-h -o %R') printf '%s\\n' PARTITIONS ;;
+'-h -o %P') printf '%s\\n' PARTITIONS | sed '1s/$/DEFAULT/' ;;
+*-O*) for name in PARTITIONS; do echo "$name|30:00|10:00|1|fx1-c1|2|1800|(null)|up|"; done ;;
+esac
+"""
+SBATCH = """\
+echo "$*" >>CALLS
+case "$*" in
+ACCEPTED) echo "sbatch: Job 33 to start at 2026-11-27T06:59:54 using 1 processors on nodes c1" ;;
+*) echo "allocation failure: Invalid account or account/partition combination specified" >&2; exit 1 ;;
+esac
+"""
+Commands = Callable[..., Path]
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
+    """Put commands first into PATH. Return the file of the arguments that sbatch was called with."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def write(*partitions: str, default: bool = True, accepted: str = "*", accounts: int = 0) -> Path:
+        sinfo = SINFO.replace("PARTITIONS", " ".join(partitions)).replace("DEFAULT", "*" * default)
+        associations = "".join(f"echo 'proj{number}||||'\n" for number in range(accounts))
+        calls = tmp_path / "calls"
+        sbatch = SBATCH.replace("CALLS", shlex.quote(str(calls))).replace("ACCEPTED", accepted)
+        texts = {"sinfo": sinfo, "sbatch": sbatch, "sacctmgr": associations}
+        for name in ("sinfo", "sbatch", "sacctmgr", "sacct", "scontrol", "srun", "curl"):
+            (folder / name).write_text(f"#!/bin/sh\n{texts.get(name, 'exit 1')}")
+            (folder / name).chmod(0o755)
+        return calls
+
+    return write
+
+
+def test_named_folder_of_slurm_comes_first(commands: Commands, tmp_path: Path) -> None:
+    commands("short")
+    other = tmp_path / "opt/slurm"
+    other.mkdir(parents=True)
+    (other / "sbatch").symlink_to(tmp_path / "bin/sbatch")
+    assert probe(LocalTransport(), Choices()).site.slurm_path == str(tmp_path / "bin")
+    assert probe(LocalTransport(), Choices(slurm_path=str(other))).site.slurm_path == str(other)
+
+
+def test_named_python_is_found_first(commands: Commands, tmp_path: Path) -> None:
+    commands("short")
+    python = tmp_path / "own python"
+    python.symlink_to(sys.executable)
+    pythons = probe(LocalTransport(), Choices(python=str(python))).site.pythons
+    assert next(iter(pythons.items())) == (str(python), ".".join(map(str, sys.version_info[:3])))
+
+
+def test_python_of_a_named_module_is_found_first(
+    commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands("short")
+    (tmp_path / "python/3.12").mkdir(parents=True)
+    (tmp_path / "python/3.12/python3").symlink_to(sys.executable)
+    # bash reads this file as a site's shells read the definition of the command `module`.
+    (tmp_path / "modules").write_text(f'module() {{ PATH={tmp_path}/$3:$PATH; echo "loading $*"; }}\n')
+    monkeypatch.setenv("BASH_ENV", str(tmp_path / "modules"))
+    found = probe(LocalTransport(), Choices(modules=("gcc/12", "python/3.12"))).site.pythons
+    assert next(iter(found)) == f"{tmp_path}/python/3.12/python3"
