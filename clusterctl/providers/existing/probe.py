@@ -15,7 +15,7 @@ from clusterctl.spec.units import parse_slurm_time_s
 from clusterctl.transport.base import Transport
 
 _PROGRAM: Final = Path(__file__).with_name("remote_probe.sh").read_text(encoding="utf-8")
-# Each of at most 65 calls of sbatch can wait for a busy slurmctld.
+# Each of at most 80 calls of sbatch can wait for a busy slurmctld.
 _PROBE_S: Final = 120.0
 _TEST: Final = "sbatch --test-only"
 # Field of Site -> the command on the login node that told it.
@@ -154,8 +154,8 @@ def _nothing_accepted(attempts: Sequence[Attempt], choices: Choices, host: str) 
         for account in (f"--account={attempt.account}" if attempt.account else "",)
     }
     fix = "ask the site's administrators which account and partition you may use"
-    if not choices.account:
-        fix = f"pass your project with --account; or {fix}"
+    if options := [name for name in ("account", "partition") if not getattr(choices, name)]:
+        fix = f"pass yours with {' and '.join(f'--{name}' for name in options)}; or {fix}"
     return SlurmError(
         "Slurm accepts no job of yours",
         code="no-partition-accepts",

@@ -113,8 +113,13 @@ if [ -z "$1" ]; then
     accounts=$(printf '%s\n' "$associations" | cut -d'|' -f1 | sort -u | head -n 12)
 fi
 chosen=none
-for partition in ${first:-$partitions}; do
+others=
+[ -n "$3" ] || others=$(printf '%s\n' "$partitions" | grep -vxF -e "$first")
+left=40
+for partition in $first $others; do
     for account in "$1" $accounts; do
+        left=$((left - 1))
+        [ "$left" -ge 0 ] || break 2
         # The first attempt has only an account that the user has chosen, so Slurm's default account is preferred.
         if try "$account" "$partition" 1; then
             chosen=$account first=$partition

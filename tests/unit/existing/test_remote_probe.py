@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.errors import SlurmError
 from clusterctl.providers.existing.probe import Choices, probe
 from tests.support.here import LocalTransport
+from tests.support.messages import refused
 
 # The words of captures/slurm-22.05-no-accounting.txt.
 SINFO = """\
@@ -80,3 +82,17 @@ def test_python_of_a_named_module_is_found_first(
     monkeypatch.setenv("BASH_ENV", str(tmp_path / "modules"))
     found = probe(LocalTransport(), Choices(modules=("gcc/12", "python/3.12"))).site.pythons
     assert next(iter(found)) == f"{tmp_path}/python/3.12/python3"
+
+
+def test_other_partitions_are_tried_if_the_default_refuses(commands: Commands) -> None:
+    commands("short", "gpuq", accepted="*--partition=gpuq*")
+    assert probe(LocalTransport(), Choices()).partition == "gpuq"
+    with refused("no-partition-accepts", SlurmError, "--account"):
+        probe(LocalTransport(), Choices(partition="short"))
+
+
+def test_sbatch_is_called_a_limited_number_of_times(commands: Commands) -> None:
+    calls = commands(*(f"p{number}" for number in range(30)), default=False, accepted="nothing", accounts=12)
+    with refused("no-partition-accepts", SlurmError, "--partition"):
+        probe(LocalTransport(), Choices())
+    assert len(calls.read_text().splitlines()) == 40
