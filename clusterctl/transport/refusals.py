@@ -126,7 +126,7 @@ def _login_error(login: str, config: Path, stderr: str, reason: str) -> Transpor
             code="login-needed",
             where=str(config),
             why=reason,
-            fix=f"log in once in a terminal with `clusterctl ssh -- true --cluster {name}`; "
+            fix=f"log in once in a terminal with `clusterctl ssh --cluster {name} -- true`; "
             "the connection stays open until it is unused for 8 h",
             host=login,
         )

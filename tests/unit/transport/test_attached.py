@@ -148,7 +148,7 @@ def test_a_command_without_a_terminal_asks_nothing(own, sshd) -> None:
     )
     assert ran.stderr.strip() == "login-needed"
     assert not asked.exists()
-    with refused("login-needed", KeyRefusedError, "campus", host="campus"):
+    with refused("login-needed", KeyRefusedError, "ssh --cluster campus -- true", host="campus"):
         Connections(own.config).to(LOGIN_HOST).run(["true"])
 
 
