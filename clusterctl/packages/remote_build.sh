@@ -7,6 +7,9 @@
 set -eu
 umask 077
 key=$1 base=$2 wait_s=$3 held=$4 environments=$5 python=$6
+# A site may set these for its users. Quotes would join the names.
+# shellcheck disable=SC2046
+unset PYTHONHOME PYTHONPATH $(env | sed -n 's/^\(PIP_[A-Z0-9_]*\)=.*/\1/p')
 cd
 mkdir -p -- "$environments"
 cd -- "$environments"

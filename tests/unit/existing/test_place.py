@@ -63,6 +63,17 @@ def test_place_builds_once_and_keeps_the_mark(call: Place, home: Path) -> None:
     assert sorted(path.name for path in home.iterdir()) == ["ours"]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("PIP_USER", "1"), ("PIP_TARGET", "/tmp/elsewhere"), ("PYTHONHOME", "/nowhere")]
+)
+def test_place_ignores_the_sites_settings_of_python(
+    call: Place, home: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value.replace("/tmp", str(home.parent)))
+    call()
+    assert list((home / "ours/env/lib").glob("python3*/site-packages/first*"))
+
+
 @pytest.mark.parametrize("left", ["folder", "mark"])
 def test_place_continues_after_a_kill(call: Place, home: Path, left: str) -> None:
     (home / "ours").mkdir()
