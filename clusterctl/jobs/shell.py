@@ -32,6 +32,7 @@ from clusterctl.jobs.entry import enter
 from clusterctl.jobs.project import folder_project
 from clusterctl.jobs.source import Source, source_of
 from clusterctl.jobs.submit import SentSource, Submitter, new_token, remove_folder
+from clusterctl.scheduler.refusals import Asked
 from clusterctl.scheduler.script import (
     FILES,
     Environment,
@@ -45,7 +46,6 @@ from clusterctl.scheduler.script import (
     with_launcher,
 )
 from clusterctl.scheduler.session import Session
-from clusterctl.scheduler.slurm import fix_for_refusal
 from clusterctl.scheduler.slurm_parse import expand_nodes
 from clusterctl.spec.job import JobSpec, reject_quantities_twice
 from clusterctl.spec.job_options import JobOptions
@@ -238,9 +238,8 @@ def kept_notice(session: Session, folder: str, files: Sequence[tuple[str, str]])
 
 
 def salloc_options(job: JobSpec) -> list[str]:
-    """Return the options of salloc for a job of ``shell_job``."""
-    more = map(str, requests_of(job.slurm))
-    return ["--job-name=shell", *resource_options(job, JobOptions.model_fields), *more]
+    """Return the options of salloc for a job of ``shell_job``, without its name."""
+    return [*resource_options(job, JobOptions.model_fields), *map(str, requests_of(job.slurm))]
 
 
 @contextmanager
@@ -252,9 +251,12 @@ def requested_nodes(session: Session, ssh: OpenSSH, job: JobSpec) -> Iterator[Le
     # This property raises an error if the cluster has no Slurm.
     _ = session.slurm
     controller = session.transport.host
-    hold = ["bash", "-c", _HOLD, "hold", str(_SILENCE_S), *salloc_options(job)]
-    line, script = wrap_command(hold, path=session.facts.slurm_path)
-    lease = Lease(session, ssh, ssh.alone(controller, line), script)
+    options = salloc_options(job)
+    hold = ["bash", "-c", _HOLD, "hold", str(_SILENCE_S), "--job-name=shell", *options]
+    facts = session.facts
+    line, script = wrap_command(hold, path=facts.slurm_path)
+    asked = Asked(options, requests_of(job.slurm), facts.is_foreign, not facts.no_accounting)
+    lease = Lease(session, ssh, ssh.alone(controller, line), script, asked)
     try:
         yield lease
     finally:
@@ -264,8 +266,10 @@ def requested_nodes(session: Session, ssh: OpenSSH, job: JobSpec) -> Iterator[Le
 class Lease:
     """An ssh connection to salloc on the controller. ssh runs in a new session, out of reach of Ctrl-C."""
 
-    def __init__(self, session: Session, ssh: OpenSSH, argv: Sequence[str], script: bytes) -> None:
-        self._session, self._ssh = session, ssh
+    def __init__(
+        self, session: Session, ssh: OpenSSH, argv: Sequence[str], script: bytes, asked: Asked
+    ) -> None:
+        self._session, self._ssh, self._asked = session, ssh, asked
         self._over = threading.Event()
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
@@ -299,8 +303,13 @@ class Lease:
                 refusal.append(line.removeprefix(_COMPLAINT))
         if refusal:
             reason = "; ".join(refusal)
-            message = "Slurm did not allocate the nodes"
-            raise SlurmError(message, code="allocation-refused", why=reason, fix=fix_for_refusal(reason))
+            raise SlurmError(
+                "Slurm did not allocate the nodes",
+                code="allocation-refused",
+                where=" ".join(["salloc", *self._asked.options]),
+                why=reason,
+                fix=self._asked.fix(reason),
+            )
         assert self._process.stderr  # noqa: S101 - a pipe was asked for
         raise UnreachableError(
             f"{controller}: the connection ended before Slurm allocated the nodes",

@@ -30,7 +30,13 @@ from clusterctl.jobs.source import Source, manifest, source_hash
 from clusterctl.scheduler.base import JobRequest
 from clusterctl.scheduler.first import First
 from clusterctl.scheduler.mpirun_script import render_mpirun_script, with_nodes
-from clusterctl.scheduler.script import PLAIN, Environment, partition_name, render_script
+from clusterctl.scheduler.script import (
+    PLAIN,
+    Environment,
+    partition_name,
+    render_script,
+    resource_options,
+)
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec.job import JobSpec
@@ -310,6 +316,7 @@ class Submitter:
 
     def _submit(self, job: JobSpec, entry: JobEntry) -> str:
         session, folder = self.session, entry.remote_dir or ""
+        script = UserScript.read(job.script) if job.script else None
         try:
             request = JobRequest(
                 entry.token,
@@ -317,10 +324,8 @@ class Submitter:
                 folder,
                 session.scheduler.script_name,
                 submitted_at=entry.submitted_at,
-                directives=(
-                    *(UserScript.read(job.script).directives.requests if job.script else ()),
-                    *requests_of(job.slurm),
-                ),
+                directives=(*(script.directives.requests if script else ()), *requests_of(job.slurm)),
+                options=_asked(job, script),
             )
             # With Slurm, the script has the remaining options.
             if not session.facts.has_slurm:
@@ -432,3 +437,14 @@ def outputs_file(job: JobSpec) -> dict[str, bytes]:
     script = [f"/{_SPECIAL.sub(_ESCAPED, job.place.script)}"] if job.script is not None else []
     content = {"version": 2, "patterns": [*job.outputs, *script]}
     return {OUTPUTS_FILE: (json.dumps(content, indent=1) + "\n").encode()}
+
+
+def _asked(job: JobSpec, script: UserScript | None) -> tuple[str, ...]:
+    """Return the options for Slurm in a job's script, without those that clusterctl sets for itself."""
+    own = script.directives.without_replaced(job) if script is not None else ()
+    return (
+        *(line.removeprefix("#SBATCH").strip() for line in own),
+        *resource_options(job, job.model_fields_set),
+        *([f"--array={job.array}"] if job.array is not None else []),
+        *map(str, requests_of(job.slurm)),
+    )

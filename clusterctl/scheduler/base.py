@@ -293,6 +293,7 @@ class JobRequest:
 
     submitted_at: Unix seconds by the local clock.
     directives: the options in the #SBATCH lines of the user's script, which an error names.
+    options: the options that ask for resources, in the script and of flags, for the same error.
     nodes, limit_s (0: no limit): used only on clusters without a scheduler. Slurm reads them in the script.
     """
 
@@ -305,6 +306,7 @@ class JobRequest:
     limit_s: int = 0
     submitted_at: float = 0.0
     directives: tuple[Request, ...] = ()
+    options: tuple[str, ...] = ()
 
 
 class AccountingAwayError(SchedulerError):

@@ -163,7 +163,11 @@ def scheduler_client(
         # Without a shared folder, the records are on the nodes.
         records = ledger if facts.is_shared else None
         return SlurmClient(
-            controller, patience_s=patience_s, ledger=records, no_accounting=facts.no_accounting
+            controller,
+            patience_s=patience_s,
+            ledger=records,
+            no_accounting=facts.no_accounting,
+            is_foreign=facts.is_foreign,
         )
     return mpirun_client(workspace, facts.job_user, controller, to, patience_s)
 

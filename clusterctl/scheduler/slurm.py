@@ -39,6 +39,7 @@ from clusterctl.scheduler.base import (
     retry,
 )
 from clusterctl.scheduler.records import recorded_job, recorded_jobs, with_comments
+from clusterctl.scheduler.refusals import Asked
 from clusterctl.scheduler.slurm_parse import PartitionInfo, fold_nodes
 from clusterctl.spec.names import SLURMCTLD_PORT
 from clusterctl.transport.base import Transport
@@ -46,7 +47,6 @@ from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
 
 if TYPE_CHECKING:
-    from clusterctl.spec.sbatch import Request
     from clusterctl.state.submissions import Ledger
 
 _DAY_S = 86400
@@ -93,22 +93,7 @@ _STEP = (
 _STEP_S = 120.0
 # scancel has a line for each of many jobs.
 _LONGEST_ERROR = 1 << 16
-# Pattern in Slurm's message, the flag at fault, its quantities, and the command that lists valid values.
-_REFUSALS = (
-    ("mutually exclusive", "--mem", {"mem"}, ""),
-    ("job array spec", "--array", {"array"}, ""),
-    ("invalid account", "--account", {"account"}, "sacctmgr show associations format=account,user"),
-    ("invalid partition|partition name", "--partition", {"partition"}, "sinfo --format=%R"),
-    ("invalid qos", "--qos", {"qos"}, "sacctmgr show qos format=name"),
-    ("feature", "--constraint", {"constraint", "--prefer"}, "sinfo --format=%f"),
-    (r"generic resource|\bgres\b|\bgpus?\b(?!-)", "--gpus", {"gpus", "--gres"}, "sinfo --format=%G"),
-    ("time limit", "--time", {"time"}, "sinfo --format=%R,%l"),
-    ("dependency", "--after", {"after"}, "squeue --format=%i"),
-    ("node name|node list", "--nodelist", {"nodelist", "--exclude"}, "sinfo --format=%n"),
-    ("reservation", "--reservation", {"--reservation"}, "scontrol show reservation"),
-    ("license", "--licenses", {"--licenses"}, "scontrol show licenses"),
-)
-_TOO_LARGE = re.compile("node configuration is not available|Node count|More processors|limit", re.IGNORECASE)
+_NOTHING = Asked()
 
 
 class _How(TypedDict, total=False):
@@ -132,6 +117,7 @@ class SlurmClient(Jobs):
 
     ledger: names the folders of jobs, whose records replace the accounting. None: the records are not used.
     no_accounting: why the cluster has no accounting that this user may read. "": it has.
+    is_foreign: whether other people operate the cluster.
     """
 
     transport: Transport
@@ -139,6 +125,7 @@ class SlurmClient(Jobs):
     patience_s: float = 60.0
     ledger: Ledger | None = None
     no_accounting: str = ""
+    is_foreign: bool = False
     # Whether a command got no answer, so that the next command checks slurmctld first.
     _in_doubt: bool = field(default=False, init=False)
     _is_accounting_away: bool = field(default=False, init=False)
@@ -237,10 +224,11 @@ class SlurmClient(Jobs):
         """Submit a job. Repeat sbatch once, and only if Slurm can't have received the first request."""
         # Appended logs survive a requeue. A second sbatch in the folder, by hand, truncates them.
         comment = comment_of(request.token)
+        asked = Asked(request.options, request.directives, self.is_foreign, not self.no_accounting)
         options = (f"--comment={comment}", f"--chdir={request.folder}", "--open-mode=append")
         for tries_left in (1, 0):
             try:
-                return self.sbatch(request.folder, request.script, *options, directives=request.directives)
+                return self.sbatch(request.folder, request.script, *options, asked=asked)
             except (SlurmAwayError, UnreachableError, AnswerLostError) as exc:
                 was_not_sent = _NOT_SENT.search(exc.why) and not _ON_ITS_WAY.search(exc.why)
                 # Unless the request was certainly not sent, sbatch may still be working on it.
@@ -266,8 +254,8 @@ class SlurmClient(Jobs):
             host=self.transport.host,
         )
 
-    def sbatch(self, folder: str, script: str, *options: str, directives: Sequence[Request] = ()) -> str:
-        """Submit a script from its folder and return the job's id. directives: for the fix of a refusal.
+    def sbatch(self, folder: str, script: str, *options: str, asked: Asked = _NOTHING) -> str:
+        """Submit a script from its folder and return the job's id. asked: the options in it, for a refusal.
 
         Raises:
             SlurmError: Slurm rejected the job.
@@ -286,8 +274,9 @@ class SlurmClient(Jobs):
             raise SlurmError(
                 "Slurm rejected the job",
                 code="slurm-refused",
+                where=" ".join(["sbatch", *asked.options]) if asked.options else "",
                 why=reason,
-                fix=fix_for_refusal(reason, directives),
+                fix=asked.fix(reason),
             )
         job_id = result.stdout.strip().splitlines()[-1].partition(";")[0] if result.stdout.strip() else ""
         if not job_id.isdigit():
@@ -461,39 +450,6 @@ class SlurmClient(Jobs):
             why=reason,
             fix="start slurmctld with `clusterctl up`; running jobs are not affected",
         )
-
-
-def fix_for_refusal(refusal: str, directives: Sequence[Request] = ()) -> str:
-    """Return the fix for a refusal message of sbatch, with the command that lists the valid values.
-
-    directives: the options in the user's script and of --slurm. The option at fault is named with its place.
-    """
-    if re.search("time limit|deadline", refusal, re.IGNORECASE) and (
-        late := [request for request in directives if request.own_name == "--deadline"]
-    ):
-        return f"leave out {_places(late)}, or use a time that leaves the job's --time until then"
-    for pattern, flag, quantities, command in _REFUSALS:
-        if not re.search(pattern, refusal, re.IGNORECASE):
-            continue
-        lines = [request for request in directives if request.quantities & quantities]
-        subject = _places(lines) or flag
-        if pattern == "mutually exclusive":
-            return f"leave out {subject}" + (f", or {flag}" if lines else "")
-        if flag == "--array":
-            return f"correct {subject}"
-        return f"leave out {subject}, or use a value from `clusterctl ssh '{command}'`"
-    if _TOO_LARGE.search(refusal):
-        return "ask for less; `clusterctl status` shows the nodes with their cores and memory"
-    return "correct the option that Slurm's message names"
-
-
-def _places(requests: Sequence[Request]) -> str:
-    """Return the requests as the user wrote them: in lines of the script, or (line 0) with --slurm."""
-    places = (
-        f"`#SBATCH {given}` in line {given.line} of the script" if given.line else f"`--slurm {given}`"
-        for given in requests
-    )
-    return " and ".join(places)
 
 
 def _sorted(jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]:

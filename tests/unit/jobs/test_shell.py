@@ -24,6 +24,7 @@ from clusterctl.jobs.shell import (
     shell_script,
 )
 from clusterctl.jobs.submit import Submitter
+from clusterctl.scheduler.refusals import Asked
 from clusterctl.scheduler.script import Environment
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job_options import job_options
@@ -56,7 +57,9 @@ def lease(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     said = tmp_path / "said"
     said.write_bytes(b"granted\nWelcome" + MARK + "".join(f"{one}\n" for one in request.param).encode())
     session: Any = SimpleNamespace(transport=SimpleNamespace(host="ctl"))
-    made = Lease(session, OpenSSH(tmp_path / "config"), ["sh", "-c", f"cat {said}; cat >/dev/null"], b"")
+    made = Lease(
+        session, OpenSSH(tmp_path / "config"), ["sh", "-c", f"cat {said}; cat >/dev/null"], b"", Asked()
+    )
     yield made
     made.release()
 

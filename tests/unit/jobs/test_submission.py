@@ -219,7 +219,7 @@ def test_submit_brings_the_payload_once(session, cluster, job):
 @pytest.mark.parametrize(
     ("said", "fix"),
     [
-        ("Invalid account or account/partition combination specified", "sacctmgr show associations"),
+        ("Invalid account or account/partition combination specified", "name your Slurm account"),
         ("Invalid generic resource (gres) specification", "leave out --gpus"),
         ("Requested node configuration is not available", "ask for less"),
         ("something new", "that Slurm's message names"),
@@ -228,8 +228,8 @@ def test_submit_brings_the_payload_once(session, cluster, job):
 def test_a_refusal_names_the_flag_and_the_choices(cluster, job, said, fix):
     with cluster.state() as state:
         state["refuse"] = f"sbatch: error: {said}"
-    with rejected("slurm-refused", SlurmError, fix, why=said):
-        submit(cluster.session(), job)
+    with rejected("slurm-refused", SlurmError, fix, why=said, where="sbatch --time=00:01:00"):
+        submit(cluster.session(), job.model_copy(update={"time": 60}))
     assert [entry.refused for entry in cluster.ledger.entries()] == [True]
     assert list((cluster.home / "clusterctl" / "jobs").iterdir()) == []
 

@@ -16,7 +16,8 @@ from clusterctl.scheduler import admin
 from clusterctl.scheduler.admin import SlurmNodes
 from clusterctl.scheduler.base import AccountingAwayError, JobInfo, JobState
 from clusterctl.scheduler.directives import Directives
-from clusterctl.scheduler.slurm import SlurmAwayError, SlurmClient, fix_for_refusal
+from clusterctl.scheduler.refusals import Asked
+from clusterctl.scheduler.slurm import SlurmAwayError, SlurmClient
 from clusterctl.spec.sbatch import requests_of
 from clusterctl.util.progress import Clock
 from tests.support.here import LocalTransport
@@ -463,7 +464,7 @@ def test_lost_nodes_are_those_lost_during_the_job() -> None:
 def test_fix_for_refusal_names_the_option_or_line(refusal, line, at_fault, not_at_fault):
     """The line of the script that asked, and the flag only without such a line."""
     directives = Directives.read(Path("x.sh"), ["#SBATCH --nodes=1", *([f"#SBATCH {line}"] if line else [])])
-    fix = fix_for_refusal(f"Batch job submission failed: {refusal}", directives.requests)
+    fix = Asked(directives.lines, directives.requests).fix(f"Batch job submission failed: {refusal}")
     assert at_fault in fix
     assert not_at_fault not in fix
 
@@ -480,6 +481,6 @@ def test_fix_for_refusal_names_the_option_or_line(refusal, line, at_fault, not_a
     ],
 )
 def test_fix_for_refusal_names_an_option_of_slurm(refusal: str, option: str, not_at_fault: str) -> None:
-    fix = fix_for_refusal(refusal, requests_of([option]))
+    fix = Asked([option], requests_of([option])).fix(refusal)
     assert f"`--slurm {option}`" in fix
     assert not_at_fault not in fix
