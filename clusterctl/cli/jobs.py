@@ -45,7 +45,7 @@ def status(screen: Screen) -> None:
     if any(job.state is JobState.PENDING for job in cluster_status.jobs):
         from clusterctl.scheduler.diagnosis import diagnose_waiting
 
-        waits = [*diagnose_waiting(cluster_status.jobs)]
+        waits = [*diagnose_waiting(cluster_status.jobs, is_foreign=workspace.is_attached)]
     releases: tuple[PendingRelease, ...] = ()
     if workspace.releases.exists():
         from clusterctl.providers.base import pending_releases
@@ -67,12 +67,16 @@ def status(screen: Screen) -> None:
         "auto_down": cluster_status.auto_down,
         "pending_releases": [release.as_dict() for release in releases],
     }
-    lines = [] if screen.json else _lines(screen, cluster_status, waits, releases)
+    lines = [] if screen.json else _lines(screen, cluster_status, waits, releases, workspace.repair)
     screen.result(answer, *lines)
 
 
 def _lines(
-    screen: Screen, cluster_status: Status, waits: Sequence[Diagnosis], releases: Sequence[PendingRelease]
+    screen: Screen,
+    cluster_status: Status,
+    waits: Sequence[Diagnosis],
+    releases: Sequence[PendingRelease],
+    repair: str,
 ) -> list[str]:
     lines = [
         f"cluster {cluster_status.cluster} ({cluster_status.provider}): "
@@ -88,7 +92,7 @@ def _lines(
         lines += ["", *job_table(screen, cluster_status.jobs, users=True)]
         lines += ["", *(diagnosis.summary for diagnosis in waits[:_MOST_WAITING])] if waits else []
     if reason := cluster_status.accounting_failure:
-        text = "Slurm's accounting (slurmdbd) does not answer, but jobs run; start it with `clusterctl up`"
+        text = f"Slurm's accounting (slurmdbd) does not answer, but jobs run: {repair}"
         lines += ["", Notice("no-accounting", text), f"  {reason.splitlines()[-1]}"]
     if auto_down := cluster_status.auto_down:
         state = "" if auto_down["armed"] else ", but its timer is stopped; start it with `clusterctl up`"

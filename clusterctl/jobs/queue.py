@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from clusterctl.errors import ClusterctlError, Notice, SchedulerError, UsageError
 from clusterctl.scheduler.base import AccountingAwayError, JobInfo, JobState
 from clusterctl.scheduler.session import Session, resolve_submissions
+from clusterctl.state.workspace import REPAIR
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +43,20 @@ class Listing:
 
     older: the number of older jobs that are left out.
     unlisted: the number of jobs that may have ended, but are left out because the accounting does not answer.
+    repair: what helps if the cluster is broken.
     """
 
     jobs: tuple[JobInfo, ...]
     older: int = 0
     unlisted: int = 0
+    repair: str = REPAIR[False]
 
     @property
     def unlisted_notice(self) -> Notice:
         return Notice(
             "unlisted-jobs",
             f"{self.unlisted} jobs that have left the queue are missing in this list, because Slurm's "
-            "accounting (slurmdbd) does not answer; start it with `clusterctl up`",
+            f"accounting (slurmdbd) does not answer: {self.repair}",
         )
 
 
@@ -142,4 +145,5 @@ def list_jobs(session: Session, most: int | None = None) -> Listing:
     recent = {*ids[:most]}
     shown = tuple(job for job in jobs if job.whole_id in recent or not job.ended)
     older = len(ids) - len({job.whole_id for job in shown})
-    return Listing(shown, older if unlisted else older + len(others) - len(queried), unlisted)
+    older += 0 if unlisted else len(others) - len(queried)
+    return Listing(shown, older, unlisted, session.workspace.repair)

@@ -314,7 +314,8 @@ class Lease:
         raise UnreachableError(
             f"{controller}: the connection ended before Slurm allocated the nodes",
             why=self._process.stderr.read().decode(errors="replace").strip(),
-            fix="check the cluster with `clusterctl status`; `clusterctl up` repairs it",
+            fix="check the cluster with `clusterctl status`; if it is broken, "
+            f"{self._session.workspace.repair}",
             host=controller,
         )
 

@@ -267,7 +267,9 @@ def _reject_large_array(facts: ClusterFacts, job: JobSpec) -> None:
             f"the array {indices} has an index above {facts.max_array - 1}",
             code="array-too-large",
             why=f"MaxArraySize of the cluster's Slurm is {facts.max_array}",
-            fix="submit several arrays, or raise the limit in the spec, as in "
+            fix=f"submit several arrays or sweeps, each of at most {facts.max_array} tasks"
+            if facts.is_foreign
+            else "submit several arrays, or raise the limit in the spec, as in "
             f"`slurm: {{extra: [MaxArraySize={highest + 1}]}}`, and run `clusterctl up`",
         )
 

@@ -203,7 +203,7 @@ class ChangeNotes:
         elif not array or job.outcome in {Outcome.FAILED, Outcome.CANCELLED}:
             self.note(f"job {job.id} {job.state.value}{location}{reason}")
         if job.failed_to_launch:
-            self.note(f"job {job.id} is held because a node could not start it; `clusterctl up` releases it")
+            self.note(f"job {job.id} is held, as a node could not start it: {self.session.workspace.repair}")
 
 
 def wait(

@@ -299,8 +299,8 @@ def bring_all(workspace: Workspace, out: Path, *, progress: Progress = lambda *_
             "some files that exist only on the cluster could not be collected",
             code="only-copies-not-collected",
             why="\n".join(only_copies.lines[:_MOST_SHOWN]),
-            fix="end the processes that write these files, make all hosts reachable (`clusterctl up` repairs "
-            "the cluster), then collect again; files that have arrived are kept",
+            fix="end the processes that write these files, then collect again; if a host does not answer, "
+            f"{workspace.repair}; files that have arrived are kept",
         )
     return tuple(folders)
 

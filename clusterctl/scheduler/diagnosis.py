@@ -29,6 +29,7 @@ from clusterctl.scheduler.failed_rank import (
 )
 from clusterctl.scheduler.program_error import ProgramError, find_error, without_long_lines
 from clusterctl.spec.units import format_duration
+from clusterctl.state.workspace import REPAIR
 from clusterctl.transport.tree import format_size
 from clusterctl.util.assets import fill_in
 from clusterctl.util.terminal import plain_line
@@ -77,6 +78,7 @@ class Evidence:
     left_here: called with a file, or the path of a module, that the job did not find. Returns placeholder ->
         text for the causes that depend on the files of this machine.
     excluded: patterns of files that were not sent (--exclude).
+    is_foreign: whether other people operate the cluster.
     """
 
     job: JobInfo
@@ -91,6 +93,7 @@ class Evidence:
     folder: str = ""
     left_here: Callable[..., Mapping[str, str]] = lambda _, is_module: {}  # noqa: ARG005
     excluded: tuple[str, ...] = ()
+    is_foreign: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,14 +180,14 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     )
 
 
-def diagnose_waiting(jobs: Iterable[JobInfo]) -> Iterator[Diagnosis]:
-    """Yield a diagnosis of each pending job."""
+def diagnose_waiting(jobs: Iterable[JobInfo], *, is_foreign: bool) -> Iterator[Diagnosis]:
+    """Yield a diagnosis of each pending job. is_foreign: whether other people operate the cluster."""
     waits = [job for job in jobs if job.state is JobState.PENDING]
     diagnoses: dict[tuple[object, ...], Diagnosis] = {}
     for job in waits:
         key = (job.reason, job.expected_start, job.partition, job.tres, job.time_limit_s)
         if key not in diagnoses:
-            diagnoses[key] = diagnose(Evidence(job=job))
+            diagnoses[key] = diagnose(Evidence(job=job, is_foreign=is_foreign))
         yield replace(diagnoses[key], job_id=job.id, name=job.name)
 
 
@@ -316,8 +319,10 @@ def _words(evidence: Evidence, failed: Failed) -> dict[str, str]:
         "silent": silent if hang and hang.ended_job else "",
         "hung": f"; the job had made no progress for {silent}: {hang.summary}" if hang else "",
         "partition": job.partition,
+        "operator": "" if evidence.is_foreign else "1",
         "rank": "" if failed.rank is None else str(failed.rank),
         "reason": job.reason,
+        "repair": REPAIR[evidence.is_foreign],
         "signal": failed.signal,
         "slurm": "" if job.prefix else "1",
         "state": job.state.value,

@@ -27,12 +27,13 @@ _Json = Mapping[str, Any]
 
 def diagnose_job(session: Session, job: JobInfo) -> Diagnosis:
     """Return why a job failed, was cancelled or waits, from its logs on the cluster if they can be read."""
+    bare = Evidence(job=job, is_foreign=session.facts.is_foreign)
     if not job.ended:
-        return diagnose(Evidence(job=job))
+        return diagnose(bare)
     try:
         logs = _read_logs(session, job)
     except (SchedulerError, TransportError) as exc:
-        return diagnose(Evidence(job=job)).with_lines(f"(the job's log can't be read: {exc.what})")
+        return diagnose(bare).with_lines(f"(the job's log can't be read: {exc.what})")
     diagnosis = diagnose(evidence_of(session, job, logs))
     if diagnosis.lines:
         return diagnosis
@@ -54,8 +55,9 @@ def diagnose_jobs(
     failed = [job for job in jobs if job.outcome in (Outcome.FAILED, Outcome.CANCELLED)]
     failed.sort(key=lambda job: job.outcome is Outcome.CANCELLED)
     read = [diagnose_job(session, job) for job in failed[:_MOST_READ]]
-    unread = [diagnose(Evidence(job=job)) for job in failed[_MOST_READ:]]
-    return (*read, *unread, *(diagnose_waiting(jobs) if waiting else ()))
+    foreign = session.facts.is_foreign
+    unread = [diagnose(Evidence(job=job, is_foreign=foreign)) for job in failed[_MOST_READ:]]
+    return (*read, *unread, *(diagnose_waiting(jobs, is_foreign=foreign) if waiting else ()))
 
 
 def diagnose_run(session: Session, job: JobInfo, tree: Path) -> Diagnosis:
@@ -86,6 +88,7 @@ def evidence_of(session: Session, job: JobInfo, logs: _Json) -> Evidence:
         folder=entry.program_dir if entry is not None else "",
         left_here=LocalFiles.of(facts, source, entry.program_dir if entry is not None else "").find,
         excluded=tuple(request.get("exclude") or ()),
+        is_foreign=session.facts.is_foreign,
     )
 
 

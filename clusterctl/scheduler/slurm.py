@@ -42,6 +42,7 @@ from clusterctl.scheduler.records import recorded_job, recorded_jobs, with_comme
 from clusterctl.scheduler.refusals import Asked
 from clusterctl.scheduler.slurm_parse import PartitionInfo, fold_nodes
 from clusterctl.spec.names import SLURMCTLD_PORT
+from clusterctl.state.workspace import REPAIR
 from clusterctl.transport.base import Transport
 from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
@@ -250,7 +251,7 @@ class SlurmClient(Jobs):
             "Slurm does not answer, and the job was not submitted",
             where=f"slurmctld on {self.transport.host}",
             why=exc.why,
-            fix="start Slurm's daemons with `clusterctl up`, then submit again",
+            fix=f"{REPAIR[self.is_foreign]}, then submit again",
             host=self.transport.host,
         )
 
@@ -443,12 +444,12 @@ class SlurmClient(Jobs):
             return AccountingAwayError(
                 "Slurm's accounting (slurmdbd) does not answer",
                 why=reason.splitlines()[-1],
-                fix="start slurmdbd with `clusterctl up`; jobs run without it",
+                fix=f"{REPAIR[self.is_foreign]}; jobs run without the accounting",
             )
         return SlurmAwayError(
             f"slurmctld has not answered {command} for {limit_s:g} s",
             why=reason,
-            fix="start slurmctld with `clusterctl up`; running jobs are not affected",
+            fix=f"{REPAIR[self.is_foreign]}; running jobs are not affected",
         )
 
 

@@ -122,14 +122,15 @@ def _facts_of_record(record: dict[str, Any]) -> ClusterFacts:
 def not_up(workspace: Workspace) -> NotUpError:
     """Return the error for a cluster that is not up."""
     message = f"cluster {workspace.root.name!r} is not up"
-    fix = "run `clusterctl up` first, or choose another cluster with --cluster (`clusterctl list` shows all)"
+    fix = f"run {workspace.update} first, or choose another cluster with --cluster"
+    fix += " (`clusterctl list` shows all)"
     return NotUpError(message, code="not-up", where=str(workspace.root), fix=fix)
 
 
 def damaged(workspace: Workspace) -> UsageError:
     """Return the error for a cluster with a damaged hosts.json."""
     message = f"the record of cluster {workspace.root.name!r} is damaged"
-    fix = "run `clusterctl up`, which writes the record again"
+    fix = f"run {workspace.update}, which writes the record again"
     return UsageError(message, code="inventory-damaged", where=str(workspace.inventory), fix=fix)
 
 

@@ -128,6 +128,10 @@ def has_content(path: Path, raw: bytes, mode: int) -> bool:
     return False
 
 
+# What helps if a cluster itself is broken. The key: whether other people operate the cluster.
+REPAIR = {False: "run `clusterctl up`", True: "ask the site's administrators"}
+
+
 class _Path:
     def __init__(self, name: str) -> None:
         self._name = name
@@ -237,6 +241,21 @@ class Workspace:
     def remove(self) -> None:
         with translating_write_errors(self.root):
             shutil.rmtree(self.root)
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether other people operate the cluster."""
+        return self.login.exists()
+
+    @property
+    def repair(self) -> str:
+        """What helps if the cluster itself is broken, as an instruction for a message."""
+        return REPAIR[self.is_attached]
+
+    @property
+    def update(self) -> str:
+        """The command that writes what this machine knows of the cluster."""
+        return "`clusterctl attach`" if self.is_attached else "`clusterctl up`"
 
     @property
     def copies(self) -> Path:

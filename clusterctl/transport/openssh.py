@@ -244,7 +244,7 @@ class Talk:
     def _status(self, rc: int) -> int:
         if self.is_ssh and rc == NO_CONNECTION:
             problem = f"{self.host}: the connection broke during `{shown_command(self.argv)}`"
-            fix = "if the host is down, start it with `clusterctl up`"
+            fix = "check the cluster with `clusterctl status`, then try again"
             raise UnreachableError(problem, why=self.stderr_tail(), fix=fix, host=self.host)
         return rc
 

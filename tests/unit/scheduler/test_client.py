@@ -484,3 +484,19 @@ def test_fix_for_refusal_names_an_option_of_slurm(refusal: str, option: str, not
     fix = Asked([option], requests_of([option])).fix(refusal)
     assert f"`--slurm {option}`" in fix
     assert not_at_fault not in fix
+
+
+OWN, GUEST = "`clusterctl up`", "administrators"
+
+
+@pytest.mark.parametrize(("is_foreign", "helps", "not_said"), [(False, OWN, GUEST), (True, GUEST, OWN)])
+def test_a_silent_slurm_is_repaired_by_those_who_operate_it(is_foreign, helps, not_said):
+    silent = Step(("sacct", "..."), stderr="sacct: error: Sending PersistInit msg: Connection refused", rc=1)
+    slurm, _, _ = client(GONE, silent, patience_s=0)
+    slurm.is_foreign = is_foreign
+    with rejected("slurm-away", SlurmError, helps) as caught:
+        slurm.own_jobs()
+    assert not_said not in caught.value.fix
+    with rejected("accounting-away", AccountingAwayError, helps) as caught:
+        slurm.steps("7")
+    assert not_said not in caught.value.fix

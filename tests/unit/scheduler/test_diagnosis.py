@@ -303,9 +303,37 @@ def test_waiting_jobs_are_told_apart_by_what_they_ask_for() -> None:
     """Two jobs wait for the same reason, with different numbers of nodes."""
     pending = replace(JOB, state=JobState.PENDING, reason="PartitionConfig", partition="train")
     jobs = [replace(pending, number=count, tres=f"cpu=1,mem=1G,node={count}") for count in (2, 3)]
-    found = [*diagnose_waiting(jobs)]
+    found = [*diagnose_waiting(jobs, is_foreign=False)]
     assert [diagnosis.job_id for diagnosis in found] == ["2", "3"]
     assert ["2 nodes" in found[0].cause, "3 nodes" in found[1].cause] == [True, True]
+
+
+OF_OPERATORS = ("clusterctl up", "--admin", "sudo", "in the spec", "`scontrol update`")
+
+
+def test_no_cause_asks_a_guest_for_what_only_an_operator_can_do() -> None:
+    """The fixes for a cluster that other people operate, and those which name what repairs a cluster."""
+    for_guests = [cause for cause in catalogue().causes if "operator" not in cause.when]
+    assert [cause.code for cause in for_guests if any(words in cause.fix for words in OF_OPERATORS)] == []
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "own"),
+    [
+        ("PENDING", "JobHeldAdmin", "--admin"),
+        ("PENDING", "PartitionDown", "scontrol update"),
+        ("PENDING", "ReqNodeNotAvail", "clusterctl up"),
+        ("PENDING", "launch failed requeued held", "clusterctl up"),
+        ("BOOT_FAIL", "", "clusterctl up"),
+        ("NODE_FAIL", "", "clusterctl up"),
+    ],
+)
+def test_a_guest_is_sent_to_the_administrators(state: str, reason: str, own: str) -> None:
+    job = replace(JOB, state=JobState(state), reason=reason)
+    ours, theirs = (diagnose(Evidence(job=job, is_foreign=foreign)) for foreign in (False, True))
+    assert ours.code == theirs.code
+    assert (own in ours.fix, own in theirs.fix) == (True, False)
+    assert "administrators" in theirs.fix
 
 
 @pytest.mark.parametrize(

@@ -104,3 +104,13 @@ def test_a_cluster_without_a_record_is_not_up(workspace: Workspace) -> None:
     workspace.inventory.unlink()
     with refused("not-up", NotUpError):
         facts_of(workspace)
+
+
+def test_only_attach_writes_the_record_of_an_attached_cluster(workspace: Workspace) -> None:
+    workspace.login.write_text("ada@login\n")
+    workspace.inventory.write_text("{")
+    with refused("inventory-damaged", UsageError, "`clusterctl attach`"):
+        facts_of(workspace)
+    workspace.inventory.unlink()
+    with refused("not-up", NotUpError, "`clusterctl attach`"):
+        facts_of(workspace)
