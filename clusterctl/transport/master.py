@@ -118,9 +118,7 @@ def open_master(
         return master
     if not start:
         return None
-    idle_s = (
-        LOGIN_IDLE_S if is_login else JUMP_IDLE_S if socket_name else IDLE_S if stays else _WATCHED_WITHIN_S
-    )
+    idle_s = _idle_s(is_login=is_login, is_jump=bool(socket_name), stays=stays)
     options = ["-S", f"./{name}", "-o", "ControlMaster=auto"]
     options += ["-o", f"ControlPersist={idle_s}", *(() if stays else ("-f", "-N"))]
     command, ssh = "true" if stays else "", OpenSSH(config, user)
@@ -143,7 +141,7 @@ def _idle_s(*, is_login: bool, is_jump: bool, stays: bool) -> int:
 
 def _start(ssh: OpenSSH, host: str, command: str, options: list[str], path: Path) -> str | None:
     """Open a connection with its socket at ``path``, unless it is open. Return ssh's messages if it fails."""
-    # ssh opens a connection if none is open, or if a killed ssh has left its socket. A connection that was
+    # ssh opens a connection if no ssh holds it, or if a killed ssh has left its socket. A connection that was
     # idle for long may be dead without its ssh knowing, as after a laptop's sleep, so the first try is short.
     answer_s, start_s = (_ANSWER_S, _START_S) if login_of(ssh.config) is None else _LOGIN_LIMITS_S
     for limit_s in (answer_s, start_s) if path.exists() else (start_s,):

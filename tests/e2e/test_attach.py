@@ -126,6 +126,8 @@ def test_killed_attach_continues(national: Site, tmp_path: Path) -> None:
     for line in process.stderr:
         if "building the environment" in line:
             break
+    else:
+        pytest.fail("attach built no environment")
     process.send_signal(signal.SIGKILL)
     process.communicate()
     answer = user.clusterctl("attach", "national", "-o", "json").json

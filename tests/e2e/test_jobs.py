@@ -338,7 +338,9 @@ def test_final_states_without_accounting(cluster: Cluster, no_accounting: None) 
         for name, body in bodies.items()
         for flags in [["--array", "0-1"] if name == "tasks" else []]
     }
-    restarted = cluster.json("submit", script(cluster, "again.sh", "touch ran; sleep 5\n"))["job_id"]
+    restarted = cluster.json(
+        "submit", script(cluster, "again.sh", "[ -e ran ] || { touch ran; sleep 600; }\n")
+    )["job_id"]
     states = lambda job: [one["state"] for one in cluster.json("jobs", job)["jobs"]]  # noqa: E731
     eventually(lambda: states(jobs["endless"]) == states(restarted) == ["RUNNING"])
     (node,) = cluster.json("jobs", restarted)["jobs"][0]["nodes"]

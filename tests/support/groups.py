@@ -25,6 +25,7 @@ GROUPS = {
     ),
     "life": ("test_convergence.py", "test_storage.py"),
     "person": ("test_ordinary_user.py", "test_manual.py"),
+    "attach": ("test_attach.py", "test_attach_place.py"),
 }
 _GROUP_OF = {module: group for group, modules in GROUPS.items() for module in modules}
 # The longest groups first: one that began last would keep all others waiting for it. The first of all also
@@ -34,6 +35,7 @@ LONGEST = (
     "test_onprem.py",
     "test_onprem_el.py",
     "life",
+    "attach",
     "test_drift.py",
     "test_gcp.py",
     "test_no_scheduler.py",

@@ -41,7 +41,7 @@ def test_without_prices_there_is_no_such_column(cli: Clusterctl) -> None:
     assert "USD" not in cli("list").stdout
 
 
-def test_nodes_of_an_attached_cluster_are_those_of_its_partitions(cli: Clusterctl) -> None:
+def test_an_attached_cluster_has_the_nodes_of_its_partitions(cli: Clusterctl) -> None:
     partitions = (PartitionFacts("short", ("c1", "c2")), PartitionFacts("gpu", ("c2", "c3")))
     inventory = inventory_of(cluster="campus").model_copy(update={"partitions": partitions})
     (cli.home / "campus").mkdir(parents=True)

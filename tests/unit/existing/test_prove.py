@@ -124,7 +124,7 @@ def test_trials_are_those_that_the_site_has(types, modules, asked, launchers, va
 
 @pytest.mark.parametrize(
     ("launcher", "launchers"),
-    [(Launcher.MPIRUN, "mpirun pmix default pmi2"), (Launcher.SRUN, "pmix default pmi2 mpirun")],
+    [(Launcher.MPIRUN, "mpirun pmix"), (Launcher.SRUN, "pmix mpirun")],
 )
 def test_launcher_of_the_spec_is_tried_first(launcher: Launcher, launchers: str) -> None:
     assert f"launchers=({launchers})" in proof_script(SITE, PLACED, (), launcher).decode().splitlines()

@@ -35,7 +35,7 @@ def test_the_fix_names_the_account_where_it_is_the_cause(said, options, helps, n
     assert not_said not in fix
 
 
-def test_accounts_are_listed_only_with_accounting_and_kept_only_by_attached_clusters():
+def test_advice_on_accounts_depends_on_the_cluster():
     assert LIST not in Asked(is_foreign=True, lists_accounts=False).fix(BY_LUA)
     own = Asked(["--account=p"])
     assert "leave out --account" in own.fix(BY_LUA)
