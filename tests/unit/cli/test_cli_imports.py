@@ -46,14 +46,14 @@ def test_nothing_slow_is_imported_without_need(module: str, needs: set[str]) -> 
 @pytest.mark.parametrize(
     ("verbs", "most"),
     [
-        ("up", 118),
-        ("down", 86),
-        ("submit", 63),
-        ("replay", 104),
+        ("up", 119),
+        ("down", 87),
+        ("submit", 64),
+        ("replay", 105),
         ("collect", 50),
-        ("job", 42),
-        ("files", 46),
-        ("jobs", 42),
+        ("job", 43),
+        ("files", 47),
+        ("jobs", 43),
         ("run", 10),
     ],
 )

@@ -91,4 +91,4 @@ def test_a_stopped_slurmctld_is_waited_for_once_and_not_for_long(
     said = capsys.readouterr().err
     assert shows(said, "slurm-away")
     assert f"squeue for {seconds}" in said
-    assert " with `clusterctl up`" in said
+    assert "`clusterctl up`" in said
