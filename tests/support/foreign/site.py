@@ -135,10 +135,11 @@ class Site:
         """Let sshd ask this person for PASSWORD after the key."""
         text = f"Match User {person}\nAuthenticationMethods publickey,keyboard-interactive\n"
         text += "KbdInteractiveAuthentication yes\n"
-        reload, path = "systemctl reload ssh", "/etc/ssh/sshd_config.d/00-second-factor.conf"
+        # A reload returns before sshd listens again, a restart does not. Sessions go on.
+        restart, path = "systemctl restart ssh", "/etc/ssh/sshd_config.d/00-second-factor.conf"
         secret = shlex.quote(f"{person}:{PASSWORD}")
-        change = f"echo {secret} | chpasswd; printf %s {shlex.quote(text)} >{path}; {reload}"
-        with self.changed(LOGINS, change, f"rm -f {path}; passwd -q -d {person}; {reload}"):
+        change = f"echo {secret} | chpasswd; printf %s {shlex.quote(text)} >{path}; {restart}"
+        with self.changed(LOGINS, change, f"rm -f {path}; passwd -q -d {person}; {restart}"):
             yield
 
     @contextmanager
