@@ -165,8 +165,7 @@ def place(
             python=path,
             progress=progress,
         )
-    profile = job_profile(modules, site.slurm_path)
-    transport.run(["sh", "-c", _FINISH, "finish", at, lock.key], stdin=profile.encode())
+    write_profile(transport, at, modules, site.slurm_path, environment=lock.key)
     return Placed(at, cluster_id, path, site.pythons[path], node, time.monotonic() - started, built)
 
 
@@ -251,6 +250,14 @@ def _reject_little_room(host: str, folder: str, rooms: Sequence[Room]) -> None:
         )
 
 
+def write_profile(
+    transport: Transport, folder: str, modules: Sequence[str], slurm_path: str, *, environment: str = ""
+) -> None:
+    """Write the script that jobs source first. environment: the key of a new environment of all jobs."""
+    profile = job_profile(modules, slurm_path)
+    transport.run(["sh", "-c", _FINISH, "finish", folder, environment], stdin=profile.encode())
+
+
 def job_profile(modules: Sequence[str], slurm_path: str) -> str:
     """Return the script that jobs, and the shells of `clusterctl shell`, source before anything else."""
     return "".join(
@@ -271,15 +278,3 @@ _LOADING: Final = """\
 type module >/dev/null 2>&1 || {{ . /etc/profile >/dev/null 2>&1; PATH=$clusterctl_path:$PATH; }}
 module load {module} || echo "clusterctl: the module {module} can't be loaded" >&2
 """
-
-
-def write_profile(transport: Transport, placed: Placed, modules: Sequence[str], slurm_path: str) -> None:
-    """Write the script that jobs source first, for other modules."""
-    profile = job_profile(modules, slurm_path)
-    argv = [
-        "sh",
-        "-c",
-        'umask 077; cd -- "$1" && cat >.profile.new && mv -f .profile.new job-profile.sh',
-        "sh",
-    ]
-    transport.run([*argv, placed.folder], stdin=profile.encode())

@@ -135,7 +135,7 @@ def prove(
         talk.finish()
     outcome = read_facts(line for line in lines if line != "waiting")
     if isinstance(outcome, Proof):
-        write_profile(transport, placed, outcome.modules, site.slurm_path)
+        write_profile(transport, placed.folder, outcome.modules, site.slurm_path)
     return outcome
 
 
