@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import NoReturn
 
-from clusterctl.providers.base import HostPlan, Leftover, Prompts, Provider, Provisioned, Sizes
-from clusterctl.providers.node_class import NodeClass
+from clusterctl.providers.base import Leftover, Prompts, Provider
 from clusterctl.providers.storage import KeptStorage
 from clusterctl.spec.existing import ExistingSettings, operators_only
 from clusterctl.spec.models import ClusterSpec
@@ -21,28 +20,10 @@ class ExistingProvider(Provider):
     def check(self, spec: ClusterSpec) -> None:
         raise operators_only(spec.name)
 
-    def plan(
-        self,
-        spec: ClusterSpec,
-        workspace: Workspace,
-        *,
-        keep: Sizes,
-        inputs: str = "",
-        recreated: Collection[str] = (),
-    ) -> HostPlan:
-        del workspace, keep, inputs, recreated
+    def plan(self, spec: ClusterSpec, *_: object, **__: object) -> NoReturn:
         raise operators_only(spec.name)
 
-    def apply(
-        self,
-        spec: ClusterSpec,
-        workspace: Workspace,
-        *,
-        keep: Sizes,
-        node_class: NodeClass | None = None,
-        recreated: Collection[str] = (),
-    ) -> Provisioned:
-        del workspace, keep, node_class, recreated
+    def apply(self, spec: ClusterSpec, *_: object, **__: object) -> NoReturn:
         raise operators_only(spec.name)
 
     def alive(self, cluster_id: str) -> bool:  # noqa: ARG002
