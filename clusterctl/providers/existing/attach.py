@@ -18,7 +18,7 @@ from ClusterShell.NodeSet import NodeSet
 from clusterctl.errors import UsageError
 from clusterctl.providers.existing.place import Placed
 from clusterctl.providers.existing.probe import Choices, Probed, probe
-from clusterctl.providers.existing.prove import Proof, Unproven, place_and_prove
+from clusterctl.providers.existing.prove import Proof, ProofOptions, Unproven, place_and_prove
 from clusterctl.providers.existing.site import Site, SitePartition
 from clusterctl.spec.common import MOST_GPUS, Gpus, Partition
 from clusterctl.spec.existing import ExistingSettings
@@ -211,19 +211,22 @@ def _completed(
     # From now on, `detach` knows the folder, even if this process is killed.
     write_atomic(workspace.spec, dump_spec(spec))
     reporter.step("place and prove")
+    options = ProofOptions(
+        probed.partition,
+        probed.account,
+        settings.qos or "",
+        settings.modules,
+        settings.launcher,
+        request.patience_s,
+    )
     with Connections(workspace.ssh_config, stays=LOGIN_HOST) as connections:
         placed, outcome = place_and_prove(
             connections.to(LOGIN_HOST),
             probed.site,
             settings.folder,
             workspace.cluster_id(),
-            partition=probed.partition,
-            account=probed.account,
-            qos=settings.qos or "",
-            modules=settings.modules,
-            launcher=settings.launcher,
+            options,
             python=settings.python,
-            patience_s=request.patience_s,
             report=reporter.note,
         )
     workspace.adopt_id(placed.cluster_id)

@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -97,37 +96,40 @@ class Unproven:
     expected_start: str = ""
 
 
-def prove(
-    transport: Transport,
-    site: Site,
-    placed: Placed,
-    *,
-    partition: str,
-    account: str = "",
-    qos: str = "",
-    modules: Sequence[str] = (),
-    launcher: Launcher | None = None,
-    patience_s: float = 60.0,
-) -> Proof | Unproven:
-    """Run the proof as a job on two nodes, or on one where the partition has one. Wait for its end.
+@dataclass(frozen=True, slots=True)
+class ProofOptions:
+    """The options of the proof's job.
+
+    modules: environment modules to load. Default: first no module, then each MPI module of the site.
+    launcher: the launcher to try first.
+    patience_s: longest wait for the start of the job, which is then cancelled.
+    """
+
+    partition: str
+    account: str = ""
+    qos: str = ""
+    modules: Sequence[str] = ()
+    launcher: Launcher | None = None
+    patience_s: float = 60.0
+
+
+def prove(transport: Transport, site: Site, placed: Placed, options: ProofOptions) -> Proof | Unproven:
+    """Run the proof as a job on two nodes, or on the only node of the partition. Wait for its end.
 
     On success, the script that jobs source first gets the modules of the proof.
-
-    modules: environment modules to load. Default: none, then each of the site's MPI modules.
-    launcher: what is tried first to start the MPI test.
-    patience_s: longest wait for the start of the job, which is then cancelled.
 
     Raises:
         TransportError: the connection was lost. The job is cancelled.
     """
-    count = next((min(2, part.node_count) for part in site.partitions if part.name == partition), 2)
-    script = proof_script(site, placed, modules, launcher)
+    sizes = [part.node_count for part in site.partitions if part.name == options.partition]
+    script = proof_script(site, placed, options.modules, options.launcher)
     probe = module_texts("payload.commands.probe", data_folder("payload").parent).encode()
-    options = [f"--nodes={count}", "--ntasks-per-node=1", f"--time={_TIME_LIMIT}", f"--partition={partition}"]
-    options += [f"--{name}={value}" for name, value in (("account", account), ("qos", qos)) if value]
-    numbers = (f"{patience_s:.0f}", str(len(script)), str(len(probe)))
+    words = [f"--nodes={min([2, *sizes])}", "--ntasks-per-node=1", f"--time={_TIME_LIMIT}"]
+    named = {"partition": options.partition, "account": options.account, "qos": options.qos}
+    words += [f"--{name}={value}" for name, value in named.items() if value]
+    numbers = (f"{options.patience_s:.0f}", str(len(script)), str(len(probe)))
     name = f"clusterctl-proof-{placed.cluster_id}"
-    argv = ["sh", "-c", _PROVE, "prove", placed.folder, name, site.slurm_path, *numbers, *options]
+    argv = ["sh", "-c", _PROVE, "prove", placed.folder, name, site.slurm_path, *numbers, *words]
     too_long = TransportError("the proof's job printed a line that is too long", code="line-too-long")
     with transport.converse(argv, silence_s=_SILENCE_S) as talk:
         talk.send(script + probe)
@@ -243,36 +245,23 @@ def place_and_prove(
     site: Site,
     folder: str,
     cluster_id: str,
+    options: ProofOptions,
     *,
-    partition: str,
-    account: str = "",
-    qos: str = "",
-    modules: Sequence[str] = (),
-    launcher: Launcher | None = None,
     python: str | None = None,
-    patience_s: float = 60.0,
     report: LineReporter = SILENT.note,
 ) -> tuple[Placed, Proof | Unproven]:
     """Call ``place``, then ``prove``. If the nodes differ from the login node, do both again for the nodes.
 
     Raises the errors of both. UsageError: the nodes have no Python that jobs can use.
     """
-    tried = partial(
-        prove,
-        transport,
-        partition=partition,
-        account=account,
-        qos=qos,
-        modules=modules,
-        launcher=launcher,
-        patience_s=patience_s,
-    )
-    placed = place(transport, site, folder, cluster_id, python=python, modules=modules, report=report)
-    outcome = tried(site, placed)
+    placed = place(transport, site, folder, cluster_id, python=python, modules=options.modules, report=report)
+    outcome = prove(transport, site, placed, options)
     nodes = outcome.nodes
     if isinstance(outcome, Unproven) and outcome.code == "python" and nodes.pythons:
         # The site's login node has other software than its compute nodes.
         site = replace(site, pythons=nodes.pythons, glibc=nodes.glibc or site.glibc, arch=nodes.arch)
-        placed = place(transport, site, folder, cluster_id, python=python, modules=modules, report=report)
-        outcome = tried(site, placed)
+        placed = place(
+            transport, site, folder, cluster_id, python=python, modules=options.modules, report=report
+        )
+        outcome = prove(transport, site, placed, options)
     return placed, outcome
