@@ -8,7 +8,6 @@ from __future__ import annotations
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,15 +172,8 @@ def _folder_of_entries(workspace: Workspace) -> Path:
 
 def _remove_ended(session: Session) -> None:
     """Remove the entries of jobs that have ended."""
-    folders = dict(_entries(session.workspace))
+    folders = {folder.name: folder for folder in _folder_of_entries(session.workspace).glob("*")}
     with suppress(SchedulerError):
         running = {job.id for job in session.scheduler.jobs([*folders]) if not job.ended}
         for job_id in folders.keys() - running:
             shutil.rmtree(folders[job_id], ignore_errors=True)
-
-
-def _entries(workspace: Workspace) -> Iterator[tuple[str, Path]]:
-    """Yield the job's id and the folder of each entry."""
-    with suppress(FileNotFoundError):
-        for folder in sorted(_folder_of_entries(workspace).iterdir()):
-            yield folder.name, folder

@@ -7,8 +7,8 @@ written on the cluster, and the folder there keeps its id.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -95,7 +95,7 @@ def attach(request: Request, reporter: Reporter = SILENT) -> Attached:
     earlier = _known_workspace(request)
     with ExitStack() as stack:
         if earlier is not None:
-            stack.enter_context(_locked(earlier, request, reporter))
+            stack.enter_context(earlier.lock("attach", wait_s=request.wait_s, waiting=reporter.note))
             previous = request.spec or applied_if_known(earlier)
             workspace, probed = earlier, _probed(request, earlier, previous, reporter)
         else:
@@ -151,7 +151,7 @@ def _probed_first(request: Request, stack: ExitStack, reporter: Reporter) -> tup
             probed = _probed(request, first, request.spec, reporter)
             request = replace(request, name=request.name or _name_of(probed.site, request))
             workspace = _checked_name(request)
-            stack.enter_context(_locked(workspace, request, reporter))
+            stack.enter_context(workspace.lock("attach", wait_s=request.wait_s, waiting=reporter.note))
             if not workspace.root.exists():
                 with translating_write_errors(workspace.root):
                     first.root.rename(workspace.root)
@@ -172,25 +172,20 @@ def _name_of(site: Site, request: Request) -> str:
     return "cluster"
 
 
-@contextmanager
-def _locked(workspace: Workspace, request: Request, reporter: Reporter) -> Iterator[None]:
-    with workspace.lock("attach", wait_s=request.wait_s, waiting=reporter.note):
-        yield
-
-
 def _probed(
     request: Request, workspace: Workspace, previous: ClusterSpec | None, reporter: Reporter
 ) -> Probed:
     workspace.create()
     write_login_files(request.login, workspace)
     settings = _settings(previous)
+    kept = settings.model_dump(exclude_none=True) if settings else {}
     choices = Choices(
-        request.account or (settings.account if settings and settings.account else ""),
-        request.qos or (settings.qos if settings and settings.qos else ""),
+        request.account or kept.get("account", ""),
+        request.qos or kept.get("qos", ""),
         request.partition or (previous.partitions[0].name if previous else ""),
-        request.python or (settings.python if settings and settings.python else ""),
-        tuple(request.modules or (settings.modules if settings else ())),
-        settings.slurm_path if settings and settings.slurm_path else "",
+        request.python or kept.get("python", ""),
+        tuple(request.modules or kept.get("modules", ())),
+        kept.get("slurm_path", ""),
     )
     reporter.step("probe")
     with Connections(workspace.ssh_config, stays=LOGIN_HOST) as connections:

@@ -90,10 +90,6 @@ class Site:
     clock_ahead_s: float = 0.0
     learned: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def default_partition(self) -> SitePartition | None:
-        return next((partition for partition in self.partitions if partition.is_default), None)
-
     def save(self, workspace: Workspace) -> None:
         write_atomic(workspace.root / _NAME, json.dumps(asdict(self), indent=1) + "\n")
 
