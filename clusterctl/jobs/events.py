@@ -18,6 +18,8 @@ from clusterctl.util.process import call_on_hosts
 
 # An array may have thousands of tasks.
 _MOST_READ: Final = 64  # jobs
+# So many queries of Slurm are saved up for changes that follow each other, as in a short job.
+_MOST_SAVED: Final = 5
 # A job that has run for a shorter time was not examined for a hang.
 _SOONEST_S: Final = 5
 
@@ -38,22 +40,26 @@ def with_hangs(session: Session, jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]
 
 
 class Turn:
-    """Decides when to ask Slurm about jobs: by the session's pace, and by new events in the jobs' folders."""
+    """Decides when to ask Slurm about jobs: by the session's pace, and by new events in the jobs' folders.
+
+    A query is due at most once in ``pace.changed_s`` on average. Unused queries are saved, up to a number.
+    """
 
     def __init__(self, session: Session) -> None:
-        self._session, self._asked_at = session, -math.inf
+        self._session, self._asked_at, self._saved = session, -math.inf, 0.0
         self._events: Mapping[str, Sequence[Event]] = {}
 
     def is_due(self, jobs: Iterable[JobInfo]) -> bool:
         """Return whether to ask Slurm now. jobs: the answer to the last query."""
         now = self._session.scheduler.clock.now()
-        waited = now - self._asked_at
+        waited, pace_s = now - self._asked_at, self._session.pace.changed_s
         active = [job for job in jobs if not job.ended]
-        is_due = waited >= self._session.pace.changed_s and (
-            waited >= self._longest_s(active) or self._has_news(active)
-        )
+        saved = min(_MOST_SAVED, self._saved + waited / pace_s) if pace_s else _MOST_SAVED
+        # The fewer are left, the longer are the pauses, in seconds.
+        may_ask = saved >= 1 and waited >= _MOST_SAVED - saved
+        is_due = may_ask and (waited >= self._longest_s(active) or self._has_news(active))
         if is_due:
-            self._asked_at = now
+            self._asked_at, self._saved = now, saved - 1
         return is_due
 
     def _longest_s(self, active: Sequence[JobInfo]) -> float:

@@ -36,7 +36,7 @@ _SBATCH_MAY_HANG_S = 600
 class Pace:
     """The shortest times between two queries of Slurm about watched jobs, in seconds. 0: as often as needed.
 
-    changed_s: after an event in the job's folder, and for jobs that start or end.
+    changed_s: on average, after an event in the job's folder, and for jobs that start or end.
     pending_s, running_s: while all jobs are pending, or running. Meanwhile only the jobs' folders are read.
     """
 

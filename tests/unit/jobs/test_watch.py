@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import threading
@@ -134,37 +133,65 @@ def test_many_jobs_are_waited_for_with_one_query_at_a_time(session, cluster, tmp
     assert cluster.calls("squeue") == before + 1
 
 
-def test_wait_on_a_foreign_cluster_reads_the_jobs_folder(cluster, tmp_path):
-    """Slurm is asked when the job's record changes, rarely while it runs, and never twice within 10 s."""
+def foreign_wait(
+    cluster: PlayedCluster, folder: Path, events: dict[float, tuple[str, dict[str, Any] | None]]
+) -> list[float]:
+    """Wait for a job on a cluster of others. Return the times of the queries, the last with its end.
+
+    events: time -> the job's new state in the queue, and what the job records.
+    """
     now, asked = [0.0], []
-    job_id, folder = held(cluster, cluster.session(), tmp_path)
-    events = {
-        40: ("RUNNING", {"event": "start", "nodes": ["n1"]}),
-        1000: ("RUNNING", {"event": "end", "status": 0}),
-        1012: ("COMPLETED", None),
-    }
+    job_id, job_folder = held(cluster, cluster.session(), folder)
+    before = cluster.calls("squeue")
 
     def sleep(seconds: float) -> None:
-        asked.extend([now[0]] * (cluster.calls("squeue") - len(asked)))
+        asked.extend([now[0]] * (cluster.calls("squeue") - before - len(asked)))
         now[0] += seconds
         for time in [time for time in events if time <= now[0]]:
             state, event = events.pop(time)
             cluster.change(job_id, state=state, start=1)
             if event:
-                with (folder / "job.events").open("a") as file:
+                with (job_folder / "job.events").open("a") as file:
                     file.write(json.dumps({"time": time, **event}) + "\n")
 
     session = cluster.session(clock=Clock(lambda: now[0], sleep))
     session = replace(session, facts=replace(session.facts, is_foreign=True))
-    before = cluster.calls("squeue")
-    asked.extend([-math.inf] * before)
     (job,) = wait(session, [job_id])
-    times = [*asked[before:], now[0]]
     assert job.state is JobState.COMPLETED
-    assert all(later - earlier >= 10 for earlier, later in pairwise(times))
+    return [*asked, now[0]]
+
+
+def test_wait_on_a_foreign_cluster_reads_the_jobs_folder(cluster, tmp_path):
+    """Slurm is asked when the job's record changes, and rarely while it waits or runs."""
+    events = {
+        40: ("RUNNING", {"event": "start", "nodes": ["n1"]}),
+        1000: ("RUNNING", {"event": "end", "status": 0}),
+        1012: ("COMPLETED", None),
+    }
+    times = foreign_wait(cluster, tmp_path, events)
     assert len([time for time in times if time < 40]) == 2
     assert len([time for time in times if 70 < time < 1000]) == 3
     assert 1012 <= times[-1] <= 1027
+
+
+def test_wait_on_a_foreign_cluster_sees_a_short_job_end(cluster, tmp_path):
+    """Queries are saved up for the changes of a short job."""
+    events = {
+        1: ("RUNNING", {"event": "start", "nodes": ["n1"]}),
+        3: ("COMPLETING", {"event": "end", "status": 0}),
+        4: ("COMPLETED", None),
+    }
+    times = foreign_wait(cluster, tmp_path, events)
+    assert times[-1] < 8
+    assert len(times) <= 5
+
+
+def test_wait_on_a_foreign_cluster_keeps_its_pace(cluster, tmp_path):
+    """A job whose record changes all the time costs five queries more than one in 10 s."""
+    progress = {float(time): ("RUNNING", {"event": "progress"}) for time in range(1, 600)}
+    times = foreign_wait(cluster, tmp_path, {**progress, 600.0: ("COMPLETED", None)})
+    assert all(len([time for time in times[:-1] if time < end]) <= 5 + end / 10 for end in range(0, 601, 5))
+    assert all(later - earlier >= 1 for earlier, later in pairwise(times))
 
 
 @pytest.mark.parametrize(
