@@ -16,15 +16,18 @@ from typing import Any, Final
 from ClusterShell.RangeSet import RangeSet, RangeSetException
 
 from clusterctl.scheduler.attempts import Ending, ending_of, events_of
-from clusterctl.scheduler.base import JobInfo, JobState, Outcome, comment_of
+from clusterctl.scheduler.base import AccountingAwayError, JobInfo, JobState, Outcome, comment_of
 from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.util.progress import Clock
+from clusterctl.util.terminal import plain_line
 
 _PROGRAM: Final = "clusterctl.scheduler.remote_logs"
 _ARRAY: Final = re.compile(rb"(?m)^#SBATCH\s+(?:--array[=\s]|-a)\s*[\"']?([0-9,:-]+)")
 _NO_START: Final = "the job's script ended before the job recorded its start"
 _GONE: Final = "the job's folder no longer exists"
+_UNREADABLE: Final = "the job's record can't be read"
+_LONGEST_ERROR: Final = 2000
 # A file system such as NFS may show a file that another host has written so much later.
 DELAY_S: Final = 60.0
 _Record = Mapping[str, Any]
@@ -34,15 +37,14 @@ def recorded_jobs(transport: Transport, ledger: Ledger, numbers: Collection[str]
     """Return ended jobs, and each task of arrays, as far as ``ledger`` has their folders.
 
     numbers: ids of jobs that Slurm's queue does not have. An array has a single id.
+    Raises AccountingAwayError if the folders can't be read.
     """
     entries = {entry.job_id: entry for entry in ledger.entries() if entry.job_id in numbers}
     known = {job_id: entry.remote_dir for job_id, entry in entries.items() if entry.remote_dir}
     answers = _read(transport, [*known.values()])
-    records = dict(zip(known, answers, strict=False))
+    records = dict(zip(known, answers, strict=True))
     return tuple(
-        job
-        for job_id, entry in entries.items()
-        for job in _jobs_of(entry, records.get(job_id), ledger.kept(entry.token))
+        job for job_id, entry in entries.items() for job in _jobs_of(entry, records.get(job_id), ledger)
     )
 
 
@@ -60,15 +62,18 @@ def with_comments(ledger: Ledger | None, jobs: Sequence[JobInfo]) -> tuple[JobIn
 
 
 def recorded_job(transport: Transport, ledger: Ledger, token: str) -> JobInfo | None:
-    """Return the ended job of a submission without an answer, by the id in its record, if it has started."""
+    """Return the ended job of a submission without an answer, by the id in its record, if it has started.
+
+    Raises AccountingAwayError if its folder can't be read.
+    """
     entries = [entry for entry in ledger.entries() if entry.token == token and entry.remote_dir]
     records = _read(transport, [entry.remote_dir or "" for entry in entries])
-    for entry, record in zip(entries, records, strict=False):
+    for entry, record in zip(entries, records, strict=True):
         texts = [str(task.get("events")) for task in (record or {}).values() if isinstance(task, dict)]
         for event in events_of("\n".join(texts)):
             number = str(event.get("job", "")).partition("_")[0]
             if number.isdecimal():
-                return next(_jobs_of(replace(entry, job_id=number), record, ledger.kept(token)))
+                return next(_jobs_of(replace(entry, job_id=number), record, ledger))
     return None
 
 
@@ -76,30 +81,42 @@ def await_ends(transport: Transport, clock: Clock, jobs: Sequence[JobInfo]) -> N
     """Wait until this host sees the recorded ends of ended jobs, and so the last lines of their logs.
 
     jobs: a job, or the tasks of an array. Jobs that a signal has ended may have recorded no end.
+    A record that can't be read is not waited for.
     """
     ended = [job for job in jobs if job.ended and job.exit_code is not None and not job.signal]
     ended = [job for job in ended if job.state in (JobState.COMPLETED, JobState.FAILED)]
     latest = max((job.end_time or 0 for job in ended), default=0)
     names = {"" if job.task is None else str(job.task) for job in ended}
     for _ in clock.polls(latest + DELAY_S - time.time(), first_s=0.5, longest_s=5.0) if ended else ():
-        (record, *_) = [*_read(transport, [ended[0].work_dir]), None]
+        try:
+            (record,) = _read(transport, [ended[0].work_dir])
+        except AccountingAwayError:
+            return
         endings = (_ending(record, name) for name in names)
         if record is None or all(ending is not None and ending.is_recorded for ending in endings):
             return
 
 
 def _read(transport: Transport, folders: Sequence[str]) -> list[_Record | None]:
-    """Return the record of each folder; None for a missing folder."""
-    if folders:
-        answer = transport.run(remote_argv(_PROGRAM, "records", *folders), check=False).stdout
-        with suppress(ValueError, RecursionError):
-            records = json.loads(answer)
+    """Return the record of each folder; None for a missing folder. Raise AccountingAwayError."""
+    if not folders:
+        return []
+    command = remote_argv(_PROGRAM, "records")
+    answer = transport.run(command, stdin=json.dumps(folders).encode(), check=False)
+    with suppress(ValueError, RecursionError):
+        records = json.loads(answer.stdout)
+        if not answer.rc and isinstance(records, list) and len(records) == len(folders):
             return [record if isinstance(record, dict) else None for record in records]
-    return []
+    raise AccountingAwayError(
+        "the jobs' own records can't be read",
+        where=f"{folders[0]} on {transport.host}",
+        why=(answer.stderr.strip() or answer.stdout)[-_LONGEST_ERROR:],
+        fix="`clusterctl jobs` shows the jobs in the queue",
+    )
 
 
-def _jobs_of(entry: JobEntry, record: _Record | None, sent: Mapping[str, bytes]) -> Iterator[JobInfo]:
-    """Yield a job, or the tasks of an array. sent: the files that were sent for the job."""
+def _jobs_of(entry: JobEntry, record: _Record | None, ledger: Ledger) -> Iterator[JobInfo]:
+    """Yield a job, or the tasks of an array. ledger: has a copy of the job's script."""
     job = JobInfo(
         number=int(entry.job_id or 0),
         name=entry.name,
@@ -115,7 +132,10 @@ def _jobs_of(entry: JobEntry, record: _Record | None, sent: Mapping[str, bytes])
         # The ledger has the state that Slurm told earlier.
         yield from [replace(job, state=known)] if known.outcome is not Outcome.GOES_ON else []
         return
-    tasks = {*_tasks(sent.get("job.sbatch", b"")), *(int(name) for name in record if name.isdecimal())}
+    tasks = {
+        *_tasks(ledger.kept_file(entry.token, "job.sbatch")),
+        *(int(name) for name in record if name.isdecimal()),
+    }
     for task in sorted(tasks) or (None,):
         ending = _ending(record, "" if task is None else str(task)) or ending_of(())
         state = JobState(ending.state)
@@ -147,6 +167,9 @@ def _ending(record: _Record | None, name: str) -> Ending | None:
         return None
     written = task.get("written")
     last = float(written) if isinstance(written, int | float) and 0 < written < 1 << 37 else None
+    if error := task.get("error"):
+        reason = f"{_UNREADABLE} ({plain_line(str(error))})"
+        return Ending(state=JobState.PURGED, reason=reason, started=last, ended=last)
     events = events_of(str(task.get("events")))
     if not events:
         return Ending(state="FAILED", reason=_NO_START, is_recorded=False, started=last, ended=last)

@@ -2,11 +2,12 @@
 
     main("ends", FOLDER, TASK)
     main("events", FOLDER...)
-    main("records", FOLDER...)
+    main("records")
 
-The answer of "records" is a JSON list: for each job's folder null if it does not exist, otherwise a JSON
-object with a record for each task of an array that has started, or for "", the job itself. A record has
-``events``, the events of the last attempt, and ``written``, when the job last wrote a file, in Unix seconds.
+"records" reads a JSON list of folders from stdin: an argument has at most 128 KiB. Its answer is a JSON list:
+for each job's folder null if it does not exist, otherwise a JSON object with a record for each task of an
+array that has started, or for "", the job itself. A record has ``events``, the events of the last attempt,
+``written``, when the job last wrote a file, in Unix seconds, and ``error``, why the events can't be read.
 
 The answer for several folders is a JSON list with the end of each job.events, "" if it can't be read.
 TASK is the number of an array task, or "". The answer is a JSON object. ``stdout``, ``stderr``: end of each
@@ -99,8 +100,10 @@ def records(folder: str) -> dict[str, dict[str, Any]] | None:
     """Return what the tasks of a job have recorded, as the module describes."""
     try:
         names = os.listdir(folder)  # noqa: PTH208
-    except OSError:
+    except FileNotFoundError:
         return None
+    except OSError as exc:
+        return {"": {"events": "", "written": 0, "error": exc.strerror or str(exc)}}
     tasks = {match[1] or "" for match in map(STARTED_TASK.fullmatch, names) if match}
     return {
         task: record(folder, task) for task in sorted(tasks, key=lambda task: (len(task), task))[:MOST_TASKS]
@@ -110,10 +113,22 @@ def records(folder: str) -> dict[str, dict[str, Any]] | None:
 def record(folder: str, task: str) -> dict[str, Any]:
     suffix, own = (f"-{task}", f"task-{task}/") if task else ("", "")
     names = (f"{own}job.events", f"{own}heartbeat", f"stdout{suffix}.log", f"stderr{suffix}.log")
-    text = end_of(folder, f"{own}job.events", END)
+    text = end_of(folder, names[0], END)
     starts = [line.start() for line in STARTED.finditer(text)]
     written = [modified(folder, name) for name in names]
-    return {"events": text[starts[-1] if starts else 0 :], "written": max(written)}
+    error = "" if text else reading_error(folder, names[0])
+    return {"events": text[starts[-1] if starts else 0 :], "written": max(written), "error": error}
+
+
+def reading_error(folder: str, path: str) -> str:
+    """Return why a file can't be read, "" if it can or does not exist."""
+    try:
+        os.close(open_file(os.fsencode(folder), os.fsencode(path)))
+    except FileNotFoundError:
+        return ""
+    except OSError as exc:
+        return exc.strerror or str(exc)
+    return ""
 
 
 def modified(folder: str, name: str) -> float:
@@ -127,7 +142,7 @@ def main(kind: str, *words: str) -> None:
     if kind == "ends":
         json.dump(ends(*words), sys.stdout)
     elif kind == "records":
-        json.dump([records(folder) for folder in words], sys.stdout)
+        json.dump([records(folder) for folder in json.load(sys.stdin)], sys.stdout)
     else:
         most = ALL_END // max(16, len(words))
         json.dump([end_of(folder, "job.events", most) for folder in words], sys.stdout)

@@ -159,7 +159,11 @@ class SlurmClient(Jobs):
         }
         missing = [job_id for job_id in ids if job_id not in complete]
         if missing:
-            accounted = self._ended(missing, found_jobs)
+            try:
+                accounted = self._ended(missing)
+            except AccountingAwayError as exc:
+                exc.queued = _sorted([*{job.id: job for job in (*exc.queued, *found_jobs)}.values()])
+                raise
             # For a moment, sacct has the last task of an array without its task number.
             arrays = {job.number for job in (*found_jobs, *accounted) if job.task is not None}
             queued_ids, missing_ids = {job.id for job in found_jobs}, {*missing}
@@ -173,15 +177,15 @@ class SlurmClient(Jobs):
             found_jobs += tuple(new.values())
         return _sorted(found_jobs)
 
-    def _ended(self, ids: Sequence[str], queued: Sequence[JobInfo]) -> Sequence[JobInfo]:
-        """Return jobs that are not ``queued`` from the accounting or, without it, from their own records."""
+    def _ended(self, ids: Sequence[str]) -> Sequence[JobInfo]:
+        """Return jobs from the accounting or, without it, from their own records."""
         try:
             return self._accounted("--jobs=" + ",".join(ids))
         except AccountingAwayError as exc:
             numbers = [job_id.partition("_")[0] for job_id in ids]
             jobs = recorded_jobs(self.transport, self.ledger, numbers) if self.ledger is not None else ()
             if {*numbers} > {str(job.number) for job in jobs}:
-                exc.queued = _sorted([*{job.id: job for job in (*jobs, *queued)}.values()])
+                exc.queued = jobs
                 raise
             return jobs
 

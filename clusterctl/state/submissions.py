@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,12 @@ class Ledger:
         """Return name -> content of files that ``keep`` stored; {} if another machine submitted the job."""
         folder = self._folder(token)
         return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.is_dir() else {}
+
+    def kept_file(self, token: str, name: str) -> bytes:
+        """Return the content of a single file that ``keep`` stored; b"" if there is no such file."""
+        with suppress(FileNotFoundError):
+            return (self._folder(token) / name).read_bytes()
+        return b""
 
     def _folder(self, token: str) -> Path:
         # A token read from a job's comment is not trusted.

@@ -11,10 +11,15 @@ import pytest
 
 from clusterctl.jobs.queue import cancel, known_jobs, list_jobs
 from clusterctl.runs.collect import collect
+from clusterctl.scheduler.base import AccountingAwayError
+from clusterctl.scheduler.records import recorded_jobs
 from clusterctl.scheduler.session import resolve_submissions
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.submissions import Ledger
+from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
+from tests.support.here import LocalTransport
+from tests.support.messages import refused
 from tests.support.played.cluster import finished, submit, submitted
 from tests.support.processes import eventually
 
@@ -153,3 +158,62 @@ def test_collect_on_a_foreign_cluster_waits_for_the_recorded_end(session, cluste
     assert (run.directory / "job.events").read_text() == start + end
     assert 9 < now[0] < 20
     assert run.tasks[0].exit_code == 3
+
+
+def test_records_of_thousands_of_jobs_are_read(session, cluster, tmp_path):
+    """The names of their folders are longer than an argument of a program may be."""
+    entry = session.ledger.find(finished(session, cluster, tmp_path, "exit 3"))
+    ledger = Ledger(tmp_path / "jobs.jsonl")
+    for number in range(1000, 4000):
+        ledger.add(replace(entry, token=f"{number}", job_id=f"{number}"))
+    jobs = recorded_jobs(session.transport, ledger, [str(number) for number in range(1000, 4000)])
+    assert {job.exit_code for job in jobs} == {3}
+    assert len(jobs) == 3000
+
+
+def test_record_that_cannot_be_read_is_named(session, cluster, tmp_path):
+    """A job may replace its record. `collect` does not wait for it, and the job has not succeeded."""
+    job_id = finished(session, cluster, tmp_path, "true")
+    cluster.change(job_id, forgotten=True)
+    events = Path(session.ledger.find(job_id).remote_dir, "job.events")
+    events.rename(tmp_path / "elsewhere")
+    events.symlink_to(tmp_path / "elsewhere")
+    with cluster.state() as state:
+        state["accounting_refuses"] = "disabled"
+    (job,) = known_jobs(session, [job_id])
+    assert (job.state.value, "symbolic" in job.reason) == ("PURGED", True)
+    session.ledger.update(session.ledger.find(job_id), state="COMPLETED")
+    with cluster.state() as state:
+        state.pop("accounting_refuses")
+    waits = []
+    foreign = cluster.session(clock=Clock(sleep=waits.append))
+    collect(replace(foreign, facts=replace(foreign.facts, is_foreign=True)), [job_id], out=tmp_path / "runs")
+    assert waits == []
+
+
+class WithoutPython(LocalTransport):
+    """A host whose Python does not start."""
+
+    def run(self, argv, **more):
+        return (
+            Result(127, "", "sh: python3: not found") if argv[0] == "python3" else super().run(argv, **more)
+        )
+
+
+def test_records_without_an_answer_decide_nothing(session, cluster, tmp_path):
+    """A submission without an answer stays open. The jobs in the queue are still known."""
+    ended = finished(session, cluster, tmp_path, "true")
+    cluster.change(ended, forgotten=True)
+    with cluster.state() as state:
+        state["hold"] = True
+    waiting = submitted(session, tmp_path, "true")
+    session.slurm.no_accounting = "Slurm accounting storage is disabled"
+    session.slurm.transport = WithoutPython()
+    with refused("accounting-away", AccountingAwayError, "python3: not found") as caught:
+        session.scheduler.jobs([waiting, ended])
+    assert [job.id for job in caught.value.queued] == [waiting]
+    ledger = Ledger(tmp_path / "jobs.jsonl")
+    ledger.add(replace(session.ledger.find(ended), token=f"{waiting}0", job_id=None, submitted_at=1.0))
+    session.slurm.ledger = ledger
+    resolve_submissions(session.scheduler, ledger)
+    assert [(entry.job_id, entry.refused) for entry in ledger.entries()] == [(None, False)]
