@@ -1,7 +1,8 @@
 # Runs on the login node: prove FOLDER NAME SLURM_PATH PATIENCE_S SCRIPT_BYTES PROBE_BYTES [OPTION OF SBATCH...]. Reads
 # a batch script and a file for it, submits the script as a job, and prints the job's facts. If the job has not started
 # within PATIENCE_S, it is cancelled, and the last line is `pending`, why and its expected start. The job is cancelled too
-# when the input ends early. Only the lines `waiting` are printed before.
+# when the input ends early, or when squeue gives no answer for as long as the job may wait and run. Only the lines
+# `waiting` are printed before.
 umask 077
 name=$2 patience=$4 bytes=$5 more=$6
 PATH=$PATH:$3
@@ -31,17 +32,26 @@ trap 'scancel "$id"; clean; exit 143' TERM HUP INT
 exec 3<&0
 { cat >/dev/null; kill -TERM $$; } <&3 2>/dev/null &
 watch=$!
-begun=$(date +%s) asked=0 gone=0
+# The job runs for 5 minutes at most, see prove.py; Slurm may end it a minute later.
+begun=$(date +%s) asked=0 gone=0 last=$((patience + 360))
 until grep -qx end facts; do
     now=$(($(date +%s) - begun))
     if [ "$now" -ge "$asked" ]; then
         echo waiting
         # squeue is asked after 2 s, and then every 10 s.
-        [ "$asked" -eq 0 ] || state=$(squeue --noheader --jobs="$id" --format='%T|%r|%S' 2>/dev/null) || state=
+        if [ "$asked" -gt 0 ] && ! state=$(squeue --noheader --jobs="$id" --format='%T|%r|%S' 2>failure); then
+            # A query that fails tells nothing of the job.
+            state='?'
+            ! grep -qi 'invalid job id' failure || state=
+        fi
         if [ "$asked" -gt 0 ] && [ -z "$state" ]; then
             # The file of a job that has ended may arrive later.
             gone=$((gone + 1))
             [ "$gone" -lt 2 ] || break
+        elif [ "$now" -ge "$last" ]; then
+            scancel "$id"
+            cat failure >>output
+            break
         elif [ "$now" -ge "$patience" ] && [ "${state%%|*}" = PENDING ]; then
             scancel "$id"
             rest=${state#*|}
