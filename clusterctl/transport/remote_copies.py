@@ -66,6 +66,8 @@ NOT_IN_FOLDER = frozenset(
     FOLDER_BELOW_HOME + name
     for name in b"store environments .clusterctl-cluster job-profile.sh .job-profile.new".split()
 )
+# The folder of the job that proves MPI, which a killed `attach` leaves there.
+PROOF = re.compile(FOLDER_BELOW_HOME + rb"proof\.[^/.]{6}")
 CACHE = b"__pycache__"
 PARTIAL = re.compile(rb"\.clusterctl-[0-9a-f]{32}\.part(\.[0-9]+)?")
 # The folder of a job whose submission has not finished.
@@ -128,6 +130,7 @@ class Top:
             or OF_SESSION.fullmatch(path) is not None
             or CLAIM.fullmatch(path) is not None
             or path in self.not_here
+            or (self.above != b"" and PROOF.fullmatch(path) is not None)
             or (self.is_temporary and OF_PROGRAMS.fullmatch(path) is not None)
             or (path.startswith(JOBS) and path.count(b"/") == JOBS.count(b"/") + 1 and name in ours)
         )

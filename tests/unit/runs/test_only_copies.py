@@ -285,6 +285,18 @@ def test_files_of_a_session_and_of_a_job_named_alike_count(stage: Stage, path: s
     assert [one.files for one in stage.search.find().files] == [1]
 
 
+def test_attach_leaves_nothing_that_counts(stage: Stage) -> None:
+    """In clusterctl's folder on a cluster of other people; a killed `attach` leaves the proof's folder."""
+    folder = stage.home / "ours"
+    inventory = stage.search.inventory.model_copy(update={"is_foreign": True, "folder": str(folder)})
+    search = Search(inventory, stage.workspace, lambda _: LocalTransport(), (), shared=True)
+    for name in (".clusterctl-cluster", "job-profile.sh", "proof.a1B2c3/facts", "store/ab/abcd"):
+        stage.write(f"ours/{name}")
+    assert search.find().lines == ()
+    stage.write("ours/proof.tex")
+    assert [one.files for one in search.find().files] == [1]
+
+
 def moved(stage: Stage) -> None:
     stage.write(f"{JOB}/out/weights")
     stage.collected()
