@@ -209,7 +209,8 @@ def _shared_path(session: Session, location: _ModelLocation) -> str | None:
     """Return the model's path in the shared folder; None if it is missing or differs from the local model."""
     if session.unshared_nodes or location.remote is None:
         return None
-    looked = session.transport.run(["sha256sum", "--", f"{location.remote}/{RECORD}"], check=False)
+    argv = ["sh", "-c", 'sha256sum <"$1"', "sh", f"{location.remote}/{RECORD}"]
+    looked = session.transport.run(argv, check=False)
     is_same = location.here is None or looked.stdout.startswith(file_sha256(location.here / RECORD))
     return location.remote if looked.rc == 0 and is_same else None
 

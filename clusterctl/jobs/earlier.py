@@ -112,7 +112,7 @@ def _folder_on_cluster(session: Session, run: str, location: RunLocation) -> str
         # Another machine has submitted the job. Earlier versions had no folder for the program's files.
         folders = ["/".join((top, *_inner(task))) for top in (f"{folder}/{PROGRAM_FOLDER}", folder)]
     for folder in folders:
-        if not session.transport.run(["ls", "-d", "--", f"{folder}/."], check=False).rc:
+        if not session.transport.run(["test", "-d", folder], check=False).rc:
             return folder
     return None
 

@@ -226,7 +226,8 @@ def _find_or_add_entry(session: Session, job_id: str) -> JobEntry:
 def _program_folder(session: Session, folder: str) -> str | None:
     """Return the folder in a job's folder with the program's files, as the job's script names it."""
     script = f"{folder}/{session.scheduler.script_name}"
-    named = session.transport.run(["grep", "-qx", f"files=$PWD/{PROGRAM_FOLDER}", script], check=False)
+    argv = ["sh", "-c", 'grep -qx "$1" <"$2"', "sh", f"files=$PWD/{PROGRAM_FOLDER}", script]
+    named = session.transport.run(argv, check=False)
     return PROGRAM_FOLDER if named.rc == 0 else None
 
 

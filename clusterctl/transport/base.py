@@ -30,10 +30,10 @@ MARK = b"\x1eclusterctl\x1e\n"
 _WRAPPER = 'exec /bin/sh -c \'printf "\\036clusterctl\\036\\n" && eval "$(head -c $0)"\' {size}'
 
 # sshd does not end a command without a terminal when its channel closes. This line starts a watcher that ends
-# the command and its children when the channel's input is closed. The watcher keeps no output open, and the
-# shell becomes the command, so sshd reports the exit status or the signal of the command.
+# the command and its children when the channel's input is closed. The watcher keeps no output open, and is no
+# child of the shell, for which a script's `wait` would wait.
 _END_WITH_CHANNEL = (
-    "exec 3<&0; { read -r _ <&3; kill -0 $$ && kill -TERM 0; } >/dev/null 2>&1 & exec 3<&- </dev/null"
+    "exec 3<&0; ({ read -r _ <&3; kill -0 $$ && kill -TERM 0; } >/dev/null 2>&1 &); exec 3<&- </dev/null"
 )
 
 _ROOT = Path(__file__).parents[2]
@@ -41,7 +41,8 @@ _IMPORTS = re.compile(r"^from clusterctl\..*\n", re.MULTILINE)
 _IMPORT = re.compile(r"^from ((?:clusterctl|payload)\.[a-z_.]+) import ", re.MULTILINE)
 
 # Creates modules from (name, text) pairs, under their import names, and calls `main` of the last module. The
-# program exits as soon as its stdout is closed, because clusterctl has then ended or given it up.
+# program exits as soon as its stdout is closed, because clusterctl has then ended or given it up. Without
+# arguments on the command line, both are read from descriptor 3.
 BOOT = """\
 import _thread, json, os, select, sys, types
 def watch():
@@ -50,12 +51,13 @@ def watch():
     poll.poll()
     os._exit(141)
 _thread.start_new_thread(watch, ())
-for name, text in json.loads(sys.argv[1]):
+texts, words = sys.argv[1:] or json.load(open(3))
+for name, text in json.loads(texts):
     module = sys.modules[name] = types.ModuleType(name)
     module.__path__ = []
     exec(compile(text, name, "exec"), module.__dict__)
 try:
-    module.main(*json.loads(sys.argv[2]))
+    module.main(*json.loads(words))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
@@ -63,6 +65,7 @@ except OSError as exc:
     place = os.path.abspath(os.fsdecode(exc.filename or "."))
     sys.exit(f"{place!r}: {exc.strerror or exc}")
 """
+_PROGRAM = ("python3", "-IS", "-c", BOOT)
 
 
 class Conversation(Protocol):
@@ -162,17 +165,37 @@ def wrap_command(
 ) -> tuple[str, bytes]:
     """Return (line, script): a login shell that gets the line, and the script first on stdin, runs ``argv``.
 
+    The line holds no word of ``argv``, because every user of the host can read it in the list of processes.
+
     Raises TransportError if an argument holds a NUL character.
     env: variables to add to the command's environment.
     reads: whether the command reads the stdin after the script. Otherwise its stdin is empty, and the command
         ends when the SSH channel is closed.
     path: a folder to append to the command's PATH. "": no folder.
     """
-    words = ["env", *(f"{key}={value}" for key, value in env.items()), *argv] if env else list(argv)
+    variables = [f"{key}={value}" for key, value in (env or {}).items()]
+    checked_argv([*variables, *argv])
     begin = "" if reads else f"{_END_WITH_CHANNEL}; "
     begin += f"export PATH=$PATH:{shlex.quote(path)}; " if path else ""
-    script = os.fsencode(f"{{ {begin}exec {shlex.join(checked_argv(words))}\n}}")
+    begin += f"export {shlex.join(variables)}; " if variables else ""
+    script = os.fsencode(f"{{ {begin}{_command(argv)}\n}}")
     return _WRAPPER.format(size=len(script)), script
+
+
+def _command(argv: Sequence[str]) -> str:
+    """Return the line that runs ``argv`` in a shell. It shows other users as few arguments as possible.
+
+    The shell itself runs the script of `sh -c`, and `test`. It becomes any other command, so sshd reports the
+    exit status or the signal of the command. A program of ``remote_argv`` reads its arguments from a pipe.
+    """
+    if tuple(argv[:2]) == ("sh", "-c"):
+        return f"set -- {shlex.join(argv[4:])}\n{argv[2]}"
+    if argv[0] == "test":
+        return shlex.join(argv)
+    if tuple(argv[: len(_PROGRAM)]) != _PROGRAM:
+        return f"exec {shlex.join(argv)}"
+    arguments = json.dumps(argv[len(_PROGRAM) :])
+    return f"exec {shlex.join(_PROGRAM)} 3<<'arguments'\n{arguments}\narguments"
 
 
 def shown_command(argv: Sequence[str], limit: int = 120) -> str:
@@ -230,7 +253,7 @@ def remote_argv(module: str, *arguments: str) -> list[str]:
     passed as JSON, because arguments may hold names that are not UTF-8 (from `os.fsdecode`). Python runs
     isolated, so that it imports no file from the account's home, such as a json.py left by a job.
     """
-    return ["python3", "-IS", "-c", BOOT, module_texts(module), json.dumps(arguments)]
+    return [*_PROGRAM, module_texts(module), json.dumps(arguments)]
 
 
 def remote_program(module: str) -> str:

@@ -18,7 +18,7 @@ from clusterctl.errors import HostKeyError, TransportError
 from clusterctl.state.inventory import CONTROLLER, Host
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport import master
-from clusterctl.transport.base import wrap_command
+from clusterctl.transport.base import remote_argv, wrap_command
 from clusterctl.transport.master import end_all_connections
 from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.transport.ssh import Connections, SSHTransport
@@ -301,6 +301,30 @@ def test_a_script_that_does_not_arrive_whole_is_not_run(tmp_path) -> None:
     assert not list(tmp_path.iterdir())
     subprocess.run(["sh", "-c", line], input=script, check=True)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def shown_to_others() -> str:
+    """Return the command lines of all processes of this machine, as any user can read them."""
+    lines = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            lines.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("kind", ["program", "script"])
+def test_other_users_see_no_argument_of_a_command(me, config, tmp_path, kind: str) -> None:
+    """Neither on the host nor here. The program sends a file, the script prints a word."""
+    (secret := tmp_path / "hunter2").write_text("here\n")
+    argv, own = {
+        "program": (remote_argv("clusterctl.transport.remote_content", str(secret)), "python3 -IS -c"),
+        "script": (["sh", "-c", 'echo "$1"; read -r _', "sh", str(secret)], "printf"),
+    }[kind]
+    with closing(SSHTransport("node", config, user=me)) as node, node.converse(argv) as talk:
+        assert talk.receive()
+        seen = shown_to_others()
+    assert own in seen
+    assert secret.name not in seen
 
 
 def test_a_command_may_be_longer_than_a_command_line(me, config) -> None:
