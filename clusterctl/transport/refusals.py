@@ -16,7 +16,7 @@ from clusterctl.errors import (
     TunnelError,
     TunnelRefusedError,
 )
-from clusterctl.state.workspace import JUMP
+from clusterctl.state.workspace import JUMP, Workspace
 from clusterctl.transport.base import unreachable_error
 from clusterctl.transport.login import login_of
 from clusterctl.util import assets
@@ -120,14 +120,19 @@ def _login_error(login: str, config: Path, stderr: str, reason: str) -> Transpor
         problem = f"the host key of {login} has changed"
         return HostKeyError(problem, where=str(config), why=reason, fix=fix, host=login)
     if may_need_answers(stderr):
-        name = config.parent.name
+        fix = (
+            f"log in once in a terminal with `clusterctl ssh --cluster {config.parent.name} -- true`; "
+            "the connection stays open until it is unused for 8 h"
+        )
+        # The cluster has no name before `attach` ends.
+        if not Workspace(config.parent).inventory.exists():
+            fix = f"run `ssh {login}` once in a terminal, or `clusterctl attach` there if ssh asks each time"
         return KeyRefusedError(
             f"{login}: ssh can't log in without asking you, and this command may not ask",
             code="login-needed",
             where=str(config),
             why=reason,
-            fix=f"log in once in a terminal with `clusterctl ssh --cluster {name} -- true`; "
-            "the connection stays open until it is unused for 8 h",
+            fix=fix,
             host=login,
         )
     return unreachable_error(login, config, _PROBLEM, reason)

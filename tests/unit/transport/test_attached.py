@@ -148,8 +148,17 @@ def test_a_command_without_a_terminal_asks_nothing(own, sshd) -> None:
     )
     assert ran.stderr.strip() == "login-needed"
     assert not asked.exists()
+    own.workspace.inventory.touch()
     with refused("login-needed", KeyRefusedError, "ssh --cluster campus -- true", host="campus"):
         Connections(own.config).to(LOGIN_HOST).run(["true"])
+
+
+def test_advice_before_attach_has_ended_names_the_login(own, tmp_path) -> None:
+    """The host key is unknown at a first `attach`, and the workspace has a temporary name."""
+    (tmp_path / "known").write_text("")
+    with refused("login-needed", KeyRefusedError, "`ssh campus`", host="campus") as caught:
+        Connections(own.config).to(LOGIN_HOST).run(["true"])
+    assert "--cluster" not in caught.value.fix
 
 
 def test_a_command_in_the_background_of_a_terminal_asks_nothing(own, tmp_path) -> None:
