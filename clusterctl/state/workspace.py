@@ -159,6 +159,8 @@ class Workspace:
     # Of an attached cluster: the destination for ssh, and the ssh_config for commands that must not ask.
     login = _Path("login")
     background_config = _Path("background_ssh_config")
+    # The times of the commands that ran on an attached cluster.
+    calls = _Path("calls")
     known_hosts = _Path("known_hosts")
     key = _Path("id_ed25519")
     public_key = _Path("id_ed25519.pub")

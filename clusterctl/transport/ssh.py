@@ -28,6 +28,7 @@ from clusterctl.transport.base import (
     unreachable_error,
     wrap_command,
 )
+from clusterctl.transport.calls import count_call
 from clusterctl.transport.login import HERE, LOGIN_HOST, here_words, login_of
 from clusterctl.transport.master import Jumps, Master, may_ask, open_master
 from clusterctl.transport.openssh import NO_CONNECTION, OpenSSH, Talk, prepare_pipes, start_program
@@ -43,11 +44,13 @@ class CommandTransport(ABC):
 
     max_output: maximum number of bytes of stdout that ``run`` accepts, and of stderr that it returns.
     path: a folder that is appended to PATH of all commands. "": no folder.
+    calls: the file that counts the commands. None: they are not counted.
     """
 
     host: str
     _: KW_ONLY
     path: str = ""
+    calls: Path | None = None
     max_output: int = 64 << 20
     silence_s: float = SILENCE_S
 
@@ -61,7 +64,7 @@ class CommandTransport(ABC):
         env: Mapping[str, str] | None = None,
     ) -> Result:
         deadline = time.monotonic() + timeout_s
-        line, script = wrap_command(argv, env, reads=stdin is not None, path=self.path)
+        line, script = self._wrapped(argv, env, reads=stdin is not None)
         with self._talk(argv, line, timeout_s) as talk:
             talk.deadline, talk.most_stderr = deadline, self.max_output
             # If the command reads no stdin, closing stdin would end it.
@@ -85,10 +88,18 @@ class CommandTransport(ABC):
 
     @contextmanager
     def _conversation(self, argv: Sequence[str], silence_s: float, *, reads: bool = True) -> Iterator[Talk]:
-        line, script = wrap_command(argv, reads=reads, path=self.path)
+        line, script = self._wrapped(argv, reads=reads)
         with self._talk(argv, line, silence_s) as talk:
             talk.send(script)
             yield talk
+
+    def _wrapped(
+        self, argv: Sequence[str], env: Mapping[str, str] | None = None, *, reads: bool
+    ) -> tuple[str, bytes]:
+        """Count the command, and return what ``wrap_command`` makes of it."""
+        if self.calls is not None:
+            count_call(self.calls)
+        return wrap_command(argv, env, reads=reads, path=self.path)
 
     @abstractmethod
     def _talk(self, argv: Sequence[str], line: str, silence_s: float) -> AbstractContextManager[Talk]:
@@ -303,6 +314,7 @@ class Connections(ExitStack):
             if (host, user) not in self._open:
                 is_here = (login, host) == (HERE, LOGIN_HOST)
                 transport = LocalTransport(host, path=self._path) if is_here else self._ssh(host, user)
+                transport.calls = Workspace(self._ssh_config.parent).calls if login is not None else None
                 self._open[host, user] = transport
                 self.callback(transport.close)
             return self._open[host, user]

@@ -13,6 +13,7 @@ import pytest
 
 from clusterctl.errors import HostKeyError, KeyRefusedError, TransportError, UnreachableError
 from clusterctl.state.workspace import Workspace
+from clusterctl.transport.calls import calls_of_last_hour
 from clusterctl.transport.login import HERE, LOGIN_HOST, write_login_files
 from clusterctl.transport.master import end_all_connections
 from clusterctl.transport.openssh import OpenSSH
@@ -159,6 +160,20 @@ def test_advice_before_attach_has_ended_names_the_login(own, tmp_path) -> None:
     with refused("login-needed", KeyRefusedError, "`ssh campus`", host="campus") as caught:
         Connections(own.config).to(LOGIN_HOST).run(["true"])
     assert "--cluster" not in caught.value.fix
+
+
+def test_commands_on_the_login_are_counted(own) -> None:
+    with Connections(own.config) as connections:
+        login = connections.to(LOGIN_HOST)
+        login.run(["true"])
+        assert b"".join(login.stream(["echo", "there"])) == b"there\n"
+    own.run()
+    assert calls_of_last_hour(own.workspace.calls) == 3
+    times = own.workspace.calls.read_text()
+    own.workspace.calls.write_text("1000000000\n" * 6000 + times)
+    own.run()
+    assert calls_of_last_hour(own.workspace.calls) == 4
+    assert own.workspace.calls.stat().st_size == 4 * len("1000000000\n")
 
 
 def test_a_command_in_the_background_of_a_terminal_asks_nothing(own, tmp_path) -> None:
