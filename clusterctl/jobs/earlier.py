@@ -16,7 +16,7 @@ from clusterctl.spec.job import JobSpec
 from clusterctl.spec.names import FOLDER, FROM_RUN, did_you_mean
 from clusterctl.state.submissions import FROM_JOB, PROGRAM_FOLDER, RUNS, JobEntry, program_path
 from clusterctl.transport.copies import Copies, record_copies
-from clusterctl.transport.put import send_into
+from clusterctl.transport.put import Upload
 from clusterctl.transport.tree import format_size, list_items
 
 
@@ -144,7 +144,7 @@ def _send(session: Session | None, run: str, location: RunLocation) -> tuple[str
     paths = [program_path(os.fsencode(item.path)) for item in items]
     items = [replace(item, path=os.fsdecode(path)) for item, path in zip(items, paths, strict=True) if path]
     for transport in (session.transport, *session.transports_of_partition(None)):
-        sent = send_into(transport, items, folder)
+        sent = Upload(transport).into(items, folder)
         # If this machine's disk is full, `down` treats the files on the cluster as only copies.
         with suppress(MachineError):
             copies = Copies(transport.host, sent.folder, str(here), sent=True, renamed=os.fsdecode(FROM_JOB))

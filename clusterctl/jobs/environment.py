@@ -135,7 +135,7 @@ class Environments:
 
         Raises:
             TransportError: the environment can't be installed, or the connection was lost.
-            TransferError, UsageError, MachineError: the wheels can't be sent; see ``send_to_store``.
+            TransferError, UsageError, MachineError: the wheels can't be sent; see ``Upload``.
         """
         if environment.lock is None or _is_there(transport, environment):
             return False

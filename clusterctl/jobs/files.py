@@ -13,7 +13,7 @@ from clusterctl.scheduler.session import open_session
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.transport.copies import Copies, record_copies
 from clusterctl.transport.get import Fetched, fetch
-from clusterctl.transport.put import Sent, send_into
+from clusterctl.transport.put import Sent, Upload
 from clusterctl.transport.tree import Progress, list_items
 
 
@@ -42,7 +42,7 @@ def put(chosen: ChosenCluster, paths: Sequence[str], *, progress: Progress = lam
     with open_session(chosen) as session:
         if remote is None:
             remote = f"{session.facts.folder}/files" if session.facts.is_foreign else "."
-        sent = send_into(session.transport, items, remote, progress=progress)
+        sent = Upload(session.transport, progress).into(items, remote)
         copies = [
             Copies(
                 session.transport.host, f"{sent.folder}/{item.path}", str(item.origin.absolute()), sent=True

@@ -55,7 +55,7 @@ from clusterctl.state.submissions import (
 from clusterctl.transport.base import Transport
 from clusterctl.transport.copies import Copies, record_copies
 from clusterctl.transport.openssh import start_conversation
-from clusterctl.transport.put import Sent, begin_new_folder, send_new_folder, send_to_store, store_of
+from clusterctl.transport.put import Sent, Upload, begin_new_folder, store_of
 from clusterctl.transport.tree import Item, Kind, Progress, format_size, hash_items
 from clusterctl.util.assets import data_folder, payload_hash
 from clusterctl.util.process import parallel_map
@@ -248,7 +248,7 @@ class Submitter:
         image = Path(job.container)
         store = store_of(self.session.facts.folder)
         remote_images = [
-            send_to_store(transport, [image], store=store, progress=self.progress)[image]
+            Upload(transport, self.progress).to_store([image], store=store)[image]
             for transport in (self.session.transport, *nodes)
         ]
         job = job.model_copy(update={"container": remote_images[0]})
@@ -291,12 +291,12 @@ class Submitter:
         payload = Item(payload_hash(), Kind.ARCHIVE, data_folder("payload"), mode=0, mtime_ns=0)
         program = Item(PROGRAM_FOLDER, Kind.FOLDER, Path(), 0o755, time.time_ns())
         items = [program, *(replace(item, path=f"{PROGRAM_FOLDER}/{item.path}") for item in items), payload]
-        area, progress = self.session.facts.folder, self.progress
+        area = self.session.facts.folder
         folder, store = f"{area}/jobs/{name}", store_of(area)
 
         def send(to: Transport) -> Sent:
-            reported = progress if to is self.session.transport else lambda *_: None
-            return send_new_folder(to, items, hashes, folder, store=store, ours=files, progress=reported)
+            upload = Upload(to, self.progress) if to is self.session.transport else Upload(to)
+            return upload.new_folder(items, hashes, folder, store=store, ours=files)
 
         sent = send(self.session.transport)
         try:

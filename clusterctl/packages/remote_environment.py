@@ -13,7 +13,7 @@ from typing import Final
 from clusterctl.errors import CommandError, TransportError
 from clusterctl.packages.wheelhouse import Lock, NodePlatform, Wheel, cache_of_downloads
 from clusterctl.transport.base import Conversation, Transport, split_lines
-from clusterctl.transport.put import send_to_store
+from clusterctl.transport.put import Upload
 from clusterctl.transport.remote_open import HELD
 from clusterctl.transport.tree import Progress
 from clusterctl.util.assets import file_sha256
@@ -49,12 +49,12 @@ def build_environment(
 
     Raises:
         TransportError: the environment can't be installed, or the connection was lost.
-        TransferError, UsageError, MachineError: the wheels can't be sent; see ``send_to_store``.
+        TransferError, UsageError, MachineError: the wheels can't be sent; see ``Upload``.
     """
     with temporary_folder() as local_folder:
         text = local_folder / "requirements.lock"
         text.write_text(lock.text)
-        remote_paths = send_to_store(transport, [*wheels, text], store=store, progress=progress)
+        remote_paths = Upload(transport, progress).to_store([*wheels, text], store=store)
     sent = "".join([*(f"{path.name} {target}\n" for path, target in remote_paths.items()), "\n"]).encode()
     python = python or f"{base}/bin/python"
     argv = ["sh", "-c", _BUILD, "build", lock.key, base, f"{wait_s:g}", str(HELD), folder, python]

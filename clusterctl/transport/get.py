@@ -183,7 +183,10 @@ class Download:
         root = os.fsencode(folder)
         make_places(root, entries, follow=False, own=own)
         files = [entry for entry in entries if entry.kind == Kind.FILE]
-        _hash_here(files, progress)
+        local = _local_items(files)
+        hashes = hash_items(tuple(local.values()), progress=progress)
+        for entry, item in local.items():
+            entry.known = hashes[item.origin]
         try:
             find_existing(files)
             reject_small_disk(root, files)
@@ -216,19 +219,17 @@ class Download:
                 self.sent += 0 if sha256 and sha256 == entry.known else entry.size - entry.have
 
 
-def _hash_here(files: Sequence[Entry], progress: Progress) -> None:
-    """Set ``known``, the sha256, of each entry that exists locally with the listed size."""
-    hashable = {}
+def _local_items(files: Sequence[Entry]) -> Mapping[Entry, Item]:
+    """Return the entries that exist locally with the listed size, each with its local file."""
+    items = {}
     for entry in files:
         place = Path(os.fsdecode(entry.final))
         with suppress(OSError):
             item = None if entry.is_new or entry.payload else Item.of(place.name, place, place.lstat())
             if item and item.kind is Kind.FILE and item.size == entry.size:
                 place.open("rb").close()
-                hashable[entry] = item
-    hashes = hash_items(tuple(hashable.values()), progress=progress)
-    for entry, item in hashable.items():
-        entry.known = hashes[item.origin]
+                items[entry] = item
+    return items
 
 
 def parse_listing(

@@ -40,42 +40,97 @@ class Sent:
     at: tuple[str, ...] = ()
 
 
-def send_into(
-    transport: Transport, items: Sequence[Item], folder: str, *, progress: Progress = lambda *_: None
-) -> Sent:
-    """Upload items into a folder of the cluster. Create the folder if it is missing.
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """An upload of files to a host. progress: called with the activity and the number of bytes."""
 
-    A relative ``folder`` starts at the user's home. Other files in the folder stay. After an error, complete
-    files stay on the cluster.
+    transport: Transport
+    progress: Progress = lambda *_: None
 
-    Raises:
-        UsageError: a local file can't be read.
-        TransferError: a local file changed, or a file can't be written on the cluster.
-        TransportError: the cluster can't be reached.
-    """
-    return _converse(transport, remote_argv(_PROGRAM, "", folder), items, None, progress)
+    def into(self, items: Sequence[Item], folder: str) -> Sent:
+        """Upload items into a folder of the cluster. Create the folder if it is missing.
 
+        A relative ``folder`` starts at the user's home. Other files in the folder stay. After an error,
+        complete files stay on the cluster.
 
-def send_new_folder(
-    transport: Transport,
-    items: Sequence[Item],
-    hashes: Mapping[Path, str],
-    folder: str,
-    *,
-    store: str,
-    ours: Mapping[str, bytes],
-    progress: Progress = lambda *_: None,
-) -> Sent:
-    """Create a folder on the cluster from ``items`` and from the generated files ``ours`` (name -> content).
+        Raises:
+            UsageError: a local file can't be read.
+            TransferError: a local file changed, or a file can't be written on the cluster.
+            TransportError: the cluster can't be reached.
+        """
+        return self._converse(remote_argv(_PROGRAM, "", folder), items, None)
 
-    Files are uploaded to the file store ``store`` and copied to the folder, which appears when complete.
-    An item of kind ARCHIVE only goes to the store. hashes: local path of each file -> sha256.
-    """
-    return _converse(transport, _receiver(store, folder), items, hashes, progress, ours=ours)
+    def new_folder(
+        self,
+        items: Sequence[Item],
+        hashes: Mapping[Path, str],
+        folder: str,
+        *,
+        store: str,
+        ours: Mapping[str, bytes],
+    ) -> Sent:
+        """Create a folder on the cluster from ``items`` and from generated files, ``ours`` (name -> content).
+
+        Files are uploaded to the file store ``store`` and copied to the folder, which appears when complete.
+        An item of kind ARCHIVE only goes to the store. hashes: local path of each file -> sha256.
+        """
+        return self._converse(_receiver(store, folder), items, hashes, ours)
+
+    def to_store(self, files: Sequence[Path], *, store: str) -> Mapping[Path, str]:
+        """Upload files into the cluster's file store only. Return a mapping: local path -> remote path.
+
+        A stored file is read-only, named by its hash, and never uploaded again. The store removes files that
+        were unused for 30 days, so call this before each use.
+        """
+        items = []
+        for number, path in enumerate(files):
+            try:
+                item = Item.of(str(number), path, path.stat())
+            except OSError as exc:
+                raise unreadable_error([exc]) from exc
+            if item is None or item.kind is not Kind.FILE:
+                raise unreadable_error([OSError(0, "not a regular file", str(path))])
+            items.append(item)
+        hashes = hash_items(items, progress=self.progress)
+        sent = self._converse(remote_argv(_PROGRAM, store, ""), items, hashes)
+        if len(sent.at) != len(files):
+            raise _not_understood(json.dumps(sent.at).encode(), self.transport.host)
+        return dict(zip(files, sent.at, strict=True))
+
+    def _converse(
+        self,
+        argv: Sequence[str],
+        items: Sequence[Item],
+        hashes: Mapping[Path, str] | None,
+        ours: Mapping[str, bytes] = MappingProxyType({}),
+    ) -> Sent:
+        """Run ``argv`` on the cluster, and send it the list of items and the files that it then requests.
+
+        hashes: local path -> sha256. If None, the list has no hashes.
+        """
+        host = self.transport.host
+        try:
+            with self.transport.converse(argv) as talk:
+                answers = _answers(talk)
+                outgoing = _Outgoing(talk, self.progress)
+                for line in _listing(items, hashes, ours):
+                    outgoing.write(line)
+                outgoing.flush()
+                requests = _read_requests(items, answers, host)
+                replaceable = [request.item for request in requests if request.sha256]
+                local_hashes = hash_items(replaceable, progress=self.progress) if replaceable else {}
+                total = _send_requested(outgoing, requests, local_hashes)
+                sent = _result(items, next(answers, b""), total, host)
+                talk.finish()
+                return sent
+        except CommandError as exc:
+            raise _write_error(host, exc) from exc
+        except (TruncatedError, UnexpectedError):
+            raise _not_understood(b"the transfer ended without an answer", host) from None
 
 
 def begin_new_folder(transport: Transport, folder: str, *, store: str) -> None:
-    """Start the receiving program on the cluster early, so that ``send_new_folder`` need not wait for it."""
+    """Start the receiving program early, so that ``Upload.new_folder`` need not wait for it."""
     transport.begin(_receiver(store, folder))
 
 
@@ -93,34 +148,6 @@ def archives_of(folder: str) -> str:
     return f"{store_of(folder)}/archives"
 
 
-def send_to_store(
-    transport: Transport,
-    files: Sequence[Path],
-    *,
-    store: str,
-    progress: Progress = lambda *_: None,
-) -> Mapping[Path, str]:
-    """Upload files into the cluster's file store only. Return a mapping: local path -> path on the cluster.
-
-    A stored file is read-only, named by its hash, and never uploaded again. The store removes files that were
-    unused for 30 days, so call this before each use.
-    """
-    items = []
-    for number, path in enumerate(files):
-        try:
-            item = Item.of(str(number), path, path.stat())
-        except OSError as exc:
-            raise unreadable_error([exc]) from exc
-        if item is None or item.kind is not Kind.FILE:
-            raise unreadable_error([OSError(0, "not a regular file", str(path))])
-        items.append(item)
-    hashes = hash_items(items, progress=progress)
-    sent = _converse(transport, remote_argv(_PROGRAM, store, ""), items, hashes, progress)
-    if len(sent.at) != len(files):
-        raise _not_understood(json.dumps(sent.at).encode(), transport.host)
-    return dict(zip(files, sent.at, strict=True))
-
-
 @dataclass(frozen=True, slots=True)
 class _Request:
     """A file that the cluster requests. have: bytes that the cluster has. sha256: of its file, or ""."""
@@ -128,40 +155,6 @@ class _Request:
     item: Item
     have: int
     sha256: str
-
-
-def _converse(
-    transport: Transport,
-    argv: Sequence[str],
-    items: Sequence[Item],
-    hashes: Mapping[Path, str] | None,
-    progress: Progress,
-    *,
-    ours: Mapping[str, bytes] = MappingProxyType({}),
-) -> Sent:
-    """Run ``argv`` on the cluster, and send it the list of items and the files that it then requests.
-
-    hashes: local path -> sha256. If None, the list has no hashes.
-    """
-    try:
-        with transport.converse(argv) as talk:
-            answers = _answers(talk)
-            outgoing = _Outgoing(talk, progress)
-            for line in _listing(items, hashes, ours):
-                outgoing.write(line)
-            outgoing.flush()
-            requests = _read_requests(items, answers, transport.host)
-            replaceable = [request.item for request in requests if request.sha256]
-            total = _send_requested(
-                outgoing, requests, hash_items(replaceable, progress=progress) if replaceable else {}
-            )
-            sent = _result(items, next(answers, b""), total, transport.host)
-            talk.finish()
-            return sent
-    except CommandError as exc:
-        raise _write_error(transport.host, exc) from exc
-    except (TruncatedError, UnexpectedError):
-        raise _not_understood(b"the transfer ended without an answer", transport.host) from None
 
 
 def _answers(talk: Conversation) -> Iterator[bytes]:

@@ -24,7 +24,7 @@ from clusterctl.state.workspace import Workspace
 from clusterctl.transport import base, remote_copies
 from clusterctl.transport.base import Conversation
 from clusterctl.transport.copies import Copies, record_copies
-from clusterctl.transport.put import send_into
+from clusterctl.transport.put import Upload
 from clusterctl.transport.remote_copies import NOT_IN_HOMES, Top
 from clusterctl.transport.ssh import Connections
 from clusterctl.transport.tree import format_size, list_items
@@ -83,7 +83,7 @@ class Stage:
         here.parent.mkdir(exist_ok=True)
         here.write_text("sent\n")
         root = self.out.parent / Path(name).parts[0]
-        sent = send_into(LocalTransport(), list_items([root])[0], str(self.home))
+        sent = Upload(LocalTransport()).into(list_items([root])[0], str(self.home))
         record_copies(
             self.workspace, [Copies("demo-ctl", f"{sent.folder}/{root.name}", str(root), sent=True)]
         )

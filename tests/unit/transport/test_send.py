@@ -32,11 +32,9 @@ from clusterctl.spec.names import FOLDER
 from clusterctl.transport import remote_content, remote_incoming, remote_open, remote_receive, tree
 from clusterctl.transport.base import remote_argv
 from clusterctl.transport.put import (
+    Upload,
     archive_of,
     archives_of,
-    send_into,
-    send_new_folder,
-    send_to_store,
     store_of,
 )
 from clusterctl.transport.remote_content import HEADER, line_of
@@ -55,11 +53,11 @@ MIB = 1 << 20
 
 
 def send(data: Path, transport: LocalTransport | None = None) -> object:
-    return send_into(transport or LocalTransport(), list_items([data])[0], "in to")
+    return Upload(transport or LocalTransport()).into(list_items([data])[0], "in to")
 
 
 def test_all_that_is_hard_arrives_as_it_is(home, data):
-    sent = send_into(LocalTransport(), list_items([data])[0], "in to")
+    sent = Upload(LocalTransport()).into(list_items([data])[0], "in to")
     assert sent.folder == str(home / "in to")
     assert content(home / "in to" / "data") == content(data)
     assert sent.sent_bytes == sent.bytes > 3 * MIB
@@ -70,7 +68,7 @@ def test_what_is_there_is_not_sent_again(home, data):
     (home / "in to" / "data" / "sub" / "nothing").write_text("other")
     (home / "in to" / "data" / "large").chmod(0o600)
     (home / "in to" / "data" / "theirs").write_text("kept")
-    sent = send_into(LocalTransport(), list_items([data])[0], "in to")
+    sent = Upload(LocalTransport()).into(list_items([data])[0], "in to")
     assert sent.sent_bytes == 0
     (home / "in to" / "data" / "theirs").unlink()
     os.utime(home / "in to" / "data", ns=(1, data.stat().st_mtime_ns))
@@ -81,7 +79,7 @@ def test_same_size_other_content_is_sent(home, data):
     send(data)
     target = home / "in to" / "data" / "large"
     target.write_bytes(bytes(3 * MIB))
-    assert send_into(LocalTransport(), list_items([data])[0], "in to").sent_bytes == 3 * MIB
+    assert Upload(LocalTransport()).into(list_items([data])[0], "in to").sent_bytes == 3 * MIB
     assert target.read_bytes() == (data / "large").read_bytes()
 
 
@@ -89,7 +87,7 @@ def test_a_broken_connection_is_gone_on_with(home, data):
     with pytest.raises(UnreachableError):
         send(data, Cutting(2 * MIB))
     assert not (home / "in to" / "data" / "large").exists()
-    sent = send_into(LocalTransport(), list_items([data])[0], "in to")
+    sent = Upload(LocalTransport()).into(list_items([data])[0], "in to")
     assert 0 < sent.sent_bytes < 3 * MIB // 2
     assert content(home / "in to" / "data") == content(data)
 
@@ -111,7 +109,7 @@ def test_a_file_that_changes_meanwhile_is_said(home, data):
     with (data / "sub" / "run.sh").open("a") as file:  # its beginning is what it was
         file.write("more\n")
     with rejected("files-changed", TransferError, "data/large", "1 more"):
-        send_into(LocalTransport(), items, "in to")
+        Upload(LocalTransport()).into(items, "in to")
     assert not (home / "in to" / "data" / "sub" / "run.sh").exists()
 
 
@@ -143,7 +141,7 @@ def test_a_disk_of_the_cluster_that_takes_nothing_is_said(fault, tmp_path, monke
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         disk.suffer(fault)
         with pytest.raises(TransferError) as caught:
-            send_to_store(LocalTransport(), [tmp_path / "file"], store=STORE)
+            Upload(LocalTransport()).to_store([tmp_path / "file"], store=STORE)
         assert os.strerror(errno.EROFS if fault == "read-only" else errno.ENOSPC) in caught.value.why
         assert not caught.value.why.startswith("b'")
 
@@ -183,9 +181,8 @@ def make(data: Path, name: str = "jobs/one", *, transport: LocalTransport | None
     items = [Item.of(str(path.relative_to(data)), path, path.lstat()) for path in sorted(data.rglob("*"))]
     hashes = hash_items([item for item in items if item.kind is Kind.FILE])
     items.append(Item("v1", Kind.ARCHIVE, data, mode=0, mtime_ns=0))
-    return send_new_folder(
-        transport or LocalTransport(), items, hashes, name, store=STORE, ours={"our own": b"\xff\n"}
-    )
+    upload = Upload(transport or LocalTransport())
+    return upload.new_folder(items, hashes, name, store=STORE, ours={"our own": b"\xff\n"})
 
 
 def test_a_new_folder(home, data):
@@ -229,7 +226,7 @@ def test_a_file_that_changes_meanwhile_makes_no_folder(home, data):
     hashes = hash_items(items)
     (data / "large").write_bytes(bytes(3 * MIB))
     with rejected("files-changed", TransferError):
-        send_new_folder(LocalTransport(), items, hashes, "jobs/one", store=STORE, ours={})
+        Upload(LocalTransport()).new_folder(items, hashes, "jobs/one", store=STORE, ours={})
     assert not (home / "jobs").exists()
     assert stored(home) == []
 
@@ -507,13 +504,12 @@ def test_the_store_forgets_what_nobody_uses(home, data):
 
 
 def test_single_files_in_the_store(home, data):
-    at = send_to_store(
-        LocalTransport(), [data / "large", data / "link", data / "sub" / "run.sh"], store=STORE
-    )
+    files = [data / "large", data / "link", data / "sub" / "run.sh"]
+    at = Upload(LocalTransport()).to_store(files, store=STORE)
     assert Path(at[data / "large"]).read_bytes() == (data / "large").read_bytes()
     assert at[data / "link"] == at[data / "sub" / "run.sh"]
     with rejected("files-unreadable", UsageError):
-        send_to_store(LocalTransport(), [data / "sub"], store=STORE)
+        Upload(LocalTransport()).to_store([data / "sub"], store=STORE)
 
 
 # hashes:
@@ -641,7 +637,7 @@ class Answering(LocalTransport):
 )
 def test_an_answer_of_another_form_is_one_clear_error(home, data, said):
     with rejected("answer-garbled", TransportError):
-        send_to_store(Answering(said), [data / "large"], store=STORE)
+        Upload(Answering(said)).to_store([data / "large"], store=STORE)
 
 
 def test_a_read_only_folder_can_be_sent_again_with_more_in_it(home, data):
