@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -459,11 +459,11 @@ def _run_locally(
     is_here = folder_of_run(model.run) is not None
     entries = () if is_here else Ledger(screen.chosen().workspace().jobs).entries()
     if not screen.json:
-        with screen.logs() as show:
-            run_on_this_machine(job, model, entries, lambda data: show(LogChunk("stdout", None, data)))
+        with screen.logs() as show, closing(run_on_this_machine(job, model, entries)) as output:
+            for data in output:
+                show(LogChunk("stdout", None, data))
         return
-    printed = bytearray()
-    run_on_this_machine(job, model, entries, printed.extend, as_json=True)
+    printed = b"".join(run_on_this_machine(job, model, entries, as_json=True))
     try:
         answer = json.loads(printed)
     except ValueError as exc:

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +26,7 @@ from clusterctl.spec.names import FROM_RUN
 from clusterctl.state.submissions import JobEntry
 from clusterctl.transport.tree import list_items
 from clusterctl.util.assets import data_folder, file_sha256
-from clusterctl.util.process import Result, run, run_with_pieces
+from clusterctl.util.process import Result, run, stdout_pieces
 
 _HELP: Final = frozenset({"-h", "--help"})
 # Variables of a job in which clusterctl itself may be running.
@@ -236,14 +236,13 @@ def run_on_this_machine(
     job: JobSpec,
     chosen: ChosenModel,
     entries: Sequence[JobEntry],
-    heard: Callable[[bytes], None],
     *,
     as_json: bool = False,
-) -> None:
-    """Run a bundled job's program with a model on this machine, without a cluster.
+) -> Generator[bytes, None, None]:
+    """Run a bundled job's program with a model on this machine, and yield its output as it arrives.
 
     entries: the jobs submitted from this machine, to find the run of a job id.
-    heard: called with the program's output as it arrives. as_json: the program prints JSON, if it can.
+    as_json: the program prints JSON, if it can.
 
     Raises:
         UsageError: the run is not on this machine, or the program rejects its arguments.
@@ -260,7 +259,7 @@ def run_on_this_machine(
     output_option = ("--output", "json") if as_json and job.bundled in {"sample", "predict"} else ()
     arguments = (*model_arguments(str(model), chosen), *output_option, *job.args)
     program = [sys.executable, "-P", "-m", "payload", str(job.bundled), *arguments]
-    result = run_with_pieces(program, heard, env={**_local_variables(), "PAYLOAD_ERROR_CODES": "1"})
+    result = yield from stdout_pieces(program, env={**_local_variables(), "PAYLOAD_ERROR_CODES": "1"})
     if result.rc:
         last_line = (result.stderr.strip().splitlines() or [f"the program ended with {result.rc}"])[-1]
         error = _ERROR.fullmatch(last_line)

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -111,17 +111,17 @@ def run_with_lines(
     return Result(process.returncode, "".join(lines), "")
 
 
-def run_with_pieces(
-    argv: Sequence[str], heard: Callable[[bytes], None], *, env: Mapping[str, str] | None = None
-) -> Result:
-    """Run a program, and call ``heard`` with each piece of its stdout. The returned stdout is empty."""
+def stdout_pieces(
+    argv: Sequence[str], *, env: Mapping[str, str] | None = None
+) -> Generator[bytes, None, Result]:
+    """Run a program, and yield each piece of its stdout. Return its result without this output."""
     with (
         tempfile.TemporaryFile() as errors,
         _started(argv, env, stdin=subprocess.DEVNULL, stderr=errors.fileno()) as process,
     ):
         try:
             while process.stdout and (data := process.stdout.read1()):  # type: ignore[attr-defined]
-                heard(data)
+                yield data
         except BaseException:
             process.kill()
             raise

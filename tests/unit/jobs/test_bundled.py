@@ -196,6 +196,4 @@ def test_a_number_names_a_run_of_a_cluster_that_is_down(here: Path) -> None:
 def test_here_only_what_is_here_can_be_used(session: Session) -> None:
     job_id, _ = trained(session)
     with rejected("run-not-collected", UsageError, f"clusterctl collect {job_id}"):
-        run_on_this_machine(
-            PREDICT, ChosenModel(job_id, Weights.BEST), session.ledger.entries(), lambda _: None
-        )
+        list(run_on_this_machine(PREDICT, ChosenModel(job_id, Weights.BEST), session.ledger.entries()))
