@@ -124,8 +124,15 @@ def detach(
     """
     workspace = screen.chosen().workspace(named=True)
     name = workspace.root.name
-    options = DetachOptions(dry_run, cancel, discard, forget, 0 if no_wait else WAIT_S)
-    result = remove_from_site(workspace, options, PhaseLines(screen.note, verbose=screen.verbose))
+    options = DetachOptions(
+        dry_run,
+        cancel,
+        discard,
+        forget,
+        0 if no_wait else WAIT_S,
+        PhaseLines(screen.note, verbose=screen.verbose),
+    )
+    result = remove_from_site(workspace, options)
     answer = {
         "cluster": name,
         "folder": result.folder,

@@ -32,7 +32,7 @@ _CANCELLED_S = 120.0
 class DetachOptions:
     """dry_run: only list. cancel: cancel active jobs. discard: delete files that exist only there.
 
-    forget: do not connect; the folder stays there.
+    forget: do not connect; the folder stays there. reporter: shown the progress.
     """
 
     dry_run: bool = False
@@ -40,6 +40,7 @@ class DetachOptions:
     discard: bool = False
     forget: bool = False
     wait_s: float = WAIT_S
+    reporter: Reporter = SILENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class DetachResult:
     left: tuple[str, ...] = ()
 
 
-def detach(workspace: Workspace, options: DetachOptions, reporter: Reporter = SILENT) -> DetachResult:
+def detach(workspace: Workspace, options: DetachOptions) -> DetachResult:
     """Remove the folder on the cluster and the workspace. Killed and called again, it continues.
 
     Raises:
@@ -65,9 +66,9 @@ def detach(workspace: Workspace, options: DetachOptions, reporter: Reporter = SI
         UsageError: the cluster is not attached, or the folder's mark is not this cluster's.
         LeftoversError: some files can't be removed. TransportError: the cluster can't be reached.
     """
-    with workspace.lock("detach", wait_s=options.wait_s, waiting=reporter.note):
+    with workspace.lock("detach", wait_s=options.wait_s, waiting=options.reporter.note):
         try:
-            result = _emptied(workspace, options, reporter)
+            result = _emptied(workspace, options)
         except TransportError as exc:
             forget = "if you can't log in there any more: `clusterctl detach --forget`"
             exc.fix = "; ".join(filter(None, (exc.fix, forget)))
@@ -80,7 +81,7 @@ def detach(workspace: Workspace, options: DetachOptions, reporter: Reporter = SI
     return result
 
 
-def _emptied(workspace: Workspace, options: DetachOptions, reporter: Reporter) -> DetachResult:
+def _emptied(workspace: Workspace, options: DetachOptions) -> DetachResult:
     """Remove the folder on the cluster, or list it with ``dry_run``."""
     if not workspace.spec.exists() and workspace.login.exists():
         # A killed `attach` had not written anything on the cluster.
@@ -95,12 +96,12 @@ def _emptied(workspace: Workspace, options: DetachOptions, reporter: Reporter) -
         kept = tuple(f"the run of {entry.shown} is not collected" for entry in uncollected(workspace))
         return DetachResult(folder, (), OnlyCopies(runs=kept), left=(f"{settings.login}:{folder}", *kept))
     if not workspace.inventory.exists():
-        return _unfinished(workspace, folder, options, reporter)
+        return _unfinished(workspace, folder, options)
     with connect_session(facts_of(workspace), workspace) as session:
         place = attached_folder(session.transport, folder, workspace.cluster_id())
         entries = place.entries()
         jobs = _active_jobs(session, folder)
-        cancelled = _cancel(session, folder, jobs, reporter) if options.cancel and not options.dry_run else ()
+        cancelled = _cancel(session, folder, jobs, options)
         # Files that were sent from here, or collected, also exist here.
         search = Search(inventory_of(workspace), workspace, lambda _: session.transport, (), shared=True)
         found, runs = search.find(), uncollected(workspace)
@@ -117,14 +118,12 @@ def _emptied(workspace: Workspace, options: DetachOptions, reporter: Reporter) -
                 "--discard deletes the rest",
             )
         if not options.dry_run:
-            reporter.step("remove")
+            options.reporter.step("remove")
             place.remove()
     return DetachResult(folder, entries, only_there, cancelled)
 
 
-def _unfinished(
-    workspace: Workspace, folder: str, options: DetachOptions, reporter: Reporter
-) -> DetachResult:
+def _unfinished(workspace: Workspace, folder: str, options: DetachOptions) -> DetachResult:
     """Remove or list what an `attach` that failed or was killed has put into the folder.
 
     A folder of the user's, or of another cluster, stays as it is.
@@ -136,7 +135,7 @@ def _unfinished(
         except UsageError as exc:
             if exc.code != "folder-not-ours":
                 raise
-            reporter.note(f"{folder} stays there: {exc.why}")
+            options.reporter.note(f"{folder} stays there: {exc.why}")
             return DetachResult("", (), OnlyCopies())
         # Another machine may have attached the same folder since.
         found = OnlyCopies(unknown=tuple(f"{folder}/{entry}" for entry in entries if not entry.by_attach))
@@ -159,12 +158,14 @@ def _active_jobs(session: Session, folder: str) -> tuple[JobInfo, ...]:
     )
 
 
-def _cancel(session: Session, folder: str, jobs: Sequence[JobInfo], reporter: Reporter) -> tuple[str, ...]:
-    """Cancel jobs, and wait until they have ended, so that they no longer write to the folder."""
+def _cancel(
+    session: Session, folder: str, jobs: Sequence[JobInfo], options: DetachOptions
+) -> tuple[str, ...]:
+    """If the options say so, cancel jobs and wait until they have ended and no longer write to the folder."""
     ids = tuple(dict.fromkeys(job.whole_id for job in jobs))
-    if not ids:
+    if not ids or not options.cancel or options.dry_run:
         return ()
-    reporter.note(f"cancelling {', '.join(ids)}")
+    options.reporter.note(f"cancelling {', '.join(ids)}")
     session.scheduler.cancel(ids)
     for _ in Clock().polls(_CANCELLED_S, first_s=1.0):
         if not _active_jobs(session, folder):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from clusterctl.providers.local.layout import CachedImage, ClusterState
     from clusterctl.providers.node_class import KeptImage
     from clusterctl.transport.base import Transport
-    from clusterctl.util.progress import ProgressReporter, Reporter
+    from clusterctl.util.progress import ProgressReporter
 
 
 def provider_of(settings: ProviderSettings, prompts: Prompts = NO_PROMPTS) -> Provider:
@@ -36,11 +36,11 @@ def provider_of(settings: ProviderSettings, prompts: Prompts = NO_PROMPTS) -> Pr
     return provider
 
 
-def attach(*, reporter: Reporter, **request: Any) -> Attached:
+def attach(**request: Any) -> Attached:
     """Make a Slurm cluster of other people ready for jobs. ``request``: the fields of existing.Request."""
     from clusterctl.providers.existing.attach import Request, attach  # noqa: PLC0415
 
-    return attach(Request(**request), reporter)
+    return attach(Request(**request))
 
 
 def examine_site(spec: ClusterSpec, workspace: Workspace) -> tuple[Fact, ...]:

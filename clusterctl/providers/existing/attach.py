@@ -47,7 +47,7 @@ class Request:
     """The options of `attach`. Empty: clusterctl decides, or keeps an earlier decision.
 
     login: the destination for ssh. spec: a spec with the settings to start from. None: no spec.
-    patience_s: longest wait for the start of the job that proves MPI.
+    patience_s: longest wait for the start of the job that proves MPI. reporter: shown the progress.
     """
 
     login: str
@@ -61,6 +61,7 @@ class Request:
     spec: ClusterSpec | None = None
     patience_s: float = PATIENCE_S
     wait_s: float = WAIT_S
+    reporter: Reporter = SILENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class Attached:
         return self.outcome if isinstance(self.outcome, Unproven) else None
 
 
-def attach(request: Request, reporter: Reporter = SILENT) -> Attached:
+def attach(request: Request) -> Attached:
     """Make a cluster ready for jobs, or check it again.
 
     Raises:
@@ -95,13 +96,13 @@ def attach(request: Request, reporter: Reporter = SILENT) -> Attached:
     earlier = _known_workspace(request)
     with ExitStack() as stack:
         if earlier is not None:
-            stack.enter_context(earlier.lock("attach", wait_s=request.wait_s, waiting=reporter.note))
+            stack.enter_context(earlier.lock("attach", wait_s=request.wait_s, waiting=request.reporter.note))
             previous = request.spec or applied_if_known(earlier)
-            workspace, probed = earlier, _probed(request, earlier, previous, reporter)
+            workspace, probed = earlier, _probed(request, earlier, previous)
         else:
             previous = request.spec
-            workspace, probed = _probed_first(request, stack, reporter)
-        return _completed(request, workspace, previous, probed, reporter)
+            workspace, probed = _probed_first(request, stack)
+        return _completed(request, workspace, previous, probed)
 
 
 def _known_workspace(request: Request) -> Workspace | None:
@@ -137,7 +138,7 @@ def _checked_name(request: Request) -> Workspace:
     return workspace
 
 
-def _probed_first(request: Request, stack: ExitStack, reporter: Reporter) -> tuple[Workspace, Probed]:
+def _probed_first(request: Request, stack: ExitStack) -> tuple[Workspace, Probed]:
     """Probe a new cluster, and create its workspace, which is named after the answer. Lock it.
 
     The folder of the probe becomes the workspace, with the open connection: a second factor is asked once.
@@ -148,10 +149,12 @@ def _probed_first(request: Request, stack: ExitStack, reporter: Reporter) -> tup
     with temporary_folder(home, prefix=_NEW) as folder:
         first = Workspace(folder / "new")
         try:
-            probed = _probed(request, first, request.spec, reporter)
+            probed = _probed(request, first, request.spec)
             request = replace(request, name=request.name or _name_of(probed.site, request))
             workspace = _checked_name(request)
-            stack.enter_context(workspace.lock("attach", wait_s=request.wait_s, waiting=reporter.note))
+            stack.enter_context(
+                workspace.lock("attach", wait_s=request.wait_s, waiting=request.reporter.note)
+            )
             if not workspace.root.exists():
                 with translating_write_errors(workspace.root):
                     first.root.rename(workspace.root)
@@ -172,9 +175,7 @@ def _name_of(site: Site, request: Request) -> str:
     return "cluster"
 
 
-def _probed(
-    request: Request, workspace: Workspace, previous: ClusterSpec | None, reporter: Reporter
-) -> Probed:
+def _probed(request: Request, workspace: Workspace, previous: ClusterSpec | None) -> Probed:
     workspace.create()
     write_login_files(request.login, workspace)
     settings = _settings(previous)
@@ -187,7 +188,7 @@ def _probed(
         tuple(request.modules or kept.get("modules", ())),
         kept.get("slurm_path", ""),
     )
-    reporter.step("probe")
+    request.reporter.step("probe")
     with Connections(workspace.ssh_config, stays=LOGIN_HOST) as connections:
         return probe(connections.to(LOGIN_HOST), choices)
 
@@ -197,7 +198,7 @@ def _settings(spec: ClusterSpec | None) -> ExistingSettings | None:
 
 
 def _completed(
-    request: Request, workspace: Workspace, previous: ClusterSpec | None, probed: Probed, reporter: Reporter
+    request: Request, workspace: Workspace, previous: ClusterSpec | None, probed: Probed
 ) -> Attached:
     """Place and prove, then write the spec, the site and the hosts of a probed cluster."""
     write_login_files(request.login, workspace)
@@ -205,7 +206,7 @@ def _completed(
     spec = _spec(workspace.root.name, settings, probed, previous)
     # From now on, `detach` knows the folder, even if this process is killed.
     write_atomic(workspace.spec, dump_spec(spec))
-    reporter.step("place and prove")
+    request.reporter.step("place and prove")
     options = ProofOptions(
         probed.partition,
         probed.account,
@@ -213,6 +214,8 @@ def _completed(
         settings.modules,
         settings.launcher,
         request.patience_s,
+        settings.python,
+        request.reporter,
     )
     with Connections(workspace.ssh_config, stays=LOGIN_HOST) as connections:
         placed, outcome = place_and_prove(
@@ -221,8 +224,6 @@ def _completed(
             settings.folder,
             workspace.cluster_id(),
             options,
-            python=settings.python,
-            report=reporter.note,
         )
     workspace.adopt_id(placed.cluster_id)
     proven = (

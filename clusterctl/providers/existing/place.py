@@ -21,7 +21,7 @@ from clusterctl.providers.existing.detach import folder_program
 from clusterctl.providers.existing.site import Site
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.transport.base import Transport
-from clusterctl.transport.tree import Progress, format_size
+from clusterctl.transport.tree import format_size
 from clusterctl.util.assets import job_lock
 from clusterctl.util.progress import SILENT, LineReporter
 
@@ -129,7 +129,6 @@ def place(
     python: str | None = None,
     modules: Sequence[str] = (),
     report: LineReporter = SILENT.note,
-    progress: Progress = lambda *_: None,
 ) -> Placed:
     """Create clusterctl's folder on the cluster with the environment of jobs, or complete it.
 
@@ -163,7 +162,6 @@ def place(
             store=f"{at}/{_STORE}",
             report=report,
             python=path,
-            progress=progress,
         )
     write_profile(transport, at, modules, site.slurm_path, environment=lock.key)
     return Placed(at, cluster_id, path, site.pythons[path], node, time.monotonic() - started, built)

@@ -17,7 +17,7 @@ from clusterctl.providers.existing.site import Site
 from clusterctl.spec.names import Launcher
 from clusterctl.transport.base import BOOT, Transport, module_texts, split_lines
 from clusterctl.util.assets import data_folder
-from clusterctl.util.progress import SILENT, LineReporter
+from clusterctl.util.progress import SILENT, Reporter
 
 # In the order of trials. Jobs start ranks in no other way, so no other is tried.
 LAUNCHERS: Final = ("pmix", "mpirun")
@@ -98,11 +98,13 @@ class Unproven:
 
 @dataclass(frozen=True, slots=True)
 class ProofOptions:
-    """The options of the proof's job.
+    """The options of the proof's job, and of the environment that it tests.
 
     modules: environment modules to load. Default: first no module, then each MPI module of the site.
     launcher: the launcher to try first.
     patience_s: longest wait for the start of the job, which is then cancelled.
+    python: path of the jobs' Python. Default: the first of the site's that jobs can use.
+    reporter: shown the progress of the environment.
     """
 
     partition: str
@@ -111,6 +113,8 @@ class ProofOptions:
     modules: Sequence[str] = ()
     launcher: Launcher | None = None
     patience_s: float = 60.0
+    python: str | None = None
+    reporter: Reporter = SILENT
 
 
 def prove(transport: Transport, site: Site, placed: Placed, options: ProofOptions) -> Proof | Unproven:
@@ -241,27 +245,21 @@ def _python_error(rows: Mapping[str, Sequence[Sequence[str]]]) -> str:
 
 
 def place_and_prove(
-    transport: Transport,
-    site: Site,
-    folder: str,
-    cluster_id: str,
-    options: ProofOptions,
-    *,
-    python: str | None = None,
-    report: LineReporter = SILENT.note,
+    transport: Transport, site: Site, folder: str, cluster_id: str, options: ProofOptions
 ) -> tuple[Placed, Proof | Unproven]:
     """Call ``place``, then ``prove``. If the nodes differ from the login node, do both again for the nodes.
 
     Raises the errors of both. UsageError: the nodes have no Python that jobs can use.
     """
-    placed = place(transport, site, folder, cluster_id, python=python, modules=options.modules, report=report)
+    modules, report = options.modules, options.reporter.note
+    placed = place(transport, site, folder, cluster_id, python=options.python, modules=modules, report=report)
     outcome = prove(transport, site, placed, options)
     nodes = outcome.nodes
     if isinstance(outcome, Unproven) and outcome.code == "python" and nodes.pythons:
         # The site's login node has other software than its compute nodes.
         site = replace(site, pythons=nodes.pythons, glibc=nodes.glibc or site.glibc, arch=nodes.arch)
         placed = place(
-            transport, site, folder, cluster_id, python=python, modules=options.modules, report=report
+            transport, site, folder, cluster_id, python=options.python, modules=modules, report=report
         )
         outcome = prove(transport, site, placed, options)
     return placed, outcome
