@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from clusterctl.providers.existing.attach import Attached as Attached  # noqa: PLC0414 - for other packages
     from clusterctl.providers.existing.detach import AttachedFolder
     from clusterctl.providers.existing.detach import Entry as Entry  # noqa: PLC0414
-    from clusterctl.providers.existing.doctor import Fact
+    from clusterctl.providers.existing.provider import Fact
     from clusterctl.providers.local.layout import CachedImage, ClusterState
     from clusterctl.providers.node_class import KeptImage
     from clusterctl.transport.base import Transport
@@ -45,7 +45,7 @@ def attach(**request: Any) -> Attached:
 
 def examine_site(spec: ClusterSpec, workspace: Workspace) -> tuple[Fact, ...]:
     """Return what works on a cluster that other people operate, and how it is known."""
-    from clusterctl.providers.existing.doctor import examine_site  # noqa: PLC0415
+    from clusterctl.providers.existing.provider import examine_site  # noqa: PLC0415
 
     return examine_site(spec, workspace)
 
