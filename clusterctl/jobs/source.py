@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import stat
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from clusterctl.spec.job import JobSpec, repository_of
 from clusterctl.state.submissions import RUN_FILE, TASK
 from clusterctl.state.workspace import cache_home, state_home
 from clusterctl.transport.remote_open import read_json
-from clusterctl.transport.tree import Item, Kind, format_size, unreadable_error
+from clusterctl.transport.tree import Item, Kind, format_size, gitignore_spec, unreadable_error
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
@@ -38,8 +37,6 @@ _LEAVE_OUT = "exclude files with --exclude or a .gitignore, or copy data once wi
 _MOST_RECORD = 16 << 20
 _TOKEN = re.compile(r"[0-9a-f]{8}")
 GITIGNORE = ".gitignore"
-# `x/**` excludes the files below x. pathspec would exclude x itself as well.
-_BELOW = re.compile(r"/\*\*(\s*)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,14 +381,7 @@ def is_ignored(rules: Sequence[Ignore], path: Path, *, is_folder: bool) -> bool:
 
 def _spec(lines: Sequence[str]) -> GitIgnoreSpec | None:
     """Compile patterns of a .gitignore. Return None if there are no lines or a line is malformed."""
-    if not lines:
+    try:
+        return gitignore_spec(lines) if lines else None
+    except (ValueError, re.error):
         return None
-    from pathspec import GitIgnoreSpec  # noqa: PLC0415 - slow, and most folders have no such file
-
-    # `re` warns about the brackets that pathspec makes of patterns such as a[[:alpha:]].
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        try:
-            return GitIgnoreSpec.from_lines(_BELOW.sub(r"/**/*\1", line) for line in lines)
-        except (ValueError, re.error):
-            return None

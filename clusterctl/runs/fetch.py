@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import sys
-import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -45,7 +44,7 @@ from clusterctl.state.submissions import (
 from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.transport.get import Sender
 from clusterctl.transport.remote_incoming import Entry
-from clusterctl.transport.tree import Kind, Progress, format_size
+from clusterctl.transport.tree import Kind, Progress, format_size, gitignore_spec
 from clusterctl.util.process import call_on_hosts
 
 _ROUNDS = 4
@@ -66,8 +65,6 @@ _LONGEST = 2048  # bytes
 _UNWANTED, _LINK = "not among the outputs", "a symbolic link"
 _OURS = frozenset(name.encode() for name in SENT_FILES | WRITTEN_FILES | {METRICS_FILE})
 _METRICS = METRICS_FILE.encode()
-# `!x/**` excludes the files below x. pathspec would exclude x itself as well.
-_BELOW = re.compile(r"/\*\*(\s*)$")
 _ROOM = "free some space, choose another folder with --out, or skip large files with --max-file"
 # Temporary names that make_places of remote_incoming.py creates.
 _PARTIAL = re.compile(rb"\.clusterctl-[0-9a-f]{32}\.part(\.[0-9]+)?")
@@ -201,15 +198,13 @@ class Outputs:
     """
 
     def __init__(self, patterns: Sequence[str], sent: Iterable[bytes] = ()) -> None:
-        from pathspec import GitIgnoreSpec, PathSpec  # noqa: PLC0415 - slow, and few jobs name their outputs
-
-        lines = [_BELOW.sub(r"/**/*\1", pattern) for pattern in patterns]
-        # `re` warns about the brackets that pathspec makes of patterns such as a[[:alpha:]].
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            # GitIgnoreSpec itself would include files of an earlier pattern in spite of a later `!folder/`.
-            self._spec = PathSpec(GitIgnoreSpec.from_lines(lines).patterns)
+        self._patterns = tuple(reversed(gitignore_spec(patterns).patterns))
         self.sent = frozenset(sent)
+
+    def _match(self, path: str) -> bool:
+        # GitIgnoreSpec itself would include files of an earlier pattern in spite of a later `!folder/`.
+        matching = (pattern for pattern in self._patterns if pattern.include is not None)
+        return bool(next((p.include for p in matching if p.match_file(path) is not None), False))
 
     def take(self, path: bytes, *, is_folder: bool, is_job: bool) -> bool:
         """Return whether a file or folder is an output, by its path in the program's folder.
@@ -221,7 +216,7 @@ class Outputs:
         for below in [path, rest] if rest and TASK.fullmatch(top) else [path]:
             first = below.partition(b"/")[0]
             is_ours = first in _OURS or TASKS_LOG.fullmatch(first) is not None
-            if (is_ours and is_job) or below == _METRICS or self._spec.match_file(os.fsdecode(below) + end):
+            if (is_ours and is_job) or below == _METRICS or self._match(os.fsdecode(below) + end):
                 return True
         return False
 

@@ -5,20 +5,25 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from clusterctl.errors import MachineError, UsageError, printable
 from clusterctl.state.workspace import cache_home, write_atomic
 from clusterctl.transport.base import Conversation
 from clusterctl.util.process import parallel_map
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
 
 # Called with (activity, bytes done, bytes in all), in any thread.
 Progress = Callable[[str, int, int], None]
@@ -29,6 +34,8 @@ _SETTLED_NS = 2_000_000_000
 _MOST_REMEMBERED = 20_000  # files
 _MAX_THREADS = min(8, os.cpu_count() or 1)
 _CHUNK = 1 << 20
+# `x/**` matches the files below x. pathspec would match x itself as well.
+_BELOW = re.compile(r"/\*\*(\s*)$")
 # Path -> (size, mtime and ctime in ns, inode), sha256.
 _HashCache = dict[str, tuple[tuple[int, ...], str]]
 
@@ -162,6 +169,16 @@ def unreadable_error(errors: Sequence[OSError], *, fix: str = "") -> UsageError:
     return UsageError(
         problem, code="files-unreadable", why=details, fix=fix or "make the files readable, or leave them out"
     )
+
+
+def gitignore_spec(lines: Iterable[str]) -> GitIgnoreSpec:
+    """Compile patterns of a .gitignore. Raises ValueError or re.error if a line is malformed."""
+    from pathspec import GitIgnoreSpec  # noqa: PLC0415 - slow, and most jobs have no patterns
+
+    # `re` warns about the brackets that pathspec makes of patterns such as a[[:alpha:]].
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return GitIgnoreSpec.from_lines(_BELOW.sub(r"/**/*\1", line) for line in lines)
 
 
 def format_size(size: float) -> str:
