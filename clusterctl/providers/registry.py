@@ -1,7 +1,7 @@
 """Finds a provider's code by its name in the spec. Other packages use providers only through this module.
 
 The provider of `provider: {type: local}` is ``LocalProvider`` in ``local/provider.py``. A cloud also has
-``costs.py`` with its prices. Modules are imported on demand, because Google's libraries load slowly.
+``costs.py`` with its prices. Modules are imported on demand, because most commands need a single provider.
 """
 
 from __future__ import annotations
@@ -31,39 +31,37 @@ if TYPE_CHECKING:
 
 def provider_of(settings: ProviderSettings, prompts: Prompts = NO_PROMPTS) -> Provider:
     """Return the provider for these settings. ``prompts``: callbacks that ask the user."""
-    kind = getattr(_module(settings, "provider"), f"{settings.type.title()}Provider")
+    kind = getattr(_module(settings.type, "provider"), f"{settings.type.title()}Provider")
     provider: Provider = kind(settings, prompts)
     return provider
 
 
 def attach(**request: Any) -> Attached:
     """Make a Slurm cluster of other people ready for jobs. ``request``: the fields of existing.Request."""
-    from clusterctl.providers.existing.attach import Request, attach  # noqa: PLC0415
-
-    return attach(Request(**request))
+    module = _module("existing", "attach")
+    attached: Attached = module.attach(module.Request(**request))
+    return attached
 
 
 def examine_site(spec: ClusterSpec, workspace: Workspace) -> tuple[Fact, ...]:
     """Return what works on a cluster that other people operate, and how it is known."""
-    from clusterctl.providers.existing.provider import examine_site  # noqa: PLC0415
-
-    return examine_site(spec, workspace)
+    facts: tuple[Fact, ...] = _module("existing", "provider").examine_site(spec, workspace)
+    return facts
 
 
 def attached_folder(transport: Transport, folder: str, cluster_id: str) -> AttachedFolder:
     """Return clusterctl's folder on a cluster that other people operate."""
-    from clusterctl.providers.existing.detach import AttachedFolder  # noqa: PLC0415
-
-    return AttachedFolder(transport, folder, cluster_id)
+    attached: AttachedFolder = _module("existing", "detach").AttachedFolder(transport, folder, cluster_id)
+    return attached
 
 
 def record_pending(
     host: Host, inventory: Inventory, spec: ClusterSpec, workspace: Workspace, *, why: str
 ) -> PendingRelease:
     """Record that an on-prem host left the cluster but is not restored. ``spec``: that of the last `up`."""
-    from clusterctl.providers.onprem import release  # noqa: PLC0415
-
-    return release.record_pending(host, inventory, own_machines(spec.provider), workspace, why=why)
+    machines, release = own_machines(spec.provider), _module("onprem", "release")
+    pending: PendingRelease = release.record_pending(host, inventory, machines, workspace, why=why)
+    return pending
 
 
 def node_price(spec: ClusterSpec, partition: str) -> float | None:
@@ -73,7 +71,7 @@ def node_price(spec: ClusterSpec, partition: str) -> float | None:
         return partition_spec.price_per_hour if partition_spec else None
     if not spec.provider.is_cloud:
         return None
-    price: float | None = _module(spec.provider, "costs").node_price(spec, partition_spec)
+    price: float | None = _module(spec.provider.type, "costs").node_price(spec, partition_spec)
     return price
 
 
@@ -81,7 +79,7 @@ def recorded_cost(spec: ClusterSpec, workspace: Workspace) -> float | None:
     """Return the cost in USD an hour of the resources that an unfinished `up` created, if known."""
     if not spec.provider.is_cloud:
         return None
-    cost: float | None = _module(spec.provider, "costs").recorded_cost(spec, workspace.terraform)
+    cost: float | None = _module(spec.provider.type, "costs").recorded_cost(spec, workspace.terraform)
     return cost
 
 
@@ -89,25 +87,23 @@ def kept_images(settings: ProviderSettings, *, prune: bool = False) -> tuple[Kep
     """Return the node templates that are stored in the cloud. With ``prune``, also delete them."""
     if not settings.is_cloud:
         return ()
-    kept: tuple[KeptImage, ...] = _module(settings, "images").kept(settings, prune=prune)
+    kept: tuple[KeptImage, ...] = _module(settings.type, "images").kept(settings, prune=prune)
     return kept
 
 
 def cached_images(*, prune: bool = False, report: ProgressReporter) -> tuple[CachedImage, ...]:
     """Return the cached node images on this machine. With ``prune``, delete and return only unused images."""
-    from clusterctl.providers.local import provider  # noqa: PLC0415
-
-    return provider.cached_images(prune=prune, report=report)
+    images: tuple[CachedImage, ...] = _module("local", "provider").cached_images(prune=prune, report=report)
+    return images
 
 
 def clusters_on_this_machine() -> tuple[tuple[ClusterState, bool], ...]:
     """Return (cluster, whether its workspace folder was lost) for each local cluster of the caller."""
-    from clusterctl.providers.local import provider  # noqa: PLC0415
-
+    local = _module("local", "provider")
     # Workspaces of other accounts can't be read, so it is unknown whether their clusters are orphans.
-    clusters = (cluster for cluster in provider.clusters() if cluster.owner == os.getuid())
-    return tuple((cluster, provider.is_orphan(cluster)) for cluster in clusters)
+    clusters = (cluster for cluster in local.clusters() if cluster.owner == os.getuid())
+    return tuple((cluster, local.is_orphan(cluster)) for cluster in clusters)
 
 
-def _module(settings: ProviderSettings, name: str) -> Any:
-    return import_module(f"{__package__}.{settings.type}.{name}")
+def _module(provider: str, name: str) -> Any:
+    return import_module(f"{__package__}.{provider}.{name}")

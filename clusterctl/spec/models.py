@@ -110,6 +110,11 @@ PROVIDERS: Final[Mapping[str, type[ProviderSettings]]] = {
 DEFAULT_PROVIDER: Final = LocalSettings()
 
 
+def traits_of(provider: str) -> type[ProviderSettings]:
+    """Return the settings of a provider by its name; the base class if this version does not have it."""
+    return PROVIDERS.get(provider, ProviderSettings)
+
+
 class ClusterSpec(Cluster):
     """A cluster."""
 

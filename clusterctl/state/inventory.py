@@ -144,10 +144,9 @@ class Inventory(BaseModel):
     @property
     def traits(self) -> type[ProviderSettings]:
         # Importing the models of the spec takes 0.1 s, and most verbs don't need them.
-        from clusterctl.spec.common import ProviderSettings  # noqa: PLC0415
-        from clusterctl.spec.models import PROVIDERS  # noqa: PLC0415
+        from clusterctl.spec.models import traits_of  # noqa: PLC0415
 
-        return PROVIDERS.get(self.provider, ProviderSettings)
+        return traits_of(self.provider)
 
     @property
     def controller(self) -> Host:
