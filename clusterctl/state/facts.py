@@ -76,6 +76,11 @@ class ClusterFacts:
     qos: str = ""
     slurm_path: str = ""
 
+    @property
+    def path(self) -> str:
+        """The folders that PATH on the controller may lack: Slurm's, and that of the Python of jobs."""
+        return f"{self.slurm_path}:{self.root}/env/bin" if self.is_foreign else self.slurm_path
+
 
 def facts_of(workspace: Workspace) -> ClusterFacts:
     """Read the properties from hosts.json. NotUpError: there is no hosts.json. UsageError: it is damaged."""

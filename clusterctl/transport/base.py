@@ -42,9 +42,19 @@ _IMPORT = re.compile(r"^from ((?:clusterctl|payload)\.[a-z_.]+) import ", re.MUL
 
 # Creates modules from (name, text) pairs, under their import names, and calls `main` of the last module. The
 # program exits as soon as its stdout is closed, because clusterctl has then ended or given it up. Without
-# arguments on the command line, both are read from descriptor 3.
+# arguments on the command line, both are read from descriptor 3. If python3 is older than the modules need,
+# as 3.6 of EL 8 is, a newer Python on the PATH runs this command again.
 BOOT = """\
 import _thread, json, os, select, sys, types
+if sys.version_info < (3, 9):
+    with open("/proc/self/cmdline", "rb") as file:
+        words = file.read().split(b"\\0")[1:-1]
+    for name in ["python3.%d" % minor for minor in range(14, 8, -1)]:
+        try:
+            os.execvp(name, [name.encode()] + words)
+        except OSError:
+            pass
+    sys.exit("python3 is %d.%d, and no Python from 3.9 on is on the PATH" % sys.version_info[:2])
 def watch():
     poll = select.poll()
     poll.register(1, 0)
@@ -171,7 +181,7 @@ def wrap_command(
     env: variables to add to the command's environment.
     reads: whether the command reads the stdin after the script. Otherwise its stdin is empty, and the command
         ends when the SSH channel is closed.
-    path: a folder to append to the command's PATH. "": no folder.
+    path: folders to append to the command's PATH, separated by colons. "": no folder.
     """
     variables = [f"{key}={value}" for key, value in (env or {}).items()]
     checked_argv([*variables, *argv])

@@ -43,7 +43,7 @@ class CommandTransport(ABC):
     """The part of a ``Transport`` that ``_talk`` does not decide.
 
     max_output: maximum number of bytes of stdout that ``run`` accepts, and of stderr that it returns.
-    path: a folder that is appended to PATH of all commands. "": no folder.
+    path: folders that are appended to PATH of all commands, separated by colons. "": no folder.
     calls: the file that counts the commands. None: they are not counted.
     """
 
@@ -282,7 +282,7 @@ class Connections(ExitStack):
     Entering the context logs in to an attached cluster if ssh may ask the user. Afterwards nothing asks.
 
     stays: name of the host whose connection is left open for the next clusterctl command.
-    path: a folder that is appended to PATH of all commands. "": no folder.
+    path: folders that are appended to PATH of all commands, separated by colons. "": no folder.
     """
 
     def __init__(self, ssh_config: Path, *, stays: str | None = None, path: str = "") -> None:

@@ -217,7 +217,9 @@ def _completed(
         settings.python,
         request.reporter,
     )
-    with Connections(workspace.ssh_config, stays=LOGIN_HOST) as connections:
+    # The login node's `python3` may be too old for clusterctl's programs.
+    folders = ":".join(dict.fromkeys(str(Path(python).parent) for python in probed.site.pythons))
+    with Connections(workspace.ssh_config, stays=LOGIN_HOST, path=folders) as connections:
         placed, outcome = place_and_prove(
             connections.to(LOGIN_HOST),
             probed.site,

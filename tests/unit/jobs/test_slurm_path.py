@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,18 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
 
 def test_queries_find_slurm(session: Session) -> None:
     assert session.slurm.version() == "24.11.5"
+
+
+def test_programs_may_use_the_python_of_jobs(session: Session) -> None:
+    """That of the login node may be too old."""
+    attached = replace(session.facts, is_foreign=True, root=str(session.workspace.root / "ours"))
+    python = session.workspace.root / "ours/env/bin/python3.9"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\necho found\n")
+    python.chmod(0o755)
+    with connect_session(attached, session.workspace) as opened:
+        assert opened.slurm.version() == "24.11.5"
+        assert opened.transport.run(["python3.9"]).stdout == "found\n"
 
 
 def test_shell_finds_slurm(session: Session) -> None:
