@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 from clusterctl.cli.options import Words, argument, option
 from clusterctl.cli.output import Screen
@@ -14,15 +13,12 @@ from clusterctl.cluster.detach import detach as remove_from_site
 from clusterctl.errors import Failure
 from clusterctl.providers import registry
 from clusterctl.spec.existing import existing_cluster
-from clusterctl.spec.units import format_duration
 from clusterctl.state.chosen_spec import spec_of_existing
 from clusterctl.state.workspace import WAIT_S
 from clusterctl.util.progress import PhaseLines
 
 if TYPE_CHECKING:
     from clusterctl.providers.registry import Attached
-
-_TEST: Final = "sbatch --test-only"
 
 
 def attach(
@@ -77,7 +73,6 @@ def attach(
 
 def _answer(attached: Attached, failure: Failure | None) -> dict[str, Any]:
     """Return the JSON answer of `attach`."""
-    keys = ("fact", "value", "learned")
     return {
         "ok": failure is None,
         "failures": [asdict(failure)] if failure else [],
@@ -89,16 +84,15 @@ def _answer(attached: Attached, failure: Failure | None) -> dict[str, Any]:
         "partitions": [partition.name for partition in attached.probed.usable],
         "proven": attached.proof is not None,
         "proof": asdict(attached.outcome),
-        "facts": [dict(zip(keys, fact, strict=True)) for fact in learned_facts(attached)],
+        "facts": [asdict(fact) for fact in attached.facts],
         "site": asdict(attached.probed.site),
     }
 
 
 def _lines(attached: Attached, failure: Failure | None) -> list[str]:
     """Return the summary of `attach`."""
-    facts, name = list(learned_facts(attached)), attached.spec.name
-    width = max(len(fact) for fact, _, _ in facts)
-    lines = [f"{fact:{width}}  {value}  ({learned})" for fact, value, learned in facts]
+    name, width = attached.spec.name, max(len(fact.fact) for fact in attached.facts)
+    lines = [f"{fact.fact:{width}}  {fact.value}  ({fact.learned})" for fact in attached.facts]
     if failure is not None:
         lines += ["", f"not proven: {failure.cause}", f"  fix: {failure.fix}"]
     elif attached.proof is None:
@@ -165,37 +159,3 @@ def proof_failure(attached: Attached) -> Failure | None:
     }
     fix = fixes.get(unproven.code, "run `clusterctl attach` again")
     return Failure(f"proof-{unproven.code}", unproven.why, attached.spec.name, "prove", fix)
-
-
-def learned_facts(attached: Attached) -> Iterator[tuple[str, str, str]]:
-    """Yield (fact, value, how it was learned) of an attached cluster."""
-    probed, site, placed = attached.probed, attached.probed.site, attached.placed
-    yield "Slurm", f"{site.slurm_version}, cluster {site.cluster_name}", site.learned["slurm_version"]
-    yield "account", probed.account or "your default account", _TEST
-    for partition in probed.usable:
-        limit = f", {format_duration(partition.max_time_s)}" if partition.max_time_s else ""
-        gpus = f", {partition.gpus}" if partition.gpus else ""
-        size = f"{partition.node_count} node{'s'[: partition.node_count != 1]}"
-        yield f"partition {partition.name}", f"{size}{limit}{gpus}", f"sinfo, {_TEST}"
-    for attempt in probed.refused:
-        yield f"partition {attempt.partition}", f"not for you: {attempt.answer}", _TEST
-    if site.accounting:
-        records = f"{site.accounting}; final states come from the jobs' own records"
-        yield "accounting", records, site.learned["accounting"]
-    else:
-        yield "accounting", "yours is readable", site.learned["accounting"]
-    yield "folder", placed.folder, "written there"
-    proof, by_job = attached.proof, "a job"
-    if proof is None:
-        yield "Python", f"{placed.version}, {placed.python}", "the login node; the nodes are not asked yet"
-        return
-    by_job = f"a job on {', '.join(proof.nodes.names)}"
-    yield "Python", f"{proof.nodes.version}, {placed.python}", by_job
-    launcher = "srun with PMIx" if proof.launcher == "pmix" else proof.launcher
-    modules = f", module {' '.join(proof.modules)}" if proof.modules else ""
-    yield "MPI", f"{launcher}{modules}", by_job
-    for host, names in proof.nodes.gpus.items():
-        yield f"GPUs of {host}", ", ".join(names), by_job
-    yes = {True: "yes", False: "no"}
-    internet = f"login node: {yes[site.internet]}; compute nodes: {yes[proof.nodes.internet]}"
-    yield "internet", internet, by_job

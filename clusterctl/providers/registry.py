@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from clusterctl.providers.existing.attach import Attached as Attached  # noqa: PLC0414 - for other packages
     from clusterctl.providers.existing.detach import AttachedFolder
     from clusterctl.providers.existing.detach import Entry as Entry  # noqa: PLC0414
-    from clusterctl.providers.existing.provider import Fact
+    from clusterctl.providers.existing.site import Fact
     from clusterctl.providers.local.layout import CachedImage, ClusterState
     from clusterctl.providers.node_class import KeptImage
     from clusterctl.transport.base import Transport

@@ -19,7 +19,8 @@ from clusterctl.errors import UsageError
 from clusterctl.providers.existing.place import Placed
 from clusterctl.providers.existing.probe import Choices, Probed, probe
 from clusterctl.providers.existing.prove import Proof, ProofOptions, Unproven, place_and_prove
-from clusterctl.providers.existing.site import Site, SitePartition
+from clusterctl.providers.existing.provider import placed_facts, proof_facts, site_facts
+from clusterctl.providers.existing.site import Fact, Site, SitePartition, save_site
 from clusterctl.spec.common import MOST_GPUS, Gpus, Partition
 from clusterctl.spec.existing import ExistingSettings
 from clusterctl.spec.load import dump_spec
@@ -81,6 +82,15 @@ class Attached:
     @property
     def unproven(self) -> Unproven | None:
         return self.outcome if isinstance(self.outcome, Unproven) else None
+
+    @property
+    def placed_facts(self) -> tuple[Fact, ...]:
+        proven = proof_facts(self.proof, "a job") if self.proof else ()
+        return (*placed_facts(self.placed), *proven)
+
+    @property
+    def facts(self) -> tuple[Fact, ...]:
+        return (*site_facts(self.probed), *self.placed_facts)
 
 
 def attach(request: Request) -> Attached:
@@ -228,20 +238,15 @@ def _completed(
             options,
         )
     workspace.adopt_id(placed.cluster_id)
-    proven = (
-        {"modules": outcome.modules, "launcher": _launcher(outcome)} if isinstance(outcome, Proof) else {}
-    )
+    proven = outcome.settings if isinstance(outcome, Proof) else {}
     settings = settings.model_copy(update={"folder": placed.folder, **proven})
     spec = spec.model_copy(update={"provider": settings})
     write_atomic(workspace.spec, dump_spec(spec))
-    probed.site.save(workspace)
+    attached = Attached(workspace, spec, probed, placed, outcome)
+    save_site(workspace, probed.site, attached.placed_facts)
     inventory = _inventory(spec, probed, placed, outcome)
     write_atomic(workspace.inventory, inventory.model_dump_json(indent=2) + "\n")
-    return Attached(workspace, spec, probed, placed, outcome)
-
-
-def _launcher(proof: Proof) -> Launcher:
-    return Launcher.SRUN if proof.launcher == "pmix" else Launcher.MPIRUN
+    return attached
 
 
 def _new_settings(request: Request, previous: ExistingSettings | None, probed: Probed) -> ExistingSettings:
@@ -298,12 +303,6 @@ def gpus_of(partition: SitePartition) -> Gpus | None:
     )
 
 
-def _glibc_minor(placed: Placed, outcome: Proof | Unproven) -> int:
-    """Return the x of glibc 2.x, the older of the login node and the compute nodes."""
-    minor = outcome.nodes.glibc.partition(".")[2]
-    return min(placed.node.glibc_minor, int(minor)) if minor.isdecimal() else placed.node.glibc_minor
-
-
 def _inventory(spec: ClusterSpec, probed: Probed, placed: Placed, outcome: Proof | Unproven) -> Inventory:
     site, settings = probed.site, _settings(spec)
     if settings is None:
@@ -336,7 +335,7 @@ def _inventory(spec: ClusterSpec, probed: Probed, placed: Placed, outcome: Proof
         root=placed.folder,
         folder=placed.folder,
         python=placed.node.python,
-        glibc_minor=_glibc_minor(placed, outcome),
+        glibc_minor=outcome.nodes.oldest_glibc(placed.node.glibc_minor),
         pmix=settings.launcher is Launcher.SRUN if settings.launcher else has_pmix,
         no_accounting=site.accounting,
         is_foreign=True,

@@ -63,6 +63,11 @@ class Nodes:
     gpus: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     not_shared: tuple[str, ...] = ()
 
+    def oldest_glibc(self, minor: int) -> int:
+        """Return the x of the nodes' glibc 2.x, or ``minor`` if that is older or the nodes' is unknown."""
+        own = self.glibc.partition(".")[2]
+        return min(minor, int(own)) if own.isdecimal() else minor
+
 
 @dataclass(frozen=True, slots=True)
 class Proof:
@@ -78,6 +83,12 @@ class Proof:
     judged: Mapping[str, Any]
     seconds: float
     trials: tuple[Trial, ...]
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """The settings of the spec that the proof decides."""
+        launcher = Launcher.SRUN if self.launcher == "pmix" else Launcher.MPIRUN
+        return {"modules": self.modules, "launcher": launcher}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +138,7 @@ def prove(transport: Transport, site: Site, placed: Placed, options: ProofOption
     """
     sizes = [part.node_count for part in site.partitions if part.name == options.partition]
     script = proof_script(site, placed, options.modules, options.launcher)
-    probe = module_texts("payload.commands.probe", data_folder("payload").parent).encode()
+    probe = probe_texts()
     words = [f"--nodes={min([2, *sizes])}", "--ntasks-per-node=1", f"--time={_TIME_LIMIT}"]
     named = {"partition": options.partition, "account": options.account, "qos": options.qos}
     words += [f"--{name}={value}" for name, value in named.items() if value]
@@ -143,6 +154,11 @@ def prove(transport: Transport, site: Site, placed: Placed, options: ProofOption
     if isinstance(outcome, Proof):
         write_profile(transport, placed.folder, outcome.modules, site.slurm_path)
     return outcome
+
+
+def probe_texts() -> bytes:
+    """Return the MPI test, as the proof's script reads it from the file probe.json."""
+    return module_texts("payload.commands.probe", data_folder("payload").parent).encode()
 
 
 def proof_script(

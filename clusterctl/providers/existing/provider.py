@@ -6,23 +6,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final, NoReturn
 
 from clusterctl.providers.base import Leftover, Prompts, Provider
 from clusterctl.providers.existing.detach import AttachedFolder
+from clusterctl.providers.existing.place import Placed
 from clusterctl.providers.existing.probe import Choices, Probed, probe
+from clusterctl.providers.existing.prove import Proof
+from clusterctl.providers.existing.site import Fact, saved_facts
 from clusterctl.providers.storage import KeptStorage
 from clusterctl.spec.existing import ExistingSettings, existing_cluster, operators_only
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.names import Launcher
 from clusterctl.spec.units import format_duration
-from clusterctl.state.inventory import Inventory, inventory_of
+from clusterctl.state.inventory import inventory_of
 from clusterctl.state.workspace import Workspace
+from clusterctl.transport.calls import calls_of_last_hour
 from clusterctl.transport.login import LOGIN_HOST
 from clusterctl.transport.ssh import Connections
 
 _TEST: Final = "sbatch --test-only"
+_YES: Final = {True: "yes", False: "no"}
 
 
 class ExistingProvider(Provider):
@@ -58,20 +61,10 @@ class ExistingProvider(Provider):
         return
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """A fact about the site, and the command or job that told it. is_problem: jobs can't run well."""
-
-    fact: str
-    value: str
-    learned: str
-    is_problem: bool = False
-
-
 def examine_site(spec: ClusterSpec, workspace: Workspace) -> tuple[Fact, ...]:
-    """Ask the login node again. No job is submitted, and nothing is written on the cluster.
+    """Ask the login node again. No job is submitted. Nothing is written on the cluster.
 
-    Raises the errors of ``probe`` and NotUpError, if `attach` has not finished.
+    Raises the errors of ``probe``, NotUpError if `attach` has not finished, and UsageError.
     """
     inventory, settings = inventory_of(workspace), existing_cluster(spec.provider)
     choices = Choices(settings.account or "", settings.qos or "", spec.partitions[0].name)
@@ -79,34 +72,45 @@ def examine_site(spec: ClusterSpec, workspace: Workspace) -> tuple[Fact, ...]:
         transport = connections.to(LOGIN_HOST)
         probed = probe(transport, choices)
         entries = AttachedFolder(transport, inventory.folder, inventory.cluster_id).entries()
-    folder = [Fact(f"folder {entry.name}", str(entry).partition(": ")[2], "du") for entry in entries]
+    count = calls_of_last_hour(workspace.calls)
+    calls = Fact("remote commands", f"{count} in the last hour", "counted here")
     quotas = [Fact("quota", line, "quota") for line in probed.site.quotas]
+    folder = [Fact(f"folder {entry.name}", str(entry).partition(": ")[2], "du") for entry in entries]
     missing = [] if entries else [Fact("folder", f"{inventory.folder} is missing", "ls", is_problem=True)]
-    return (*_slurm(probed), *_nodes(probed, inventory, settings), *quotas, *folder, *missing)
+    return (*site_facts(probed), *saved_facts(workspace), calls, *quotas, *folder, *missing)
 
 
-def _slurm(probed: Probed) -> Iterator[Fact]:
-    site = probed.site
-    learned = site.learned.get
-    yield Fact("clock", f"{site.clock_ahead_s:+.1f} s", learned("clock_ahead_s", "date"))
-    yield Fact("Slurm", site.slurm_version, learned("slurm_version", "sinfo"))
+def site_facts(probed: Probed) -> Iterator[Fact]:
+    """Yield what the login node has told."""
+    site, learned = probed.site, probed.site.learned
+    yield Fact("Slurm", f"{site.slurm_version}, cluster {site.cluster_name}", learned["slurm_version"])
+    internet = f"internet: {_YES[site.internet]}"
+    clock = f"clock {site.clock_ahead_s:+.1f} s"
+    yield Fact("login node", f"{site.host}, glibc {site.glibc}, {internet}, {clock}", "uname, getconf, date")
     yield Fact("account", probed.account or "your default account", _TEST)
     for partition in probed.usable:
         limit = f", {format_duration(partition.max_time_s)}" if partition.max_time_s else ""
-        yield Fact(f"partition {partition.name}", f"{partition.node_count} nodes{limit}", _TEST)
+        gpus = f", {partition.gpus}" if partition.gpus else ""
+        size = f"{partition.node_count} node{'s'[: partition.node_count != 1]}"
+        yield Fact(f"partition {partition.name}", f"{size}{limit}{gpus}", f"sinfo, {_TEST}")
     for attempt in probed.refused:
         yield Fact(f"partition {attempt.partition}", f"not for you: {attempt.answer}", _TEST)
-    records = (
-        f"{site.accounting}; final states come from the jobs' own records" if site.accounting else "sacct"
-    )
-    yield Fact("final states", records, learned("accounting", "sacct"))
+    records = f"{site.accounting}; final states come from the jobs' own records"
+    yield Fact("accounting", records if site.accounting else "yours is readable", learned["accounting"])
 
 
-def _nodes(probed: Probed, inventory: Inventory, settings: ExistingSettings) -> Iterator[Fact]:
-    modules = f", modules {' '.join(settings.modules)}" if settings.modules else ""
-    names = {Launcher.SRUN: "srun with PMIx", Launcher.MPIRUN: "mpirun", None: "not proven"}
-    by_job = "the job of the last `attach`" if settings.launcher else "no job has run yet"
-    yield Fact("MPI", f"{names[settings.launcher]}{modules}", by_job)
-    yield Fact("Python", inventory.python, by_job)
-    reaches = "reaches a package index" if probed.site.internet else "reaches no package index"
-    yield Fact("login node", f"glibc {probed.site.glibc}, {reaches}", probed.site.learned.get("internet", ""))
+def placed_facts(placed: Placed) -> Iterator[Fact]:
+    """Yield what `attach` has put there."""
+    yield Fact("folder", placed.folder, "written there")
+    yield Fact("Python", f"{placed.version}, {placed.python}", "python3 --version")
+
+
+def proof_facts(proof: Proof, job: str) -> Iterator[Fact]:
+    """Yield what the proof has shown. job: the job that ran it."""
+    nodes, by_job = proof.nodes, f"{job} on {', '.join(proof.nodes.names)}"
+    modules = f", module {' '.join(proof.modules)}" if proof.modules else ""
+    yield Fact("MPI", f"{'srun with PMIx' if proof.launcher == 'pmix' else proof.launcher}{modules}", by_job)
+    software = f"Python {nodes.version}, glibc {nodes.glibc}"
+    yield Fact("compute nodes", f"{software}, internet: {_YES[nodes.internet]}", by_job)
+    for host, names in nodes.gpus.items():
+        yield Fact(f"GPUs of {host}", ", ".join(names), by_job)

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Final
 
 from clusterctl.errors import UsageError
 from clusterctl.state.workspace import Workspace, write_atomic
+
+_NAME: Final = "site.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A fact about the site, and the command or job that told it. is_problem: jobs can't run well."""
+
+    fact: str
+    value: str
+    learned: str
+    is_problem: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +102,18 @@ class Site:
     clock_ahead_s: float = 0.0
     learned: Mapping[str, str] = field(default_factory=dict)
 
-    def save(self, workspace: Workspace) -> None:
-        write_atomic(workspace.root / _NAME, json.dumps(asdict(self), indent=1) + "\n")
+
+def save_site(workspace: Workspace, site: Site, facts: Iterable[Fact]) -> None:
+    """Write `site.json`. facts: those that `doctor` does not ask for again."""
+    record = {**asdict(site), "facts": [asdict(fact) for fact in facts]}
+    write_atomic(workspace.root / _NAME, json.dumps(record, indent=1) + "\n")
 
 
-_NAME = "site.json"
-
-
-def load_site(workspace: Workspace) -> Site:
-    """Read `site.json`. Raise UsageError if it is missing or damaged."""
+def saved_facts(workspace: Workspace) -> tuple[Fact, ...]:
+    """Return the facts in `site.json`. Raise UsageError if it can't be read."""
     path = workspace.root / _NAME
     try:
-        return site_of_record(json.loads(path.read_bytes()))
+        return tuple(Fact(**row) for row in json.loads(path.read_bytes())["facts"])
     except (OSError, ValueError, LookupError, TypeError) as exc:
         raise UsageError(
             f"the description of the site of cluster {workspace.root.name!r} can't be read",
@@ -110,13 +122,3 @@ def load_site(workspace: Workspace) -> Site:
             why=str(exc),
             fix="run `clusterctl attach` again, which writes the file",
         ) from exc
-
-
-def site_of_record(record: Mapping[str, Any]) -> Site:
-    """Return the site that ``dataclasses.asdict`` has turned into JSON."""
-    lists = {key: tuple(value) for key, value in record.items() if isinstance(value, list)}
-    lists["partitions"] = tuple(SitePartition(**row) for row in record["partitions"])
-    lists["associations"] = tuple(
-        Association(row["account"], row["partition"], tuple(row["qos"])) for row in record["associations"]
-    )
-    return Site(**{**record, **lists})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.cli.attach import learned_facts, proof_failure
+from clusterctl.cli.attach import proof_failure
 from clusterctl.packages.wheelhouse import NodePlatform
 from clusterctl.providers.existing.attach import Attached
 from clusterctl.providers.existing.place import Placed
@@ -33,16 +33,16 @@ def attached(outcome: Proof | Unproven) -> Attached:
 def test_proof_is_shown_with_its_nodes() -> None:
     answer = attached(PROOF)
     assert proof_failure(answer) is None
-    facts = {fact: (value, learned) for fact, value, learned in learned_facts(answer)}
-    assert "openmpi/4.1.4" in facts["MPI"][0]
-    assert "c1, c2" in facts["MPI"][1]
-    assert "say your project with --account" in facts["partition gpuq"][0]
+    facts = {fact.fact: fact for fact in answer.facts}
+    assert "openmpi/4.1.4" in facts["MPI"].value
+    assert "c1, c2" in facts["MPI"].learned
+    assert "say your project with --account" in facts["partition gpuq"].value
 
 
 def test_long_queue_is_no_failure() -> None:
     answer = attached(Unproven("pending", "Resources"))
     assert proof_failure(answer) is None
-    assert "MPI" not in {fact for fact, _, _ in learned_facts(answer)}
+    assert "MPI" not in {fact.fact for fact in answer.facts}
 
 
 @pytest.mark.parametrize("reason", ["mpi", "python", "not-shared", "refused", "ended"])

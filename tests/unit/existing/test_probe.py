@@ -9,7 +9,7 @@ import pytest
 from clusterctl.errors import MachineError, SlurmError, UsageError
 from clusterctl.providers.existing.attach import gpus_of
 from clusterctl.providers.existing.probe import Choices, Probed, parse
-from clusterctl.providers.existing.site import SitePartition, load_site
+from clusterctl.providers.existing.site import Fact, SitePartition, save_site, saved_facts
 from clusterctl.spec.common import Gpus
 from clusterctl.state.workspace import Workspace
 from tests.support.messages import refused
@@ -95,16 +95,16 @@ def test_machine_without_slurm_is_refused() -> None:
         parse("slurm_path\t\n", Choices(), "login", NOW)
 
 
-def test_site_survives_its_file(tmp_path: Path) -> None:
-    site, workspace = probed("slurm-24.11-associations").site, Workspace(tmp_path)
-    site.save(workspace)
-    assert load_site(workspace) == site
+def test_node_facts_survive_the_site_file(tmp_path: Path) -> None:
+    facts = (Fact("MPI", "srun with PMIx", "a job on c1, c2"),)
+    save_site(Workspace(tmp_path), probed("slurm-24.11-associations").site, facts)
+    assert saved_facts(Workspace(tmp_path)) == facts
 
 
 def test_damaged_site_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "site.json").write_text("{}")
     with refused("site-damaged", UsageError):
-        load_site(Workspace(tmp_path))
+        saved_facts(Workspace(tmp_path))
 
 
 @pytest.mark.parametrize(
