@@ -96,7 +96,9 @@ def _lines(attached: Attached, failure: Failure | None) -> list[str]:
     if failure is not None:
         lines += ["", f"not proven: {failure.cause}", f"  fix: {failure.fix}"]
     elif attached.proof is None:
-        lines += ["", "not proven yet: the queue is long; run `clusterctl attach` again later"]
+        size = f"{attached.probed.proof_nodes} nodes or more"
+        lines += ["", "not proven yet: the queue is long"]
+        lines += [f"your first job on {size} runs the proof; `clusterctl doctor` then shows the result"]
     submit = f"clusterctl submit train --nodes {attached.probed.proof_nodes} --follow --cluster {name}"
     return [*lines, f"cluster {name!r} is attached", f"submit a job with `{submit}`"]
 

@@ -16,6 +16,7 @@ from typing import Final
 from ClusterShell.NodeSet import NodeSet
 
 from clusterctl.errors import UsageError
+from clusterctl.providers.existing.first_job import leave_proof
 from clusterctl.providers.existing.place import Placed
 from clusterctl.providers.existing.probe import Choices, Probed, probe
 from clusterctl.providers.existing.prove import Proof, ProofOptions, Unproven, place_and_prove
@@ -237,6 +238,9 @@ def _completed(
             workspace.cluster_id(),
             options,
         )
+        is_pending = isinstance(outcome, Unproven) and outcome.code == "pending"
+        if is_pending and settings.launcher is None:
+            leave_proof(connections.to(LOGIN_HOST), probed.site, placed, options, probed.proof_nodes)
     workspace.adopt_id(placed.cluster_id)
     proven = outcome.settings if isinstance(outcome, Proof) else {}
     settings = settings.model_copy(update={"folder": placed.folder, **proven})

@@ -10,19 +10,24 @@ from typing import Final, NoReturn
 
 from clusterctl.providers.base import Leftover, Prompts, Provider
 from clusterctl.providers.existing.detach import AttachedFolder
-from clusterctl.providers.existing.place import Placed
+from clusterctl.providers.existing.first_job import read_first_proof
+from clusterctl.providers.existing.place import Placed, write_profile
 from clusterctl.providers.existing.probe import Choices, Probed, probe
-from clusterctl.providers.existing.prove import Proof
-from clusterctl.providers.existing.site import Fact, saved_facts
+from clusterctl.providers.existing.prove import Proof, Unproven
+from clusterctl.providers.existing.site import Fact, Site, save_site, saved_facts
 from clusterctl.providers.storage import KeptStorage
 from clusterctl.spec.existing import ExistingSettings, existing_cluster, operators_only
+from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.names import Launcher
 from clusterctl.spec.units import format_duration
 from clusterctl.state.inventory import inventory_of
-from clusterctl.state.workspace import Workspace
+from clusterctl.state.workspace import WAIT_S, Workspace, write_atomic
+from clusterctl.transport.base import Transport
 from clusterctl.transport.calls import calls_of_last_hour
 from clusterctl.transport.login import LOGIN_HOST
 from clusterctl.transport.ssh import Connections
+from clusterctl.util.progress import SILENT
 
 _TEST: Final = "sbatch --test-only"
 _YES: Final = {True: "yes", False: "no"}
@@ -62,7 +67,7 @@ class ExistingProvider(Provider):
 
 
 def examine_site(spec: ClusterSpec, workspace: Workspace) -> tuple[Fact, ...]:
-    """Ask the login node again. No job is submitted. Nothing is written on the cluster.
+    """Ask the login node again. No job is submitted. A proof by the user's first job is recorded.
 
     Raises the errors of ``probe``, NotUpError if `attach` has not finished, and UsageError.
     """
@@ -71,13 +76,45 @@ def examine_site(spec: ClusterSpec, workspace: Workspace) -> tuple[Fact, ...]:
     with Connections(workspace.ssh_config, stays=LOGIN_HOST) as connections:
         transport = connections.to(LOGIN_HOST)
         probed = probe(transport, choices)
+        saved = saved_facts(workspace)
+        if not any(fact.fact == "MPI" for fact in saved):
+            saved += tuple(facts_of_first_job(transport, probed.site, spec, workspace))
         entries = AttachedFolder(transport, inventory.folder, inventory.cluster_id).entries()
     count = calls_of_last_hour(workspace.calls)
     calls = Fact("remote commands", f"{count} in the last hour", "counted here")
     quotas = [Fact("quota", line, "quota") for line in probed.site.quotas]
     folder = [Fact(f"folder {entry.name}", str(entry).partition(": ")[2], "du") for entry in entries]
     missing = [] if entries else [Fact("folder", f"{inventory.folder} is missing", "ls", is_problem=True)]
-    return (*site_facts(probed), *saved_facts(workspace), calls, *quotas, *folder, *missing)
+    return (*site_facts(probed), *saved, calls, *quotas, *folder, *missing)
+
+
+def facts_of_first_job(
+    transport: Transport, site: Site, spec: ClusterSpec, workspace: Workspace
+) -> Iterator[Fact]:
+    """Yield what the user's first job has shown, and record a proof as `attach` does."""
+    inventory, settings = inventory_of(workspace), existing_cluster(spec.provider)
+    if settings.launcher is not None:
+        yield Fact("MPI", settings.launcher, "the spec, or an earlier proof")
+        return
+    first = read_first_proof(transport, inventory.folder)
+    if first is None:
+        yield Fact("MPI", "not proven yet", "no job has run the proof")
+        return
+    job_id, outcome = first
+    if isinstance(outcome, Unproven):
+        yield Fact("MPI", f"not proven: {outcome.why}", f"job {job_id}", is_problem=True)
+        return
+    facts = tuple(proof_facts(outcome, f"job {job_id}"))
+    settings = settings.model_copy(update=outcome.settings)
+    glibc_minor = outcome.nodes.oldest_glibc(inventory.glibc_minor)
+    changes = {"pmix": settings.launcher is Launcher.SRUN, "glibc_minor": glibc_minor}
+    with workspace.lock("doctor", wait_s=WAIT_S, waiting=SILENT.note):
+        write_profile(transport, inventory.folder, outcome.modules, site.slurm_path)
+        record = inventory.model_copy(update=changes).model_dump_json(indent=2)
+        write_atomic(workspace.inventory, f"{record}\n")
+        write_atomic(workspace.spec, dump_spec(spec.model_copy(update={"provider": settings})))
+        save_site(workspace, site, (*saved_facts(workspace), *facts))
+    yield from facts
 
 
 def site_facts(probed: Probed) -> Iterator[Fact]:

@@ -1,0 +1,101 @@
+"""The proof by the first job of a user, after the job of `attach` had to wait too long."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from clusterctl.packages.wheelhouse import NodePlatform
+from clusterctl.providers.existing.first_job import leave_proof, read_first_proof
+from clusterctl.providers.existing.place import Placed
+from clusterctl.providers.existing.prove import ProofOptions
+from clusterctl.providers.existing.provider import facts_of_first_job
+from clusterctl.providers.existing.site import Fact, Site, save_site, saved_facts
+from clusterctl.spec.existing import existing_cluster
+from clusterctl.spec.load import parse_spec
+from clusterctl.spec.names import Launcher
+from clusterctl.state.inventory import applied_spec
+from clusterctl.state.inventory import inventory_of as recorded_inventory
+from clusterctl.state.workspace import Workspace
+from tests.support.here import LocalTransport
+from tests.support.inventories import inventory_of
+
+SITE = Site("24.11.5", "campus", "ada", "/bin/bash", "/home/ada", "/opt/slurm/bin", glibc="2.41")
+SPEC = "{version: 1, name: campus, provider: {type: existing, login: f1}, partitions: [{name: a, nodes: 2}]}"
+FOLDER = Fact("folder", "/home/ada/clusterctl", "written there")
+CAPTURES = Path(__file__).with_name("captures")
+
+
+def job(folder: Path, number: int, nodes: int) -> str:
+    """Return what a job prints that sources the folder's script and then starts its program."""
+    script = f". {folder}/job-profile.sh; echo program"
+    env = {"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": str(number), "SLURM_JOB_NUM_NODES": str(nodes)}
+    return subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=True).stdout
+
+
+def test_first_large_job_runs_the_proof_once(tmp_path: Path) -> None:
+    (tmp_path / "job-profile.sh").write_text("# of attach\n")
+    node = NodePlatform("3.13", 41)
+    placed = Placed(str(tmp_path), "a12345", "/usr/bin/python3", "3.13.5", node, 1.0, built=True)
+    leave_proof(LocalTransport(), SITE, placed, ProofOptions("a"), 2)
+    queued, active = tmp_path / "proof.queued", tmp_path / "proof.active"
+    assert (queued / "proof.sh").read_bytes().startswith(b"#!/bin/bash")
+    assert b"payload.commands.probe" in (queued / "probe.json").read_bytes()
+    (queued / "proof.sh").write_text(
+        'cd "$SLURM_SUBMIT_DIR"; echo "$SLURM_NTASKS" >>facts; echo end >>facts; exit 3'
+    )
+    assert job(tmp_path, 11, 1) == "program\n"
+    assert queued.exists()
+    assert read_first_proof(LocalTransport(), str(tmp_path)) is None
+    assert [job(tmp_path, number, 3) for number in (12, 13)] == ["program\n"] * 2
+    assert (active / "facts").read_text() == "3\nend\n"
+    first = read_first_proof(LocalTransport(), str(tmp_path))
+    assert first is not None
+    assert first[0] == "12"
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    """The workspace of a cluster whose proof is pending. Its folder there is in ``tmp_path``."""
+    workspace = Workspace(tmp_path / "campus")
+    workspace.create()
+    workspace.spec.write_text(SPEC)
+    (tmp_path / "there/proof.active").mkdir(parents=True)
+    inventory = inventory_of(folder=str(tmp_path / "there"), pmix=True, glibc_minor=42, is_foreign=True)
+    workspace.inventory.write_text(inventory.model_dump_json())
+    save_site(workspace, SITE, (FOLDER,))
+    return workspace
+
+
+def facts(workspace: Workspace, capture: str | None) -> list[Fact]:
+    """Return the facts of `doctor` after job 12 has run the proof, unless ``capture`` is None."""
+    active = Path(recorded_inventory(workspace).folder) / "proof.active"
+    if capture is not None:
+        (active / "job").write_text("12\n")
+        (active / "facts").write_text((CAPTURES / capture).read_text() + "end\n")
+    spec = parse_spec(SPEC, "spec")
+    return [*facts_of_first_job(LocalTransport(), SITE, spec, workspace)]
+
+
+def test_proof_of_the_first_job_is_recorded(workspace: Workspace) -> None:
+    found = facts(workspace, "proof-24.11-mpirun.txt")
+    assert {fact.learned for fact in found} == {"job 12 on fx2-c1, fx2-c2"}
+    assert saved_facts(workspace) == (FOLDER, *found)
+    settings = existing_cluster(applied_spec(workspace).provider)
+    assert (settings.launcher, settings.modules) == (Launcher.MPIRUN, ("openmpi/5.0",))
+    inventory = recorded_inventory(workspace)
+    assert (inventory.pmix, inventory.glibc_minor) == (False, 41)
+    assert "module load openmpi/5.0" in (Path(inventory.folder) / "job-profile.sh").read_text()
+
+
+def test_first_job_without_mpi_is_a_problem(workspace: Workspace) -> None:
+    (fact,) = facts(workspace, "proof-24.11-no-mpi.txt")
+    assert (fact.fact, fact.learned, fact.is_problem) == ("MPI", "job 12", True)
+    assert saved_facts(workspace) == (FOLDER,)
+
+
+def test_no_job_yet_is_no_problem(workspace: Workspace) -> None:
+    (fact,) = facts(workspace, None)
+    assert (fact.fact, fact.is_problem) == ("MPI", False)
