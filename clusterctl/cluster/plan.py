@@ -27,7 +27,7 @@ from clusterctl.errors import (
 )
 from clusterctl.hosts.checks import findings_as_failures
 from clusterctl.jobs.environment import describe_pending_build
-from clusterctl.providers.base import HostPlan
+from clusterctl.providers.base import HostOptions, HostPlan
 from clusterctl.providers.storage import notes_on_unused_storage
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
 from clusterctl.scheduler.slurm_parse import fold_nodes
@@ -112,16 +112,14 @@ def plan_changes(cluster: ClusterContext, recreated: Collection[str] = ()) -> Ou
     spec, workspace, provider = cluster.spec, cluster.workspace, cluster.provider
     inventory = cluster.inventory
     _reject_other_cluster(cluster)
-    plan_hosts = partial(
-        provider.plan, spec, workspace, inputs=inputs_of_new_nodes(cluster), recreated=recreated
-    )
-    hosts = plan_hosts(keep={})
+    options = HostOptions(recreated=recreated, inputs=inputs_of_new_nodes(cluster))
+    hosts = provider.plan(spec, workspace, options)
     notes = software_notes(spec, hosts.distribution or planned_distribution(spec, workspace))
     if inventory is None:
         return Outcome(plan := Plan(hosts), plan.summary, (*notes, *notes_on_unused_storage(spec)))
     impact = impact_of(cluster, inventory, hosts, cluster.scheduler(inventory, patience_s=SHORT_PATIENCE_S))
     if impact.keep:
-        hosts = plan_hosts(keep=impact.keep)
+        hosts = provider.plan(spec, workspace, replace(options, keep=impact.keep))
     unknown = (Difference("spec", "the applied spec is unknown"),)
     plan = Plan(hosts, impact, differences(cluster.applied, spec) if cluster.applied else unknown)
     return Outcome(plan, plan.summary, notes)

@@ -29,7 +29,7 @@ from clusterctl.hosts.probe import HostReport, ask_hosts, reports_of, with_distr
 from clusterctl.hosts.roles import probe_requests, required_accounts
 from clusterctl.jobs.environment import Environments
 from clusterctl.packages.bundle import Bundle, cluster_bundle, missing_bundle, use_bundle
-from clusterctl.providers.base import Provisioned, Size
+from clusterctl.providers.base import HostOptions, Provisioned, Size
 from clusterctl.providers.node_class import NodeClass, NodeFiles
 from clusterctl.providers.storage import save_record as record_storage
 from clusterctl.scheduler.script import PLAIN, Environment
@@ -218,13 +218,9 @@ def provision(cluster: ClusterContext, decision: Decision, keys: Mapping[str, st
         inputs_of(spec, complete, workspace, {}).write(workspace)
         return node_files(spec, complete, workspace, {})
 
-    made = cluster.provider.apply(
-        spec,
-        workspace,
-        keep=decision.keep,
-        node_class=NodeClass(keys, files) if keys else None,
-        recreated=decision.recreated,
-    )
+    node_class = NodeClass(keys, files) if keys else None
+    options = HostOptions(decision.keep, decision.recreated, node_class=node_class)
+    made = cluster.provider.apply(spec, workspace, options)
     probed = report_steps(
         with_distributions(made.inventory, workspace, cluster.connections.to), cluster.reporter
     )
@@ -256,7 +252,7 @@ def probe(
     with closing(ask_hosts(requests, cluster.connections.to)) as steps:
         for answer in steps:
             if answer is None:
-                provisioned = cluster.provider.apply(cluster.spec, cluster.workspace, keep=keep)
+                provisioned = cluster.provider.apply(cluster.spec, cluster.workspace, HostOptions(keep))
                 _report_started(cluster, provisioned)
             else:
                 answers.append(answer)

@@ -201,6 +201,25 @@ class Leftover:
         return self.what + cost
 
 
+@dataclass(frozen=True, slots=True)
+class HostOptions:
+    """Options of ``Provider.plan`` and ``Provider.apply``.
+
+    keep: host -> size of the existing hosts that must not be resized.
+    recreated: hosts that are deleted and created again.
+    inputs: for ``plan``, hash of the configuration in the template of new compute nodes. "": no template.
+    node_class: for ``apply``, the templates of new hosts. None: new hosts start from the base image.
+    """
+
+    keep: Sizes = field(default_factory=dict)
+    recreated: Collection[str] = ()
+    inputs: str = ""
+    node_class: NodeClass | None = None
+
+
+DEFAULTS: Final = HostOptions()
+
+
 class Provider(Protocol):
     """Creates and deletes hosts of clusters. Constructed from a spec's `provider` and ``Prompts``.
 
@@ -249,39 +268,18 @@ class Provider(Protocol):
         """Return name of compute host -> its size in the spec. Empty if this provider sets no sizes."""
         return {}
 
-    def plan(
-        self,
-        spec: ClusterSpec,
-        workspace: Workspace,
-        *,
-        keep: Sizes,
-        inputs: str = "",
-        recreated: Collection[str] = (),
-    ) -> HostPlan:
+    def plan(self, spec: ClusterSpec, workspace: Workspace, options: HostOptions = DEFAULTS) -> HostPlan:
         """Return the changes that ``apply`` would make, without making them.
 
         workspace: an empty workspace if the cluster is not up.
-        keep: host -> size of the existing hosts that must not be resized.
-        inputs: hash of the configuration in the template of new compute nodes. Empty: there is no template.
-        recreated: hosts that are deleted and created again.
 
         Raise a MachineError if this machine can't run the hosts, a ProvisionError for any other failure.
         """
 
-    def apply(
-        self,
-        spec: ClusterSpec,
-        workspace: Workspace,
-        *,
-        keep: Sizes,
-        node_class: NodeClass | None = None,
-        recreated: Collection[str] = (),
-    ) -> Provisioned:
+    def apply(self, spec: ClusterSpec, workspace: Workspace, options: HostOptions = DEFAULTS) -> Provisioned:
         """Create missing hosts and remove hosts that are not in the spec. A repeated call changes nothing.
 
         After a ``plan``, make only the planned changes. Raise a ProvisionError if a change fails.
-        node_class: the templates of new hosts, by group. Default: new hosts start from the base image.
-        keep, recreated: as for ``plan``.
         """
 
     def kill_host(self, cluster_id: str, host: str) -> None:

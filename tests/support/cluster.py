@@ -143,7 +143,7 @@ def provision(spec: ClusterSpec, workspace: Workspace) -> Inventory:
     assert isinstance(spec.provider, LocalSettings)
     provider = LocalProvider(spec.provider)
     prepare_image(ClusterContext.of(spec, workspace=workspace, provider=provider))
-    inventory = provider.apply(spec, workspace, keep={}).inventory
+    inventory = provider.apply(spec, workspace).inventory
     workspace.known_hosts.write_text(inventory.known_hosts())
     workspace.ssh_config.write_text(
         inventory.ssh_config(key=workspace.key, known_hosts=workspace.known_hosts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Network
 from pathlib import Path
 from types import MappingProxyType
@@ -12,14 +12,15 @@ from typing import Any, Final
 from clusterctl.errors import LockedError, ProvisionError, StalePlanError, UsageError
 from clusterctl.hosts.checks import DoctorReport
 from clusterctl.providers.base import (
+    DEFAULTS,
     NO_PROMPTS,
     BakeClass,
+    HostOptions,
     HostPlan,
     Leftover,
     Prompts,
     Provider,
     Provisioned,
-    Sizes,
     load_known_hosts,
 )
 from clusterctl.providers.gcp import apply, costs, images, orphans, storage
@@ -28,7 +29,6 @@ from clusterctl.providers.gcp.images import SHARED
 from clusterctl.providers.gcp.preflight import host_warnings, job_environment, notes, preflight
 from clusterctl.providers.gcp.storage import VARIABLES
 from clusterctl.providers.gcp.terraform import BACKEND_FILE, Plan, Terraform
-from clusterctl.providers.node_class import NodeClass
 from clusterctl.providers.storage import KeptStorage, choose_storage_to_reuse, reuse_note
 from clusterctl.spec import gcp, gcp_nodes
 from clusterctl.spec.distributions import UNSEEN
@@ -103,17 +103,8 @@ class GcpProvider(Provider):
             # The user may run plain `terraform`, which must not create the machine again.
             self._write_module(spec, workspace, kept)
 
-    def plan(
-        self,
-        spec: ClusterSpec,
-        workspace: Workspace,
-        *,
-        keep: Sizes,
-        inputs: str = "",
-        recreated: Collection[str] = (),
-    ) -> HostPlan:
-        del recreated, keep
-        self._use_images(spec, inputs)
+    def plan(self, spec: ClusterSpec, workspace: Workspace, options: HostOptions = DEFAULTS) -> HostPlan:
+        self._use_images(spec, options.inputs)
         kept = self._storage_to_reuse(spec)
         variables_digest = self._write_module(spec, workspace, kept)
         terraform = self._terraform(workspace, spec.controller_host)
@@ -142,23 +133,15 @@ class GcpProvider(Provider):
                 *notes(spec),
                 *host_warnings(spec, new_nodes),
                 *_reuse_notes(plan, kept),
-                *(images.partitions_without_base(spec, self._images) if inputs else ()),
+                *(images.partitions_without_base(spec, self._images) if options.inputs else ()),
                 *(to_build if new_nodes else ()),
                 *filter(None, [costs.caveat(self._settings.region_name)]),
             ),
             images=to_build,
         )
 
-    def apply(
-        self,
-        spec: ClusterSpec,
-        workspace: Workspace,
-        *,
-        keep: Sizes,  # noqa: ARG002
-        node_class: NodeClass | None = None,
-        recreated: Collection[str] = (),  # noqa: ARG002
-    ) -> Provisioned:
-        self._use_images(spec, node_class.keys[COMPUTE] if node_class else "")
+    def apply(self, spec: ClusterSpec, workspace: Workspace, options: HostOptions = DEFAULTS) -> Provisioned:
+        self._use_images(spec, options.node_class.keys[COMPUTE] if options.node_class else "")
         kept = self._storage_to_reuse(spec)
         variables_digest = self._write_module(spec, workspace, kept)
         terraform = self._terraform(workspace, spec.controller_host)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from base64 import b64encode
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.errors import MachineError, UsageError
 from clusterctl.providers.base import (
+    DEFAULTS,
     NO_PROMPTS,
     Bake,
     BakeClass,
+    HostOptions,
     HostPlan,
     Leftover,
     Prompts,
@@ -34,7 +36,7 @@ from clusterctl.providers.local.capacity import (
 )
 from clusterctl.providers.local.client import Helper, refuse_other_machines, start_ahead
 from clusterctl.providers.local.image import DEBIAN, DEFAULT_MIRROR, base_inputs
-from clusterctl.providers.node_class import NodeClass, NodeFile
+from clusterctl.providers.node_class import NodeFile
 from clusterctl.providers.storage import KeptStorage, choose_storage_to_reuse, reuse_note
 from clusterctl.spec import distributions
 from clusterctl.spec.models import ClusterSpec, LocalSettings
@@ -117,18 +119,9 @@ class LocalProvider(Provider):
     def sizes(self, spec: ClusterSpec) -> Sizes:
         return {share.host: share.size for share in divide(spec, Hardware.here())[0]}
 
-    def plan(
-        self,
-        spec: ClusterSpec,
-        workspace: Workspace,
-        *,
-        keep: Sizes,
-        inputs: str = "",
-        recreated: Collection[str] = (),
-    ) -> HostPlan:
-        del inputs
+    def plan(self, spec: ClusterSpec, workspace: Workspace, options: HostOptions = DEFAULTS) -> HostPlan:
         refuse_other_machines(sys.platform)
-        shares, notes = shares_here(spec, keep)
+        shares, notes = shares_here(spec, options.keep)
         hosts = load_known_hosts(workspace)
         existing, kept = layout.Existing(), tuple[KeptStorage, ...]()
         try:
@@ -146,7 +139,7 @@ class LocalProvider(Provider):
         if existing.state is not None:
             notes += self._notes_on(existing.state, spec)
         notes += _storage_notes(spec, kept, existing)
-        return HostPlan(tuple(compare(spec, shares, existing, hosts, recreated)), notes=notes)
+        return HostPlan(tuple(compare(spec, shares, existing, hosts, options.recreated)), notes=notes)
 
     def _notes_on(self, state: layout.ClusterState, spec: ClusterSpec) -> tuple[str, ...]:
         """Return notes about changed settings. Raise a UsageError if the distribution or Slurm changed."""
@@ -179,19 +172,12 @@ class LocalProvider(Provider):
             state.notes_on_kept_settings(self._settings.subnet, image, self._settings.release, new_slurm)
         )
 
-    def apply(
-        self,
-        spec: ClusterSpec,
-        workspace: Workspace,
-        *,
-        keep: Sizes,
-        node_class: NodeClass | None = None,
-        recreated: Collection[str] = (),
-    ) -> Provisioned:
-        shares, notes = shares_here(spec, keep)
+    def apply(self, spec: ClusterSpec, workspace: Workspace, options: HostOptions = DEFAULTS) -> Provisioned:
+        node_class = options.node_class
+        shares, notes = shares_here(spec, options.keep)
         kept = choose_storage_to_reuse(spec, self.kept_storage(spec.name, ())) if spec.storage.keep else None
         request = self._request(spec, workspace, shares, kept, node_class.keys if node_class else {})
-        request = request.model_copy(update={"anew": tuple(recreated)})
+        request = request.model_copy(update={"anew": tuple(options.recreated)})
         classed: tuple[str, ...] = ()
         self._helper.report(f"starting {len(request.nodes)} nodes")
         with self._helper.asking("up", request.model_dump(mode="json")) as exchange:

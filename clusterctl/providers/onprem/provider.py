@@ -18,20 +18,20 @@ from clusterctl.errors import (
 )
 from clusterctl.hosts.checks import DoctorReport, Finding, findings_as_failures
 from clusterctl.providers.base import (
+    DEFAULTS,
     REPLACED,
     Action,
     HostChange,
+    HostOptions,
     HostPlan,
     Leftover,
     Prompts,
     Provider,
     Provisioned,
-    Sizes,
     load_known_hosts,
     load_known_inventory,
     pending_releases,
 )
-from clusterctl.providers.node_class import NodeClass
 from clusterctl.providers.onprem import members, release
 from clusterctl.providers.onprem.access import raise_failures
 from clusterctl.providers.onprem.login import OWNER_ANSWER_S, Login, create_account
@@ -118,16 +118,7 @@ class OnpremProvider(Provider):
         findings = [finding for finding in report.findings if finding.level != "error" or finding in blocking]
         return replace(report, findings=tuple(dict.fromkeys((*findings, *blocking))))
 
-    def plan(
-        self,
-        spec: ClusterSpec,
-        workspace: Workspace,
-        *,
-        keep: Sizes,
-        inputs: str = "",
-        recreated: Collection[str] = (),
-    ) -> HostPlan:
-        del recreated, keep, inputs
+    def plan(self, spec: ClusterSpec, workspace: Workspace, options: HostOptions = DEFAULTS) -> HostPlan:  # noqa: ARG002
         examination = self._examine_machines(spec, workspace)
         previous = load_known_hosts(workspace)
         pending = pending_releases(workspace)
@@ -143,15 +134,7 @@ class OnpremProvider(Provider):
         lines = (*kept, *examination.notes, *examination.preview, *map(str, pending))
         return HostPlan(tuple(changes), notes=lines, distribution=examination.inventory.distribution)
 
-    def apply(
-        self,
-        spec: ClusterSpec,
-        workspace: Workspace,
-        *,
-        keep: Sizes,  # noqa: ARG002
-        node_class: NodeClass | None = None,  # noqa: ARG002
-        recreated: Collection[str] = (),  # noqa: ARG002
-    ) -> Provisioned:
+    def apply(self, spec: ClusterSpec, workspace: Workspace, options: HostOptions = DEFAULTS) -> Provisioned:  # noqa: ARG002
         examination = self._examination
         if examination is None or (examination.text, examination.workspace) != (dump_spec(spec), workspace):
             examination = self._examine_machines(spec, workspace)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.plan import Plan, preview
 from clusterctl.errors import Notice, UsageError
 from clusterctl.hosts.probe import HostReport, NodeFacts
-from clusterctl.providers.base import HostChange, HostPlan, Size
+from clusterctl.providers.base import DEFAULTS, HostChange, HostOptions, HostPlan, Size
 from clusterctl.spec.distributions import distribution_of, releases
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
@@ -42,16 +42,8 @@ class Stub:
 
     known_shared = None
 
-    def plan(
-        self,
-        spec: ClusterSpec,
-        workspace: Workspace,
-        *,
-        keep: Mapping[str, Size],
-        inputs: str = "",
-        recreated: Collection[str] = (),
-    ) -> HostPlan:
-        del spec, keep, inputs, recreated
+    def plan(self, spec: ClusterSpec, workspace: Workspace, options: HostOptions = DEFAULTS) -> HostPlan:
+        del spec, options
         self.given.append(workspace)
         assert workspace.public_key.read_text().startswith("ssh-ed25519 ")
         self.seen = {

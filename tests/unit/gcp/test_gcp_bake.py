@@ -15,7 +15,7 @@ from clusterctl.cluster.bake import bake_image
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.configure.inventory_file import install_mark
 from clusterctl.errors import ClusterctlError, StalePlanError, UsageError
-from clusterctl.providers.base import HostPlan, Provisioned
+from clusterctl.providers.base import HostOptions, HostPlan, Provisioned
 from clusterctl.providers.gcp.images import image_machines, images_of
 from clusterctl.providers.gcp.provider import GcpProvider
 from clusterctl.providers.node_class import NodeClass
@@ -76,7 +76,7 @@ class Baked:
             raise self.fails
 
     def planned(self, provider: GcpProvider, spec: ClusterSpec, inputs: str = INPUTS) -> HostPlan:
-        return provider.plan(spec, self.workspace, keep={}, inputs=inputs)
+        return provider.plan(spec, self.workspace, HostOptions(inputs=inputs))
 
     def up(self, spec: ClusterSpec, inputs: str = INPUTS) -> Provisioned:
         """What `up` has of the provider: the plan, the class of new nodes, and the hosts."""
@@ -86,7 +86,7 @@ class Baked:
 
     def up_from(self, provider: GcpProvider, spec: ClusterSpec, inputs: str = INPUTS) -> Provisioned:
         node_class = NodeClass({COMPUTE: self.prepare(provider, spec, inputs)}, lambda _: {})
-        return provider.apply(spec, self.workspace, keep={}, node_class=node_class)
+        return provider.apply(spec, self.workspace, HostOptions(node_class=node_class))
 
     def prepare(self, provider: GcpProvider, spec: ClusterSpec, inputs: str = INPUTS) -> str:
         """Have the image of new nodes made; return the key of their class."""

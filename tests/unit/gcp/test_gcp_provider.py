@@ -45,7 +45,7 @@ def workspace(tmp_path: Path) -> Workspace:
 
 def raised(spec: ClusterSpec, workspace: Workspace) -> Any:
     """What `up` has of the provider; the inventory is noted as `up` does."""
-    done = provider_of(spec).apply(spec, workspace, keep={})
+    done = provider_of(spec).apply(spec, workspace)
     workspace.inventory.write_text(done.inventory.model_dump_json())
     return done
 
@@ -56,14 +56,14 @@ def test_a_plan_says_what_hosts_may_lack_that_are_to_be_made(
 ) -> None:
     spec = spec_of()
     monkeypatch.setattr(gcp_nodes.Machine, "has_nvswitches", True)
-    planned = provider_of(spec).plan(spec, workspace, keep={})
+    planned = provider_of(spec).plan(spec, workspace)
     assert any(shows(note, "fabric-manager") for note in planned.notes)
 
 
 def test_from_nothing_to_hosts_and_back(cloud: GoogleCloud, workspace: Workspace) -> None:
     spec = spec_of(enable_apis=False)
     provider = provider_of(spec)
-    planned = provider.plan(spec, workspace, keep={})
+    planned = provider.plan(spec, workspace)
     assert not cloud.instances
     assert [(host.name, host.action) for host in planned.hosts] == [(name, "make") for name in HOSTS]
     assert [host.what for host in planned.hosts[1:]] == ["g2-standard-4, 1 x l4", "g2-standard-4, 1 x l4"]
@@ -74,7 +74,7 @@ def test_from_nothing_to_hosts_and_back(cloud: GoogleCloud, workspace: Workspace
     )  # and Cloud NAT
     assert any("network" in text for text in planned.other)
 
-    done = provider.apply(spec, workspace, keep={})
+    done = provider.apply(spec, workspace)
     assert list(done.made) == HOSTS
     assert not done.started
     inventory = done.inventory
@@ -104,7 +104,7 @@ def test_from_nothing_to_hosts_and_back(cloud: GoogleCloud, workspace: Workspace
     assert provider.alive(workspace.cluster_id())
 
     cloud.stop("demo-train-1")
-    off = provider_of(spec).plan(spec, workspace, keep={})
+    off = provider_of(spec).plan(spec, workspace)
     assert [(host.name, host.action) for host in off.changes] == [("demo-train-1", "change")]
     assert off.cost is not None
     # It costs its disk alone while it is off.
@@ -132,7 +132,7 @@ def test_from_nothing_to_hosts_and_back(cloud: GoogleCloud, workspace: Workspace
 def test_a_node_that_goes_is_named_before(planned_cloud: GoogleCloud, workspace: Workspace) -> None:
     raised(spec_of(2), workspace)
     fewer = spec_of(1)
-    (gone,) = provider_of(fewer).plan(fewer, workspace, keep={}).changes
+    (gone,) = provider_of(fewer).plan(fewer, workspace).changes
     assert (gone.name, gone.action) == ("demo-train-2", "remove")
     assert gone.usd_per_hour
     assert gone.destroys
@@ -142,11 +142,11 @@ def test_starting_hosts_again_removes_none(planned_cloud: GoogleCloud, workspace
     """`up` applies a second time where hosts went down meanwhile; nobody was asked about anything then."""
     spec, fewer = spec_of(2), spec_of(1)
     provider = provider_of(spec)
-    provider.apply(spec, workspace, keep={})
+    provider.apply(spec, workspace)
     planned_cloud.stop("demo-train-2")
-    assert provider.apply(spec, workspace, keep={}).started == ("demo-train-2",)
+    assert provider.apply(spec, workspace).started == ("demo-train-2",)
     with refused("stale-plan", StalePlanError, "demo-train-2"):
-        provider.apply(fewer, workspace, keep={})
+        provider.apply(fewer, workspace)
     assert sorted(planned_cloud.instances) == HOSTS
 
 

@@ -56,10 +56,10 @@ def cloud(planned_cloud: GoogleCloud, tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_cluster_stays_in_its_project_and_is_seen_in_any_zone(cloud: GoogleCloud, tmp_path: Path) -> None:
     spec, workspace = spec_of(), workspace_in(tmp_path)
-    provider_of(spec).apply(spec, workspace, keep={})
+    provider_of(spec).apply(spec, workspace)
     elsewhere = spec_of(project="other-project")
     with refused("cluster-in-other-project", UsageError, PROJECT, where="provider.project"):
-        provider_of(elsewhere).plan(elsewhere, workspace, keep={})
+        provider_of(elsewhere).plan(elsewhere, workspace)
     assert provider_of(spec_of(zone="europe-west4-a")).alive(workspace.cluster_id())
     provider_of(spec).destroy(workspace.cluster_id(), workspace=workspace)
     assert not cloud.instances
@@ -68,11 +68,11 @@ def test_a_cluster_stays_in_its_project_and_is_seen_in_any_zone(cloud: GoogleClo
 def test_another_clusters_state_is_neither_changed_nor_destroyed(cloud: GoogleCloud, tmp_path: Path) -> None:
     """As where two clusters of one name have their states in one bucket."""
     spec, theirs, ours = spec_of(), workspace_in(tmp_path / "theirs"), workspace_in(tmp_path / "ours")
-    provider_of(spec).apply(spec, theirs, keep={})
+    provider_of(spec).apply(spec, theirs)
     before = cloud.resources()
     shutil.copytree(theirs.terraform, ours.terraform, symlinks=True)
     with refused("state-of-other-cluster", ProvisionError, theirs.cluster_id()):
-        provider_of(spec).plan(spec, ours, keep={})
+        provider_of(spec).plan(spec, ours)
     told = Told()
     provider_of(spec, told).destroy(ours.cluster_id(), workspace=ours)
     assert any("another cluster" in line for line in told.lines)

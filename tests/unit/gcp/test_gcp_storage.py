@@ -48,8 +48,8 @@ def cloud(cloud: GoogleCloud) -> GoogleCloud:
 def up(spec: ClusterSpec, workspace: Workspace) -> tuple[str, ...]:
     """`up`, as far as the provider's part goes; its notes."""
     provider = provider_of(spec)
-    provider.plan(spec, workspace, keep={})
-    done = provider.apply(spec, workspace, keep={})
+    provider.plan(spec, workspace)
+    done = provider.apply(spec, workspace)
     workspace.inventory.write_text(done.inventory.model_dump_json())
     return done.notes
 
@@ -103,7 +103,7 @@ def left_by_a_cluster(cloud: GoogleCloud, spec: ClusterSpec, workspace: Workspac
         "clusterctl-user": "ada",
         "clusterctl-uid": "3001",
     }
-    again = provider_of(spec).plan(spec, workspace, keep={})
+    again = provider_of(spec).plan(spec, workspace)
     assert (again.changes, again.other, again.notes) == ((), (), ())
     with refused("terraform", TerraformError, "prevent_destroy"):
         provider_of(spec)._terraform(workspace, spec.controller_host).plan(destroy=True)
@@ -126,7 +126,7 @@ def test_from_cluster_to_cluster(cloud: GoogleCloud, tmp_path: Path, kind: str, 
     storage = left_by_a_cluster(cloud, spec, workspace_in(tmp_path / "1"), kind)
     cloud.forget_log()
     provider = provider_of(spec)
-    planned = provider.plan(spec, second, keep={})
+    planned = provider.plan(spec, second)
     (note,) = (one for one in planned.notes if "reused" in one)
     assert storage.id.rpartition("/")[2] in note
     # It costs what it cost all the time.
@@ -134,7 +134,7 @@ def test_from_cluster_to_cluster(cloud: GoogleCloud, tmp_path: Path, kind: str, 
     assert planned.cost.now > 0
     cloud.fail("quota_of_region", name="demo-train-*", times=1)
     with refused("quota", TerraformError):
-        provider.apply(spec, second, keep={})
+        provider.apply(spec, second)
     larger = {} if more else {"shared_disk": {"size": "200GiB"}}
     up(spec_of(**more, **larger), second)
     assert not [one for one in cloud.done("create", "delete") if one[1] == kind]
@@ -176,7 +176,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_made(
     left_disk(google)
     spec, workspace = spec_of(**changed), workspace_in(tmp_path)
     with refused(code, UsageError, *values):
-        provider_of(spec).plan(spec, workspace, keep={})
+        provider_of(spec).plan(spec, workspace)
     assert not workspace.terraform.exists()
 
 
@@ -259,4 +259,4 @@ def test_storage_keep_can_not_change_while_up(google: Google, tmp_path: Path, ke
     write_module(workspace.terraform, variables(asked, CLUSTER_ID, PUBLIC_KEY), None, cluster="demo")
     (workspace.terraform / "terraform.tfstate").write_text("{}")
     with refused("storage-keep-changed", UsageError, f"set `keep: {str(keep).lower()}`"):
-        provider_of(other).plan(other, workspace, keep={})
+        provider_of(other).plan(other, workspace)

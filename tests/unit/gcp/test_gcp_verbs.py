@@ -134,7 +134,7 @@ def test_a_lost_cluster_is_shown_with_its_cost_and_removed(
     """A cluster at Google that no workspace knows."""
     spec, workspace = parse_spec(SPEC, "cluster.yaml"), workspace_in(tmp_path)
     with recorded.cloud_in(tmp_path, monkeypatch, is_real=is_real) as (cloud, google):
-        provider_of(spec).apply(spec, workspace, keep={})
+        provider_of(spec).apply(spec, workspace)
         cli, cluster_id = runner(cloud, google, tmp_path), workspace.cluster_id()
         where = ("orphans", "remove", "demo", "--project", PROJECT)
         before = cloud.resources()

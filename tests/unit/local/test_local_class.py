@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import ProvisionError
+from clusterctl.providers.base import HostOptions
 from clusterctl.providers.local import helper, image, layout, machine, provider, system
 from clusterctl.providers.local.layout import Node, PlacedFile
 from clusterctl.providers.node_class import NodeClass, NodeFile
@@ -251,7 +252,6 @@ def test_hosts_of_a_group_without_class_get_no_files(
     found = provider.LocalProvider(settings).apply(
         ClusterSpec.model_validate(values),
         workspace,
-        keep={},
-        node_class=NodeClass({group: CLASS}, lambda _: files),
+        HostOptions(node_class=NodeClass({group: CLASS}, lambda _: files)),
     )
     assert ([*sent[0]], found.classed) == ([classed], (classed,))

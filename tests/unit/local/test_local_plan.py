@@ -172,12 +172,12 @@ def test_nodes_keep_the_distribution_that_they_were_made_with(
     monkeypatch.setattr(LocalProvider, "_existing", lambda *_: known)
     one = LocalProvider(LocalSettings(distribution=asked))
     if not refused:
-        notes = str(one.plan(spec(), workspace, keep={}).notes)
+        notes = str(one.plan(spec(), workspace).notes)
         # That of Debian 13 is no newer one of theirs.
         assert ("older image" in notes) == (asked is not None)
         return
     with rejected("distribution-changed", UsageError, "12", "13") as error:
-        one.plan(spec(), workspace, keep={})
+        one.plan(spec(), workspace)
     assert error.value.where == "provider.distribution"
 
 

@@ -77,7 +77,7 @@ def plan(workspace: Workspace, monkeypatch: pytest.MonkeyPatch, asked: str | Non
     known = Existing(state=state, nodes={"d-ctl": None})
     monkeypatch.setattr(LocalProvider, "_existing", lambda *_: known)
     workspace.cluster_id()
-    return str(LocalProvider(SETTINGS).plan(spec(asked), workspace, keep={}).notes)
+    return str(LocalProvider(SETTINGS).plan(spec(asked), workspace).notes)
 
 
 @pytest.mark.parametrize(("runs", "asked"), [("24.11", "26.05"), ("26.05", "24.11")])
@@ -121,5 +121,5 @@ def test_the_inventory_tells_the_slurm_of_the_nodes(
     )
     made = layout.MadeCluster(subnet=NETWORK, distribution="debian-13", slurm=has, nodes=nodes)
     play_helper(monkeypatch, made.model_dump(mode="json"))
-    found = LocalProvider(SETTINGS).apply(spec(), workspace, keep={}).inventory
+    found = LocalProvider(SETTINGS).apply(spec(), workspace).inventory
     assert (found.slurm, found.pmix) == told

@@ -316,7 +316,7 @@ def test_the_look_ends_when_its_time_is_over(tmp_path: Path) -> None:
     assert report is not None
     assert [(one.host, one.level, one.code) for one in report.findings] == [("desk", "error", "unreachable")]
     with rejected("hosts-unfit", ProvisionError):
-        provider.plan(spec, workspace, keep={})
+        provider.plan(spec, workspace)
 
 
 def test_machines_that_were_seen_are_not_looked_at_again(
@@ -336,7 +336,7 @@ def test_machines_that_were_seen_are_not_looked_at_again(
     other = Workspace(tmp_path / "other")
     other.create()
     for where in (workspace, workspace, other):
-        assert provider.apply(spec, where, keep={}).inventory == seen.inventory
+        assert provider.apply(spec, where).inventory == seen.inventory
     assert looks == [workspace, other]
 
 
@@ -346,7 +346,7 @@ def test_kept_storage_of_other_accounts_is_found_with_all_else(tmp_path: Path) -
     assert report is not None
     assert {"address", "kept-storage"} <= {one.code for one in report.errors}
     with pytest.raises(ProvisionError) as caught:
-        provider.plan(spec, workspace, keep={})
+        provider.plan(spec, workspace)
     assert {"address", "kept-storage"} <= {one.code for one in caught.value.failures}
 
 
@@ -356,7 +356,7 @@ def test_kept_storage_of_other_accounts_is_a_spec_error(
     spec, workspace, provider = desk(tmp_path)
     monkeypatch.setattr("clusterctl.providers.onprem.provider.blocking_findings", lambda *_: ())
     with rejected("storage-users-differ", UsageError):
-        provider.plan(spec, workspace, keep={})
+        provider.plan(spec, workspace)
 
 
 def test_a_host_that_hangs_is_not_waited_for(machines: Machines) -> None:
