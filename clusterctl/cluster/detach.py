@@ -59,7 +59,7 @@ class DetachResult:
 
 
 def detach(workspace: Workspace, options: DetachOptions) -> DetachResult:
-    """Remove the folder on the cluster and the workspace. Killed and called again, it continues.
+    """Remove the folder on the cluster and the workspace. After it was killed, the next call continues.
 
     Raises:
         OnlyCopyError: jobs run, or runs or files exist only there, and the options don't allow their loss.
@@ -124,7 +124,7 @@ def _emptied(workspace: Workspace, options: DetachOptions) -> DetachResult:
 
 
 def _unfinished(workspace: Workspace, folder: str, options: DetachOptions) -> DetachResult:
-    """Remove or list what an `attach` that failed or was killed has put into the folder.
+    """Remove or list the files in the folder of an `attach` that failed or was killed.
 
     A folder of the user's, or of another cluster, stays as it is.
     """

@@ -207,7 +207,7 @@ class _Command(Talk):
         """Return the command's exit status; -1 if a signal ended it. Raise UnreachableError if ssh failed.
 
         ssh exits with 255 if it fails, or if a signal ended the command. A command that itself exits with 255
-        can't be told apart from a command that a signal ended.
+        looks the same as a command that a signal ended.
         """
         ended_here = rc == ENDED_BY_SIGNAL
         if rc != NO_CONNECTION and not ended_here:

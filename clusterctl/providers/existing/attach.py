@@ -1,7 +1,7 @@
 """Attach a cluster that other people operate: probe, place the folder, prove MPI, write the record.
 
-Killed at any moment and called again, `attach` continues: the workspace has the login before anything is
-written on the cluster, and the folder there keeps its id.
+After `attach` was killed, the next call continues: the workspace has the login before anything is written
+on the cluster, and the folder there keeps its id.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _checked_name(request: Request) -> Workspace:
 def _probed_first(request: Request, stack: ExitStack) -> tuple[Workspace, Probed]:
     """Probe a new cluster, and create its workspace, which is named after the answer. Lock it.
 
-    The folder of the probe becomes the workspace, with the open connection: a second factor is asked once.
+    The probe's folder becomes the workspace, with its open connection, so a second factor is asked only once.
     """
     home = state_home()
     with translating_write_errors(home):

@@ -61,14 +61,14 @@ class AttachedFolder:
     cluster_id: str
 
     def entries(self) -> tuple[Entry, ...]:
-        """Return what is in the folder, without clusterctl's small files. (): there is no folder.
+        """Return the entries of the folder, without clusterctl's small files. (): there is no folder.
 
         UsageError: the folder's mark is missing, or of another cluster.
         """
         return self._ask("")[0]
 
     def remove(self) -> tuple[Entry, ...]:
-        """Remove the folder, and look whether it is gone. Return what was there.
+        """Remove the folder, and check that it is gone. Return the entries that it had.
 
         Raises:
             UsageError: the folder's mark is missing, or of another cluster.

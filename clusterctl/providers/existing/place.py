@@ -63,7 +63,7 @@ class Placed:
 
 
 def python_minor(version: str) -> tuple[int, int]:
-    """Return the release of a Python version: (3, 11) for `3.11.2`. (0, 0): it is no version."""
+    """Return the release of a Python version: (3, 11) for `3.11.2`. (0, 0): the text is not a version."""
     match = re.match(r"(\d+)\.(\d+)", version)
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
@@ -71,7 +71,7 @@ def python_minor(version: str) -> tuple[int, int]:
 def choose_python(pythons: Mapping[str, str], python: str | None = None) -> str:
     """Return the path of the Python for jobs: ``python``, or else the first that jobs can use.
 
-    pythons: path -> version, in the order of preference. UsageError: jobs can't use any.
+    pythons: path -> version, in the order of preference. Raise UsageError if jobs can't use any of them.
     """
     usable = [path for path, version in pythons.items() if _is_usable(version)]
     if python is not None and python in usable:
@@ -94,7 +94,7 @@ def _is_usable(version: str) -> bool:
 
 
 def platform_of(version: str, glibc: str, arch: str) -> NodePlatform:
-    """Return the platform of the site's nodes. UsageError: the packages of jobs have no wheels for it."""
+    """Return the platform of the site's nodes. Raise UsageError if jobs' packages have no wheels for it."""
     _, _, minor = glibc.partition(".")
     if arch != ARCHITECTURE:
         problem, need = f"its processors are {arch}", ARCHITECTURE
@@ -113,7 +113,7 @@ def platform_of(version: str, glibc: str, arch: str) -> NodePlatform:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a disk or a quota leaves free: bytes and number of files. None: unlimited, or not known."""
+    """The free space of a disk or a quota, in bytes and number of files. None: unlimited or unknown."""
 
     where: str
     space: int | None
@@ -132,7 +132,8 @@ def place(
 ) -> Placed:
     """Create clusterctl's folder on the cluster with the environment of jobs, or complete it.
 
-    Killed at any moment and called again, it continues. Another cluster's folder is shared, with its id.
+    After it was killed, the next call continues. If an `attach` on another machine has created the folder,
+    both share it, and its id.
 
     folder: an absolute path, or a path that begins with ~/ or a variable such as $SCRATCH/.
     python: path of a Python on the cluster. Default: the first of the site's that jobs can use.

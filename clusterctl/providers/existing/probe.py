@@ -18,7 +18,7 @@ _PROGRAM: Final = Path(__file__).with_name("remote_probe.sh").read_text(encoding
 # Each of at most 80 calls of sbatch can wait for a busy slurmctld.
 _PROBE_S: Final = 120.0
 _TEST: Final = "sbatch --test-only"
-# Field of Site -> the command on the login node that told it.
+# Field of Site -> the command on the login node that printed it.
 _LEARNED: Final = {
     "slurm_version": "sinfo --version",
     "slurm_path": "the PATH of a login shell",
@@ -55,7 +55,7 @@ class Choices:
 class Attempt:
     """The answer of `sbatch --test-only`, which submits no job, for an account and a partition.
 
-    account: empty for Slurm's default account. answer: Slurm's and the site's words.
+    account: empty for Slurm's default account. answer: the messages of Slurm and of the site.
     """
 
     account: str
@@ -70,7 +70,7 @@ class Probed:
     """The answers of a login node.
 
     account: the chosen Slurm account. Empty: jobs name no account, so Slurm takes the user's default.
-    partition: the chosen default partition of jobs. attempts: of sbatch.
+    partition: the chosen default partition of jobs. attempts: all calls of sbatch.
     """
 
     site: Site

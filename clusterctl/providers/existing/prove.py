@@ -46,9 +46,9 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """What the job found on its nodes, the compute nodes of the site.
+    """The facts that the job found on its nodes, which are compute nodes of the site.
 
-    names: the job's nodes. version: version of the Python of jobs there. "": it does not run on all nodes.
+    names: the job's nodes. version: of the Python of jobs on the nodes. "": it does not run on all nodes.
     pythons: path -> version of the Pythons on PATH of all nodes. glibc: the oldest on the nodes.
     internet: whether a node reaches a package index. gpus: node -> lines of `nvidia-smi -L`.
     not_shared: nodes that don't see the folder, or whose files the login node does not see.
@@ -71,7 +71,7 @@ class Nodes:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """An MPI test ran right on all nodes of a job.
+    """The MPI test gave the right answer on all nodes of a job.
 
     launcher: one of ``LAUNCHERS``. modules: environment modules that it needs. judged: the test's answer.
     seconds: duration of the test. trials: all trials, the last of which worked.
@@ -96,8 +96,8 @@ class Unproven:
     """The proof failed, or its job did not start in time and was cancelled.
 
     code: `pending`, `refused` (by sbatch), `ended` (without an answer), `not-shared`, `python` (the
-    environment does not run on the nodes), or `mpi` (no trial worked). why: Slurm's or the test's words.
-    expected_start: of a pending job, as squeue prints it.
+    environment does not run on the nodes), or `mpi` (no trial worked). why: the message of Slurm or the test.
+    expected_start: the expected start of a pending job, as squeue prints it.
     """
 
     code: str
@@ -181,7 +181,7 @@ def _mpi_modules(names: Iterable[str]) -> list[str]:
 
 
 def read_facts(lines: Iterable[str]) -> Proof | Unproven:
-    """Return what the lines of the proof's job tell. Whatever a line holds, it spoils only itself."""
+    """Parse the output of the proof's job. An invalid line does not affect the other lines."""
     rows: dict[str, list[list[str]]] = {}
     for line in lines:
         name, *words = (printable(word) for word in line.split("\t"))
@@ -208,7 +208,7 @@ def read_facts(lines: Iterable[str]) -> Proof | Unproven:
 def _trials(
     rows: Mapping[str, Sequence[Sequence[str]]],
 ) -> tuple[tuple[Trial, ...], tuple[str, str, float, Mapping[str, Any]] | None]:
-    """Return all trials, and of the one that worked: modules, launcher, seconds and answer."""
+    """Return all trials, and modules, launcher, seconds and answer of the trial that worked."""
     trials = [Trial(*words) for words in rows.get("fails", ()) if len(words) == len(Trial.__slots__)]
     for words in rows.get("works", ()):
         with suppress(ValueError, RecursionError):

@@ -72,7 +72,7 @@ class Site:
     internet: whether the login node reaches a package index.
     quotas: lines of `quota`. glibc, arch: of the login node, such as `2.36` and `x86_64`.
     clock_ahead_s: by how many seconds the login node's clock is ahead of this machine's.
-    learned: name of the field -> the command that told it.
+    learned: name of a field -> the command that printed it.
     """
 
     slurm_version: str
