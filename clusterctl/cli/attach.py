@@ -26,15 +26,16 @@ def attach(
     login: Annotated[
         str | None,
         argument(
-            "The login node as ssh takes it: an alias of ~/.ssh/config, USER@HOST or ssh://USER@HOST:PORT; a "
-            "dot: this machine. Default: the chosen cluster's.",
+            "The login node: an alias of ~/.ssh/config, USER@HOST or ssh://USER@HOST:PORT, or a dot for this "
+            "machine. Default: the login node of the chosen cluster.",
             metavar="[LOGIN]",
         ),
     ] = None,
-    name: Annotated[str | None, option("The cluster's name here. Default: Slurm's ClusterName.")] = None,
+    name: Annotated[
+        str | None, option("Name of the cluster on this machine. Default: Slurm's ClusterName.")
+    ] = None,
     folder: Annotated[
-        str | None,
-        option("The folder there for clusterctl's files. Default: ~/clusterctl.", metavar="PATH"),
+        str | None, option("Folder for clusterctl's files there. Default: ~/clusterctl.", metavar="PATH")
     ] = None,
     account: Annotated[str | None, option("Slurm account of jobs. Default: the first that works.")] = None,
     qos: Annotated[str | None, option("Quality of service of jobs. Default: Slurm's.")] = None,
@@ -49,8 +50,8 @@ def attach(
 ) -> int:
     """Use an existing Slurm cluster with your own account.
 
-    Finds your account and partitions, puts a folder with Python and MPI into your home there, and proves by
-    a job on two nodes that MPI works. Run it again to check the cluster again.
+    Finds your account and partitions, creates a folder with Python and MPI in your home on the cluster, and
+    tests with a job on two nodes that MPI works. Run it again to check the cluster again.
     """
     spec = None
     if login is None:
@@ -77,7 +78,7 @@ def _answer(attached: Attached, failure: Failure | None) -> dict[str, Any]:
         "ok": failure is None,
         "failures": [asdict(failure)] if failure else [],
         "cluster": attached.spec.name,
-        "provider": attached.spec.provider.type,
+        "provider": existing_cluster(attached.spec.provider).type,
         "workspace": str(attached.workspace.root),
         "folder": attached.placed.folder,
         "account": attached.probed.account,
@@ -106,17 +107,17 @@ def _lines(attached: Attached, failure: Failure | None) -> list[str]:
 def detach(
     screen: Screen,
     dry_run: Annotated[bool, option("List what would be removed, and remove nothing.")] = False,
-    cancel: Annotated[bool, option("Cancel your pending and running jobs there first.")] = False,
-    discard: Annotated[bool, option("Also delete runs and files that exist only there.")] = False,
+    cancel: Annotated[bool, option("First cancel your pending and running jobs on the cluster.")] = False,
+    discard: Annotated[bool, option("Also delete runs and files that exist only on the cluster.")] = False,
     forget: Annotated[
-        bool, option("Only forget the cluster here, without a login; its folder and jobs stay there.")
+        bool, option("Remove only the records on this machine. The folder and the jobs stay.")
     ] = False,
     no_wait: NoWait = False,
 ) -> None:
-    """Remove everything of clusterctl from an attached cluster.
+    """Remove clusterctl's files from an attached cluster.
 
-    Then forgets the cluster. Refuses, with exit code 1, while jobs run or while runs or files exist only
-    there.
+    Also removes the cluster's records from this machine. Refuses, with exit code 1, while jobs run, or while
+    runs or files exist only on the cluster.
     """
     workspace = screen.chosen().workspace(named=True)
     name = workspace.root.name
@@ -149,7 +150,7 @@ def detach(
 
 
 def proof_failure(attached: Attached) -> Failure | None:
-    """Return why the proof failed. None: it succeeded, or its job did not start yet."""
+    """Return why the proof failed. None: it succeeded, or its job has not started yet."""
     unproven = attached.unproven
     if unproven is None or unproven.code == "pending":
         return None

@@ -73,7 +73,7 @@ VERBS: Final = {
     "schema": ("spec:schema", "Print the JSON Schema of the spec, for editors."),
     "doctor": ("plan:doctor", "Check the hosts and report problems."),
     "attach": ("attach:attach", "Use an existing Slurm cluster with your own account."),
-    "detach": ("attach:detach", "Remove everything of clusterctl from an attached cluster."),
+    "detach": ("attach:detach", "Remove clusterctl's files from an attached cluster."),
     "plan": ("plan:plan", "Show what `up` would change, and its cost."),
     "up": ("up:up", "Create or repair the cluster."),
     "down": ("down:down", "Collect runs, remove the cluster, and verify the cleanup."),
