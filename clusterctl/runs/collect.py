@@ -51,6 +51,7 @@ from clusterctl.scheduler.base import (
     comment_of,
     unmanaged_job_error,
 )
+from clusterctl.scheduler.first import settle
 from clusterctl.scheduler.records import await_ends
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, Session, resolve_submissions
 from clusterctl.scheduler.session import connect_session as session_of
@@ -289,6 +290,9 @@ class _Collection:
         # Without the accounting, the next collect completes the record, also that of an array.
         run_state = JobState.UNKNOWN.value if writer.accounting_away else record.state
         self.session.ledger.update(entry, run_dir=str(final), run_state=run_state, state=record.state)
+        if entry.kept:
+            with suppress(ClusterctlError):
+                settle(self.session.scheduler, self.session.ledger, str(entry.first))
         note_runs_folder(self.out)
         return record.model_copy(update={"directory": final})
 

@@ -67,14 +67,16 @@ def settle_all(scheduler: Jobs, ledger: Ledger) -> None:
 def settle(scheduler: Jobs, ledger: Ledger, first: str) -> tuple[JobEntry, ...]:
     """Choose a job of a `submit --first` if a job has started. Cancel the other jobs on this cluster.
 
-    A job that was cancelled is marked in the ledger, and its folder is removed. Return the jobs that are left
-    on this cluster, which wait, have ended and may have run, or, if ``kept``, run.
+    A job that was cancelled is marked in the ledger, and its folder is removed. When all jobs on this cluster
+    have ended, their claim is removed. Return the jobs that are left on this cluster, which wait, have ended
+    and may have run, or, if ``kept``, run or have run.
 
     Raises:
         MachineError: the choice can't be recorded.
         SchedulerError, TransportError: the cluster does not answer.
     """
-    entries = [e for e in ledger.entries() if e.first == first and not e.refused and e.job_id]
+    known = [e for e in ledger.entries() if e.first == first and not e.refused]
+    entries = [e for e in known if e.job_id]
     if not entries:
         return ()
     jobs = {job.whole_id: job for job in scheduler.jobs([str(entry.job_id) for entry in entries])}
@@ -95,6 +97,10 @@ def settle(scheduler: Jobs, ledger: Ledger, first: str) -> tuple[JobEntry, ...]:
             if state is JobState.CANCELLED:
                 scheduler.transport.run(["rm", "-rf", "--", entry.remote_dir or ""], check=False)
             ledger.update(entry, refused=True, state=state.value, lost_to=lost_to or "no job")
+    active = {job_id for job_id, job in jobs.items() if not job.ended}
+    # A job whose id is not known yet may still wait.
+    if entries == known and all(entry.kept and entry.job_id not in active for entry in left):
+        scheduler.transport.run(["rm", "-f", "--", claim_of(entries[0])], check=False)
     return tuple(left)
 
 
@@ -108,6 +114,8 @@ def _choose(
     """
     own = {entry.token: entry for entry in entries}
     cluster, chosen = _chosen(str(entries[0].first))
+    if chosen is not None and chosen.kept and chosen.token in own:
+        return chosen, f"job {chosen.job_id}"
     if chosen is not None and chosen.token not in own:
         return None, f"job {chosen.job_id} of cluster {cluster}" if chosen.kept else ""
     claim = claim_of(entries[0])

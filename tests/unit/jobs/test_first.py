@@ -13,7 +13,7 @@ from clusterctl.jobs.first import Place, new_first, places_of, reject_unfit, sub
 from clusterctl.jobs.queue import list_jobs
 from clusterctl.jobs.source import source_of
 from clusterctl.jobs.submit import PreparedJob, Submitter, script_of
-from clusterctl.runs.collect import uncollected
+from clusterctl.runs.collect import collect, uncollected
 from clusterctl.scheduler.first import First, claim_of, settle
 from clusterctl.scheduler.records import DELAY_S
 from clusterctl.scheduler.session import Session
@@ -90,6 +90,36 @@ def test_first_without_clusterctl_runs_one_job(session, cluster, tmp_path):
     assert CLAIM.fullmatch(f"clusterctl/jobs/{name}".encode())
     recorded = {job_id: (entry(session, job_id).kept, entry(session, job_id).lost_to) for job_id in ids}
     assert recorded == {job_id: (job_id == only, None if job_id == only else f"job {only}") for job_id in ids}
+
+
+def test_first_claim_is_removed_after_the_jobs(session, cluster, tmp_path):
+    (job_id,) = raced(session, tmp_path, First("f", is_across=True), 1)
+    claim = Path(claim_of(entry(session, job_id)))
+    # The answer to another submission was lost, and its job may still wait.
+    lost = session.ledger.add(replace(entry(session, job_id), **OTHER, job_id=None))
+    eventually(lambda: settle(session.scheduler, session.ledger, "f")[0].kept)
+    cluster.wait_until_ended(job_id)
+    collect(session, [job_id], out=tmp_path / "runs")
+    assert claim.exists()
+    session.ledger.record(lost, refused=True)
+    for _ in range(2):
+        assert [one.job_id for one in settle(session.scheduler, session.ledger, "f")] == [job_id]
+        assert not claim.exists()
+
+
+def test_first_claim_is_removed_with_the_collected_run(session, cluster, tmp_path):
+    (job_id,) = raced(session, tmp_path, First("f", is_across=False), 1)
+    claim = Path(claim_of(entry(session, job_id)))
+    eventually(claim.exists)
+    # The job runs, as far as Slurm says.
+    cluster.wait_until_ended(job_id)
+    ended = cluster.job(job_id)
+    cluster.change(job_id, state="RUNNING", end=0)
+    assert [one.kept for one in settle(session.scheduler, session.ledger, "f")] == [True]
+    assert claim.exists()
+    cluster.change(job_id, state=ended["state"], end=ended["end"])
+    collect(session, [job_id], out=tmp_path / "runs")
+    assert not claim.exists()
 
 
 def test_first_claim_that_is_not_seen_yet_decides_nothing(session, cluster, tmp_path):
