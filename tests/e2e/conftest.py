@@ -85,7 +85,7 @@ def rights(person: Person) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def national() -> Iterator[Site]:
     """A Slurm cluster of others, with accounting that demands an account: tests/support/foreign/site.py."""
     with site("national") as one:

@@ -158,13 +158,20 @@ class Victim:
         Raises:
             AssertionError: it ended first.
         """
-        words = f"s] {phase.replace('_', ' ')}\n"
+        self.until_said(f"s] {phase.replace('_', ' ')}")
 
-        def begun() -> bool:
-            return any(line.endswith(words) for line in list(self._said))
+    def until_said(self, words: str) -> None:
+        """Wait for a line that ends with these words.
 
-        eventually(lambda: begun() or not self._readers[1].is_alive(), 300)
-        assert begun(), f"it never began {phase!r}:\n{''.join(self._said)}"
+        Raises:
+            AssertionError: it ended first.
+        """
+
+        def said() -> bool:
+            return any(line.endswith(f"{words}\n") for line in list(self._said))
+
+        eventually(lambda: said() or not self._readers[1].is_alive(), 300)
+        assert said(), f"it never said {words!r}:\n{''.join(self._said)}"
 
     def until(self, seconds: float) -> None:
         """Wait until that long after its start, or until it has ended."""

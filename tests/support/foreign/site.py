@@ -84,6 +84,11 @@ class Site:
         states = "sinfo --noheader --Node --states=all --format=%T | sort -u"
         eventually(lambda: self.root("login1", states, rc=None).split() == ["idle"], 60, pause_s=0.2)
 
+    def await_end(self, job_id: str) -> None:
+        """Wait until a job has ended."""
+        ask = f"squeue --noheader --jobs={job_id} --states=PENDING,RUNNING,COMPLETING"
+        eventually(lambda: not self.root("login1", ask, rc=None), 300, pause_s=0.2)
+
     def reset_homes(self) -> None:
         """Give every person the home of an account that has logged in once. fish then writes files there."""
         self.root("login1", _HOMES)

@@ -14,6 +14,8 @@ from clusterctl.providers.existing.probe import Choices, parse
 from clusterctl.providers.existing.prove import Nodes, Proof, Unproven
 from clusterctl.spec.load import parse_spec
 from clusterctl.state.workspace import Workspace
+from tests.support.messages import codes
+from tests.support.verbs import Clusterctl
 
 CAPTURE = Path(__file__).parents[1] / "existing/captures/slurm-22.05-no-accounting.txt"
 SPEC = (
@@ -51,3 +53,25 @@ def test_failed_proof_has_a_fix(reason: str) -> None:
     assert failure is not None
     assert (failure.code, failure.cause) == (f"proof-{reason}", "the words of the site")
     assert failure.fix
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("up",),
+        ("plan",),
+        ("down", "--yes"),
+        ("image", "bake"),
+        ("bundle", "create"),
+        ("node", "drain", "c1", "--reason", "test"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("choice", [("-f", "cluster.yaml"), ("--cluster", "campus")], ids=" ".join)
+def test_commands_of_operators_are_refused(
+    cli: Clusterctl, words: tuple[str, ...], choice: tuple[str, ...]
+) -> None:
+    (cli.home / "campus").mkdir(parents=True)
+    for path in (cli.cwd / "cluster.yaml", cli.home / "campus/spec.yaml"):
+        path.write_text(SPEC)
+    assert codes(cli(*words, *choice, "-o", "json", rc=2)) == ["cluster-of-others"]
