@@ -2,7 +2,8 @@
 
 Raises clusters of its own, runs both sides of each comparison in turn, checks what they did, and prints every
 round, medians and ratios. Usage: python benchmarks/orchestration.py [--rounds N] [--nodes N] [WHAT...]
-WHAT: start, up, again, submit, files, cold, fail, many, large. Default: all. `files` needs rsync here.
+WHAT: start, up, again, submit, attached, files, cold, fail, many, large. Default: all. `files` needs rsync,
+`attached` needs root, or sudo without a password.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from support.rounds import Measured, machine, measure
 
 from clusterctl.providers.local.provider import image_keys
 from clusterctl.spec.models import LocalSettings
+from tests.support.foreign.site import site
+from tests.support.foreign.user import user_of
 
 MIB = 1 << 20
 QUEUED = 1000
@@ -167,35 +170,59 @@ def again(rounds: int) -> None:
 def submit(rounds: int) -> None:
     """A folder of twenty files and its script: by `submit`, and by tar, ssh and sbatch."""
     with raised(2) as cluster:
-        project = cluster.folder / "project"
-        project.mkdir()
-        (project / "job.sh").write_text("#!/bin/bash\ntrue\n")
 
-        def change() -> None:  # else there would be nothing to send the second time
-            for number in range(20):
-                (project / f"module{number}.py").write_text(f"# {time.time_ns()}\n" * 200)
-
-        def ours() -> float:
-            change()
-            return timed(lambda: cluster.run("submit", project / "job.sh"))
-
-        def by_hand() -> float:
-            change()
-            begun = time.perf_counter()
+        def by_hand(project: Path) -> None:
             packed = subprocess.run(["tar", "-c", "-C", project, "."], check=True, capture_output=True).stdout
             cluster.ssh("mkdir -p jobs/new && tar -x -C jobs/new", stdin=packed)
             assert cluster.ssh("cd jobs/new && sbatch --parsable job.sh").strip().isdigit()
-            return time.perf_counter() - begun
 
-        measured = measure(
-            "submit of a folder of 21 files",
-            rounds * 2,
-            aim="at most 1.3 times as long as by hand",
-            submit=ours,
-            by_hand=by_hand,
-        )
-        measured.show()
-        print(f"  submit / by hand = {1 / measured.ratio:.2f}")
+        aim = "at most 1.3 times as long as by hand"
+        _submits(rounds, cluster.folder, aim, lambda script: cluster.run("submit", script), by_hand)
+
+
+def attached(rounds: int) -> None:
+    """The same by an ordinary user on a Slurm cluster that other people operate."""
+    with site("national") as one, tempfile.TemporaryDirectory(prefix="clusterctl-bench-") as folder:
+        user = user_of(one, "stud", Path(folder))
+        user.clusterctl("attach", "national")
+
+        def by_hand(project: Path) -> None:
+            user.runs("sh", "-c", f"tar -c -C {project} . | ssh national 'mkdir -p new && tar -x -C new'")
+            said = user.runs("ssh", "national", "cd new && sbatch --account=proj1 --parsable job.sh")
+            assert said.split()[-1].isdigit()
+
+        def ours(script: Path) -> object:
+            return user.clusterctl("submit", script, "-o", "json")
+
+        _submits(rounds, user.folder, "at most 1.5 times as long as by hand", ours, by_hand)
+
+
+def _submits(
+    rounds: int,
+    folder: Path,
+    aim: str,
+    submit: Callable[[Path], object],
+    submit_by_hand: Callable[[Path], object],
+) -> None:
+    (project := folder / "project").mkdir()
+    (project / "job.sh").write_text("#!/bin/bash\ntrue\n")
+
+    def change() -> None:  # else there would be nothing to send the second time
+        for number in range(20):
+            (project / f"module{number}.py").write_text(f"# {time.time_ns()}\n" * 200)
+
+    def ours() -> float:
+        change()
+        return timed(lambda: submit(project / "job.sh"))
+
+    def by_hand() -> float:
+        change()
+        return timed(lambda: submit_by_hand(project))
+
+    title = "submit of a folder of 21 files"
+    measured = measure(title, rounds * 2, aim=aim, submit=ours, by_hand=by_hand)
+    measured.show()
+    print(f"  submit / by hand = {1 / measured.ratio:.2f}")
 
 
 def files(rounds: int) -> None:
@@ -400,7 +427,7 @@ def large(rounds: int) -> None:
 
 
 ALL: dict[str, Callable[..., None]] = {
-    one.__name__: one for one in (start, up, again, submit, files, cold, fail, many, large)
+    one.__name__: one for one in (start, up, again, submit, attached, files, cold, fail, many, large)
 }
 
 

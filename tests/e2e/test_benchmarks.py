@@ -22,7 +22,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
     [
         (
             "orchestration.py",
-            ("start", "again", "submit", "files", "fail"),
+            ("start", "again", "submit", "attached", "files", "fail"),
             (
                 "clusterctl --help",
                 "up again",
