@@ -177,10 +177,12 @@ def test_pipes_and_such_do_not_travel(tmp_path):
 # a new folder, by way of the store:
 
 
-def make(data: Path, name: str = "jobs/one", *, transport: LocalTransport | None = None):
+def make(
+    data: Path, name: str = "jobs/one", *, transport: LocalTransport | None = None, code: Path | None = None
+):
     items = [Item.of(str(path.relative_to(data)), path, path.lstat()) for path in sorted(data.rglob("*"))]
     hashes = hash_items([item for item in items if item.kind is Kind.FILE])
-    items.append(Item("v1", Kind.ARCHIVE, data, mode=0, mtime_ns=0))
+    items.append(Item("v1", Kind.ARCHIVE, code or data / "sub", mode=0, mtime_ns=0))
     upload = Upload(transport or LocalTransport())
     return upload.new_folder(items, hashes, name, store=STORE, ours={"our own": b"\xff\n"})
 
@@ -373,7 +375,7 @@ def test_a_sweep_removes_what_is_not_its_own_and_follows_no_link(home, data, tmp
 
 
 def test_an_archive_is_unpacked_once_and_kept_for_a_year(home, data, tmp_path):
-    make(data)
+    make(data, code=data)
     archive = home / archives_of(FOLDER) / "v1"
     whole = {str(path.relative_to(data.parent)): path.read_bytes() for path in tree_files(data)}
     assert {str(path.relative_to(archive)): path.read_bytes() for path in tree_files(archive)} == whole
@@ -381,12 +383,12 @@ def test_an_archive_is_unpacked_once_and_kept_for_a_year(home, data, tmp_path):
         (archive / "mark").touch()
         for path, at in ((archive, time.time() - days * 86400), (home / STORE / "swept", 1)):
             os.utime(path, (at, at))
-        make(data, f"jobs/{days}")
+        make(data, f"jobs/{days}", code=data)
         assert (archive / "mark").exists() is stays
     # A file in the place of a folder is replaced.
     shutil.rmtree(archive)
     archive.symlink_to(tmp_path)
-    make(data, "jobs/last")
+    make(data, "jobs/last", code=data)
     assert not archive.is_symlink()
     assert (archive / "data" / "large").read_bytes() == (data / "large").read_bytes()
 
