@@ -16,7 +16,7 @@ from clusterctl.scheduler.session import Session, connect_session
 from clusterctl.spec.existing import existing_cluster
 from clusterctl.state.facts import facts_of
 from clusterctl.state.inventory import applied_spec, inventory_of
-from clusterctl.state.workspace import WAIT_S, Workspace
+from clusterctl.state.workspace import WAIT_S, Workspace, write_atomic
 from clusterctl.transport.login import LOGIN_HOST
 from clusterctl.transport.master import end_all_connections
 from clusterctl.transport.ssh import Connections
@@ -77,6 +77,8 @@ def detach(workspace: Workspace, options: DetachOptions) -> DetachResult:
             end_all_connections(workspace.ssh_config)
             with suppress(OSError):
                 workspace.copies.unlink(missing_ok=True)
+            # Without a spec, there is nothing left on the cluster, even if this removal is killed.
+            workspace.spec.unlink(missing_ok=True)
             workspace.remove()
     return result
 
@@ -102,9 +104,13 @@ def _emptied(workspace: Workspace, options: DetachOptions) -> DetachResult:
         entries = place.entries()
         jobs = _active_jobs(session, folder)
         cancelled = _cancel(session, folder, jobs, options)
-        # Files that were sent from here, or collected, also exist here.
-        search = Search(inventory_of(workspace), workspace, lambda _: session.transport, (), shared=True)
-        found, runs = search.find(), uncollected(workspace)
+        if entries or not workspace.removing.exists():
+            # Files that were sent from here, or collected, also exist here.
+            search = Search(inventory_of(workspace), workspace, lambda _: session.transport, (), shared=True)
+            found, runs = search.find(), uncollected(workspace)
+        else:
+            # A killed `detach` has removed the folder.
+            found, runs = OnlyCopies(), ()
         only_there = OnlyCopies(
             jobs=tuple(f"job {job.whole_id} ({job.name}) is {job.state}" for job in jobs if not cancelled),
             runs=tuple(f"the run of {entry.shown} is not collected" for entry in runs),
@@ -119,6 +125,7 @@ def _emptied(workspace: Workspace, options: DetachOptions) -> DetachResult:
             )
         if not options.dry_run:
             options.reporter.step("remove")
+            write_atomic(workspace.removing, "")
             place.remove()
     return DetachResult(folder, entries, only_there, cancelled)
 

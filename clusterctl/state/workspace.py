@@ -188,7 +188,8 @@ class Workspace:
     connections = _Path("connections")
     # Machines of the user that could not be restored yet.
     releases = _Path("pending-releases")
-    # Exists once `down` has started to remove hosts; holds the time of its search for only copies.
+    # Exists once `down` has started to remove hosts, with the time of its search for only copies, or `detach`
+    # to remove the folder.
     removing = _Path("removing")
     # Exists while an image is built without a cluster.
     baking = _Path("baking")

@@ -213,6 +213,7 @@ def _completed(
 ) -> Attached:
     """Place and prove, then write the spec, the site and the hosts of a probed cluster."""
     write_login_files(request.login, workspace)
+    workspace.removing.unlink(missing_ok=True)
     settings = _new_settings(request, _settings(previous), probed)
     spec = _spec(workspace.root.name, settings, probed, previous)
     # From now on, `detach` knows the folder, even if this process is killed.

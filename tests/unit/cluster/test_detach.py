@@ -8,8 +8,11 @@ import pytest
 
 from clusterctl.cluster.detach import DetachOptions, detach
 from clusterctl.errors import OnlyCopyError, TransportError
+from clusterctl.state.facts import PartitionFacts
+from clusterctl.state.inventory import CONTROLLER
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.login import HERE, write_login_files
+from clusterctl.transport.login import HERE, LOGIN_HOST, write_login_files
+from tests.support.inventories import host_of, inventory_of
 
 SPEC = """\
 version: 1
@@ -28,6 +31,27 @@ def unfinished(tmp_path: Path) -> Workspace:
     workspace.spec.write_text(SPEC.format(folder=tmp_path / "there/ours"))
     (tmp_path / "there").mkdir()
     return workspace
+
+
+@pytest.fixture
+def finished(unfinished: Workspace) -> Workspace:
+    """A workspace with hosts.json. Slurm has no jobs."""
+    here, folder = unfinished.root.parent, unfinished.root.parent / "there/ours"
+    (here / "squeue").write_text("#!/bin/sh\n")
+    (here / "squeue").chmod(0o755)
+    recorded = inventory_of(
+        hosts=(host_of(LOGIN_HOST, CONTROLLER),),
+        partitions=(PartitionFacts("short", ("n1",)),),
+        job_user="ada",
+        is_foreign=True,
+        slurm_path=str(here),
+        folder=str(folder),
+        root=str(folder),
+        no_accounting="it is closed",
+    )
+    unfinished.inventory.write_text(recorded.model_dump_json())
+    fill(unfinished, unfinished.cluster_id(), "jobs")
+    return unfinished
 
 
 def fill(workspace: Workspace, cluster_id: str, *names: str) -> Path:
@@ -65,6 +89,40 @@ def test_unfinished_attach_keeps_files_that_others_need(unfinished: Workspace) -
     assert (folder / "jobs").is_dir()
     detach(unfinished, DetachOptions(discard=True))
     assert not folder.exists()
+
+
+class KilledError(BaseException):
+    """Stands for a kill."""
+
+
+@pytest.mark.parametrize("half_gone", [False, True])
+def test_detach_killed_after_the_removal_ends(
+    finished: Workspace, monkeypatch: pytest.MonkeyPatch, half_gone: bool
+) -> None:
+    spec = finished.spec.read_text()
+
+    def kill(workspace: Workspace) -> None:
+        raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Workspace, "remove", kill)
+        with pytest.raises(KilledError):
+            detach(finished, DetachOptions())
+    assert list((finished.root.parent / "there").iterdir()) == []
+    if half_gone:
+        finished.ssh_config.unlink()
+    else:
+        finished.spec.write_text(spec)
+    detach(finished, DetachOptions())
+    assert not finished.root.exists()
+
+
+def test_missing_folder_that_no_detach_removed_is_no_success(finished: Workspace) -> None:
+    """Its disk may not be mounted."""
+    (finished.root.parent / "there/ours").rename(finished.root.parent / "elsewhere")
+    with pytest.raises(OnlyCopyError):
+        detach(finished, DetachOptions())
+    assert finished.root.exists()
 
 
 def test_forget_needs_no_login_and_says_what_stays(unfinished: Workspace) -> None:
