@@ -19,6 +19,7 @@ from clusterctl.packages.remote_environment import build_environment, lock_of, p
 from clusterctl.packages.wheelhouse import NodePlatform, wheelhouse
 from clusterctl.providers.existing.detach import folder_program
 from clusterctl.providers.existing.site import Site
+from clusterctl.spec.base import PATTERNS
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.transport.base import Transport
 from clusterctl.transport.tree import format_size
@@ -38,9 +39,6 @@ _ENVIRONMENTS: Final = "environments"
 _STORE: Final = "store"
 _CLAIM: Final = folder_program("remote_claim.sh")
 _FINISH: Final = Path(__file__).with_name("remote_finish.sh").read_text(encoding="utf-8")
-# Scripts of jobs contain the folder's path, so it needs no quotes. It is never a whole home or disk.
-_FOLDER: Final = re.compile(r"(~/|\$[A-Za-z_][A-Za-z0-9_]*/|/|)[\w.+@%:,-]+(/[\w.+@%:,-]+)*", re.ASCII)
-_PATH: Final = re.compile(r"(/[\w.+@%:,-]+)+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +138,8 @@ def place(
     modules: environment modules that are loaded before each job.
 
     Raises:
-        UsageError: the folder has other files, or jobs can't use the site's Python or C library.
+        UsageError: the folder has other files or is that of another Slurm cluster, or jobs can't use the
+            site's Python or C library.
         TransferError: the disk or the user's quota has too little room.
         MachineError: the wheels can't be downloaded on this machine.
         TransportError: the environment can't be installed, or the connection was lost.
@@ -150,7 +149,7 @@ def place(
     node = platform_of(site.pythons[path], site.glibc, site.arch)
     wheels = [*sorted(wheelhouse(job_lock(), node).glob("*.whl")), pip_wheel()]
     lock = lock_of(wheels, node)
-    answer, cluster_id = _claim(transport, folder, cluster_id)
+    answer, cluster_id = _claim(transport, folder, cluster_id, site.cluster_name)
     at, built = answer["folder"][0], False
     if lock.key not in answer["environments"][0].split():
         _reject_little_room(transport.host, at, rooms_of(answer))
@@ -168,16 +167,20 @@ def place(
     return Placed(at, cluster_id, path, site.pythons[path], node, time.monotonic() - started, built)
 
 
-def _claim(transport: Transport, folder: str, cluster_id: str) -> tuple[dict[str, list[str]], str]:
+def _claim(
+    transport: Transport, folder: str, cluster_id: str, cluster_name: str
+) -> tuple[dict[str, list[str]], str]:
     """Create and mark the folder. Return the answer by names, and the id in the mark."""
-    if not _FOLDER.fullmatch(folder) or {".", ".."} & {*folder.split("/")}:
+    if not PATTERNS["remote_folder"].matches(folder):
         raise _unfit(folder)
-    result = transport.run(["sh", "-c", _CLAIM, "claim", folder, cluster_id], check=False)
+    result = transport.run(["sh", "-c", _CLAIM, "claim", folder, cluster_id, cluster_name], check=False)
     answer: dict[str, list[str]] = {}
     for line in result.stdout.splitlines():
         name, _, value = line.partition("\t")
         answer.setdefault(name, []).append(value)
     where = f"{transport.host}:{folder}"
+    if result.rc == 0 and answer.keys() == {"folder"}:
+        raise _unfit(answer["folder"][0])
     if result.rc != 0 or "environments" not in answer:
         raise TransferError(
             "the folder can't be created on the cluster",
@@ -186,24 +189,28 @@ def _claim(transport: Transport, folder: str, cluster_id: str) -> tuple[dict[str
             why=printable(result.stderr.strip()),
             fix="choose another folder with --folder",
         )
-    if not (mark := answer["mark"][0].strip()):
-        raise UsageError(
-            "the folder on the cluster has files that are not clusterctl's",
-            code="folder-taken",
-            where=where,
-            why=f"{answer['folder'][0]} is not empty, and it has no mark of clusterctl",
-            fix="choose a new folder with --folder",
-        )
-    if not _PATH.fullmatch(answer["folder"][0]):
-        raise _unfit(answer["folder"][0])
-    return answer, mark
+    (path,), (mark,), (marked_name,) = answer["folder"], answer["mark"], answer["cluster"]
+    if not mark:
+        problem, why = "has files that are not clusterctl's", "is not empty, and it has no mark of clusterctl"
+    elif marked_name != cluster_name:
+        problem, why = "belongs to another Slurm cluster", f"is in use for Slurm's cluster {marked_name!r}"
+    else:
+        return answer, mark
+    raise UsageError(
+        f"the folder on the cluster {problem}",
+        code="folder-taken",
+        where=where,
+        why=f"{path} {printable(why)}",
+        fix=f"choose a new folder, for example with `--folder {path}-{cluster_name or 2}`",
+    )
 
 
 def _unfit(folder: str) -> UsageError:
     return UsageError(
         f"{folder!r} can't be the folder on the cluster",
         code="folder-unfit",
-        fix="use an absolute path, or a path such as ~/clusterctl or $SCRATCH/clusterctl, without spaces",
+        fix="use an absolute path, or a path such as ~/clusterctl or $SCRATCH/clusterctl, of letters, digits "
+        "and ._+@-",
     )
 
 

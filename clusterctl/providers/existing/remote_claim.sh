@@ -1,22 +1,28 @@
-# Runs on the login node: claim FOLDER ID, after remote_folder.sh. Creates the folder and writes its mark, unless it has
-# one. Prints lines of a name, a tab and a value: the folder's path, the id in the mark, the free blocks, their size, all
-# and free inodes of the disk, the user's quotas there, and the environments in the folder. A folder with other files and
-# without a mark is left as it is, and `mark` is empty.
+# Runs on the login node: claim FOLDER ID CLUSTER, after remote_folder.sh. Creates the folder and writes its mark, unless
+# it has one. CLUSTER: Slurm's ClusterName. Prints lines of a name, a tab and a value: the folder's path, the id and the
+# ClusterName in the mark, the free blocks, their size, all and free inodes of the disk, the user's quotas there, and the
+# environments in the folder. A folder with other files and without a mark is left as it is, and `mark` is empty. Of a
+# path that needs quotes, only `folder` is printed.
+case $folder in
+*[!A-Za-z0-9._/+@-]*) printf 'folder\t%s\n' "$folder" && exit 0 ;;
+esac
 umask 077
 set -e
-count=0 above=$folder
-until [ -d "$above" ]; do
-    count=$((count + 1))
-    above=$(dirname -- "$above")
-done
-mkdir -p -- "$folder"
-cd -- "$folder"
-# A killed clusterctl may leave the folder, or an empty mark.
-if [ ! -s "$mark" ] && [ -z "$(ls -A | grep -vxF "$mark")" ]; then
+if [ ! -s "$folder/$mark" ] && [ -z "$(list_files)" ]; then
+    if ! find_moved_mark "$2"; then
+        above=$folder count=0
+        until [ -d "$above" ]; do
+            above=$(dirname -- "$above")
+            count=$((count + 1))
+        done
+    fi
     # The disk may be full.
-    printf '%s\n' "$2" "$count" >"$mark" || { rm -f -- "$mark" && remove_created "$count" && exit 1; }
+    { printf '%s\n' "$2" "$count" "$3" >"$above/$mark-$2" && mkdir -p -- "$folder"; } ||
+        { remove_created "$2" && exit 1; }
+    mv -f -- "$above/$mark-$2" "$folder/$mark"
 fi
-printf 'folder\t%s\nmark\t%s\n' "$(pwd)" "$(head -n 1 "$mark" 2>/dev/null)"
+cd -- "$folder"
+printf 'folder\t%s\nmark\t%s\ncluster\t%s\n' "$(pwd)" "$(sed -n 1p "$mark" 2>/dev/null)" "$(sed -n 3p "$mark" 2>/dev/null)"
 printf 'disk\t%s\n' "$(stat -f -c '%a %S %c %d' .)"
 printf 'device\t%s\n' "$(df -P . | tail -n 1 | cut -d ' ' -f 1)"
 quota -wp 2>/dev/null | sed 's/^/quota\t/' || true

@@ -1,7 +1,7 @@
 # shellcheck shell=sh disable=SC2034
 # The begin of a program for the login node whose first argument is a folder, which may begin with ~/ or $NAME/.
 # Sets the variables `folder`, its path, and `mark`, the name of the file in it with the cluster's id.
-# A mark has the id and, on a second line, how many folders `attach` created: the folder and those above it.
+# A mark has the id, how many folders `attach` created (the folder and those above it), and Slurm's ClusterName.
 case $1 in
 '~') folder=$HOME ;;
 '~/'*) folder=$HOME/${1#??} ;;
@@ -18,12 +18,26 @@ case $1 in
 esac
 mark=.clusterctl-cluster
 
-# Remove the empty folders that `attach` created: the folder, and $1 - 1 above it.
-remove_created() {
-    cd / || exit
-    created=$1
-    while [ "$created" -gt 0 ] && rmdir -- "$folder" 2>/dev/null; do
-        folder=$(dirname -- "$folder")
-        created=$((created - 1))
+# While folders are created or removed, the mark of cluster ID lies above them as .clusterctl-cluster-ID, so that a
+# killed program can be continued. Set `above`, the folder that has it, and `count`, the number of folders below `above`.
+find_moved_mark() {
+    above=$folder count=0
+    until [ -e "$above/$mark-$1" ]; do
+        [ "$above" != / ] || return 1
+        above=$(dirname -- "$above")
+        count=$((count + 1))
     done
 }
+
+# Remove the empty folders below `above`, which `attach` created, and then the mark of cluster ID.
+remove_created() {
+    cd / || exit
+    while [ "$count" -gt 0 ] && { [ ! -d "$folder" ] || rmdir -- "$folder" 2>/dev/null; }; do
+        folder=$(dirname -- "$folder")
+        count=$((count - 1))
+    done
+    rm -f -- "$above/$mark-$1"
+}
+
+# Print the names of the files in the folder, without marks.
+list_files() { ls -A -- "$folder" 2>/dev/null | grep -v "^$mark"; }

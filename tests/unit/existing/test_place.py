@@ -13,6 +13,8 @@ import pytest
 
 from clusterctl.errors import TransferError, TransportError, UsageError
 from clusterctl.packages.wheelhouse import NodePlatform, new_wheelhouse
+from clusterctl.providers.existing import detach as detach_module
+from clusterctl.providers.existing import place as place_module
 from clusterctl.providers.existing.detach import AttachedFolder
 from clusterctl.providers.existing.place import Placed, choose_python, place, platform_of, rooms_of
 from clusterctl.providers.existing.site import Site
@@ -45,7 +47,7 @@ def call(home: Path) -> Place:
 
     def place_here(folder: str = "~/ours", cluster_id: str = "a1b2", **more: object) -> Placed:
         transport = more.pop("transport", LocalTransport())
-        return place(transport, SITE, folder, cluster_id, **more)  # type: ignore[arg-type]
+        return place(transport, more.pop("site", SITE), folder, cluster_id, **more)  # type: ignore[arg-type]
 
     return place_here
 
@@ -74,12 +76,41 @@ def test_place_ignores_the_sites_settings_of_python(
     assert list((home / "ours/env/lib").glob("python3*/site-packages/first*"))
 
 
-@pytest.mark.parametrize("left", ["folder", "mark"])
-def test_place_continues_after_a_kill(call: Place, home: Path, left: str) -> None:
-    (home / "ours").mkdir()
-    if left == "mark":
-        (home / "ours/.clusterctl-cluster").touch()
-    assert call().cluster_id == "a1b2"
+CLAIM = (place_module._CLAIM, "~/a/ours", "a1b2", "campus")
+
+
+def run_program(program: str, *words: str) -> int:
+    """Run a program of the login node. Return its exit status."""
+    return LocalTransport().run(["sh", "-c", program, "program", *words], check=False).rc
+
+
+def kill_after(command: str, program: str, *words: str) -> None:
+    """Run a program of the login node that is killed after its first call of this command."""
+    assert run_program(f'{command}() {{ command {command} "$@"; kill -9 $$; }}\n{program}', *words) == -1
+
+
+@pytest.mark.parametrize("there", ["", "a", "a/ours"])
+@pytest.mark.parametrize("command", ["printf", "mkdir", "mv", "stat"])
+@pytest.mark.parametrize("again", [True, False])
+def test_killed_place_continues_or_is_removed(home: Path, there: str, command: str, again: bool) -> None:
+    """Folders that a killed `place` has created are removed by `detach`; older ones stay."""
+    (home / there).mkdir(parents=True, exist_ok=True)
+    before = sorted(home.rglob("*"))
+    kill_after(command, *CLAIM)
+    if again:
+        assert run_program(*CLAIM) == 0
+        assert sorted(home.rglob("*")) == [home / "a", home / "a/ours", home / "a/ours/.clusterctl-cluster"]
+    folder = AttachedFolder(LocalTransport(), "~/a/ours", "a1b2")
+    folder.remove()
+    assert (sorted(home.rglob("*")), folder.remove()) == (before, ())
+
+
+def test_place_refuses_the_folder_of_another_slurm_cluster(call: Place, home: Path) -> None:
+    """Two clusters of a site share the home."""
+    assert run_program(*CLAIM) == 0
+    with refused("folder-taken", UsageError, "--folder"):
+        call("~/a/ours", site=replace(SITE, cluster_name="other"))
+    assert (home / "a/ours/.clusterctl-cluster").read_text() == "a1b2\n2\ncampus\n"
 
 
 class Killing(LocalTransport):
@@ -109,7 +140,10 @@ def test_place_rejects_a_folder_with_other_files(call: Place, home: Path) -> Non
 
 @pytest.mark.parametrize(
     "folder",
-    ["~", "/", "", "$SCRATCH", "~/my files", "$(touch here)/x", "~/a\nb", "~other/x", "/a/'b", "~/a/../b"],
+    [
+        *("~", "/", "//", "", "$SCRATCH", "~/my files", "$(touch here)/x", "~/a\nb", "~other/x", "/a/'b"),
+        *("~/a/../b", "~/.", "work", "/scratch/a:b", "/scratch/%u/x"),
+    ],
 )
 def test_place_rejects_a_folder_that_is_a_home_or_needs_quotes(call: Place, home: Path, folder: str) -> None:
     with refused("folder-unfit", UsageError):
@@ -125,6 +159,10 @@ def test_place_expands_a_variable_of_the_cluster(
     monkeypatch.delenv("SCRATCH")
     with refused("folder-not-made", TransferError, "SCRATCH"):
         call("$SCRATCH/ours")
+    monkeypatch.setenv("SCRATCH", str(tmp_path / "dom\\ada's"))
+    with refused("folder-unfit", UsageError, "dom"):
+        call("$SCRATCH/ours")
+    assert not (tmp_path / "dom\\ada's").exists()
 
 
 def test_place_rejects_a_disk_with_little_room(call: Place) -> None:
@@ -223,16 +261,13 @@ def test_remove_leaves_a_folder_without_our_mark(home: Path, mark: str | None) -
     assert (home / "ours/thesis.tex").read_text() == "mine"
 
 
-def test_remove_continues_after_a_kill(call: Place, home: Path) -> None:
-    """The mark goes last, so what a killed removal leaves still has it."""
-    call()
-    script = 'rm() { command rm "$@"; case $* in *environments*) kill -9 $$;; esac; }\n'
-    from clusterctl.providers.existing import detach  # noqa: PLC0415
-
-    argv = ["sh", "-c", script + detach._DETACH, "detach", str(home / "ours"), "a1b2"]
-    LocalTransport().run(argv, check=False)
-    assert (home / "ours/.clusterctl-cluster").read_text().split() == ["a1b2", "1"]
-    attached(home).remove()
+@pytest.mark.parametrize("command", ["rm", "mv", "rmdir"])
+def test_remove_continues_after_a_kill(home: Path, command: str) -> None:
+    assert run_program(*CLAIM) == 0
+    (home / "a/ours/files").mkdir()
+    kill_after(command, detach_module._DETACH, "~/a/ours", "a1b2")
+    assert list(home.iterdir())
+    AttachedFolder(LocalTransport(), "~/a/ours", "a1b2").remove()
     assert list(home.iterdir()) == []
 
 
@@ -252,13 +287,10 @@ def test_remove_keeps_a_created_folder_with_other_files(call: Place, home: Path)
     assert sorted(home.rglob("*")) == [home / "a", home / "a/notes"]
 
 
-def test_remove_takes_an_empty_mark_and_no_empty_folder(home: Path) -> None:
+def test_remove_keeps_an_empty_folder_of_the_user(home: Path) -> None:
     (home / "ours").mkdir()
     assert attached(home).entries() == attached(home).remove() == ()
     assert (home / "ours").is_dir()
-    (home / "ours/.clusterctl-cluster").touch()
-    assert attached(home).remove() == ()
-    assert list(home.iterdir()) == []
 
 
 def test_place_on_a_full_disk_leaves_nothing(call: Place) -> None:
