@@ -8,14 +8,7 @@ from clusterctl.cli.job import timeout_of
 from clusterctl.cli.options import Words, argument, option, takes
 from clusterctl.cli.output import Screen
 from clusterctl.cli.submit import JOB_FLAGS, SLURM_FLAGS, Target, preparer
-from clusterctl.rehearse.rehearsal import (
-    LIMIT_S,
-    MTBF_S,
-    OWN_OPTIONS,
-    Rehearsal,
-    Rehearser,
-    job_to_rehearse,
-)
+from clusterctl.rehearse.rehearsal import LIMIT_S, MTBF_S, OWN_OPTIONS, Rehearsal, Rehearser, job_to_rehearse
 from clusterctl.rehearse.verdict import CONTRACT, Fault
 from clusterctl.scheduler.session import open_session
 from clusterctl.spec.units import format_duration

@@ -22,12 +22,7 @@ _NUMBER: Final = re.compile(r"[0-9]{1,7}")
 
 
 def select_replay(
-    row: Row,
-    changes: Mapping[str, str],
-    *,
-    failed: bool,
-    flags: Mapping[str, object],
-    code: Code = Code.SENT,
+    row: Row, changes: Mapping[str, str], *, failed: bool, flags: Mapping[str, object], code: Code = Code.SENT
 ) -> ReplayRequest | None:
     """Return the submission that repeats the run ``row``. None: ``failed`` is set, and all have completed.
 

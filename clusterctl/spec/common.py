@@ -10,14 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from ipaddress import IPv4Network
 from typing import Annotated, ClassVar, Final, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    ConfigDict,
-    Field,
-    WithJsonSchema,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
 from clusterctl.errors import BadValueError, UsageError
 from clusterctl.spec.base import (

@@ -34,7 +34,7 @@ class ExistingSettings(ProviderSettings):
     type: Literal["existing"] = Field(description="the provider's type")
     login: Annotated[str, PATTERNS["destination"]] = Field(
         description="the login node as ssh takes it: an alias of ~/.ssh/config, user@host, or "
-        "ssh://user@host:port; a dot: this machine is the login node",
+        "ssh://user@host:port; a dot: this machine is the login node"
     )
     folder: Annotated[str, PATTERNS["remote_folder"]] = Field(
         "~/clusterctl",
@@ -46,8 +46,7 @@ class ExistingSettings(ProviderSettings):
         (), description="environment modules that jobs load, such as that of MPI"
     )
     launcher: Literal[Launcher.SRUN, Launcher.MPIRUN] | None = Field(
-        None,
-        description="the program that starts MPI ranks; by default `attach` finds it by a job",
+        None, description="the program that starts MPI ranks; by default `attach` finds it by a job"
     )
     python: Annotated[str, PATTERNS["absolute_path"]] | None = Field(
         None, description="Python 3.11 or newer on the nodes; by default `attach` searches for it"

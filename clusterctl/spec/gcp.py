@@ -283,10 +283,7 @@ def image_error(spec: Cluster) -> UsageError | None:
     for key, problem in (
         ("provider.image.bake", "clusterctl can't build a node image" if settings_of(spec).bakes else ""),
         ("slurm.version", f"Slurm {spec.slurm.version} can't be guaranteed" if spec.slurm.version else ""),
-        (
-            "software.slurm",
-            f"Slurm from {origin} can't be guaranteed" if origin != "distribution" else "",
-        ),
+        ("software.slurm", f"Slurm from {origin} can't be guaranteed" if origin != "distribution" else ""),
     ):
         if problem:
             return UsageError(

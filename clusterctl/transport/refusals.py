@@ -9,13 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from clusterctl.errors import (
-    HostKeyError,
-    KeyRefusedError,
-    TransportError,
-    TunnelError,
-    TunnelRefusedError,
-)
+from clusterctl.errors import HostKeyError, KeyRefusedError, TransportError, TunnelError, TunnelRefusedError
 from clusterctl.state.workspace import JUMP, Workspace
 from clusterctl.transport.base import unreachable_error
 from clusterctl.transport.login import login_of

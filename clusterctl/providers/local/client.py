@@ -172,7 +172,5 @@ def _died(process: subprocess.Popen[str]) -> MachineError | ProvisionError:
         fix = "run `sudo -v` first, or run clusterctl as root, or allow sudo without a password"
         return MachineError(_NO_RIGHT, code="no-right-to-start-nodes", where=_HERE, why=lines[-1], fix=fix)
     return ProvisionError(
-        "clusterctl's root helper ended without an answer",
-        code="ended-without-answer",
-        why=stderr[-1500:],
+        "clusterctl's root helper ended without an answer", code="ended-without-answer", why=stderr[-1500:]
     )
