@@ -212,8 +212,8 @@ def doctor(
 
     Checks SSH access, sudo, operating system, clock, names, disks, ports, firewall, locks, accounts and
     GPUs. Changes nothing. On-prem hosts can be checked before the first `up`. Exits 1 if a host cannot be
-    part of the cluster. On a cluster that other people run, it shows what works there and how that is known,
-    and records the proof by your first job.
+    part of the cluster. On a cluster that other people run, it shows each fact about the cluster and how it
+    was learned, and records the proof by your first job.
     --bundle writes the findings, the cluster's logs and the hosts' output to one archive
     without secrets, even if some hosts do not answer.
     """

@@ -44,7 +44,7 @@ def attach(**request: Any) -> Attached:
 
 
 def examine_site(spec: ClusterSpec, workspace: Workspace) -> tuple[Fact, ...]:
-    """Return what works on a cluster that other people operate, and how it is known."""
+    """Return facts about a cluster that other people operate, and how each was learned."""
     facts: tuple[Fact, ...] = _module("existing", "provider").examine_site(spec, workspace)
     return facts
 

@@ -96,7 +96,7 @@ class CommandTransport(ABC):
     def _wrapped(
         self, argv: Sequence[str], env: Mapping[str, str] | None = None, *, reads: bool
     ) -> tuple[str, bytes]:
-        """Count the command, and return what ``wrap_command`` makes of it."""
+        """Count the command, and return it as ``wrap_command`` does."""
         if self.calls is not None:
             count_call(self.calls)
         return wrap_command(argv, env, reads=reads, path=self.path)

@@ -233,11 +233,7 @@ def _completed(
     folders = ":".join(dict.fromkeys(str(Path(python).parent) for python in probed.site.pythons))
     with Connections(workspace.ssh_config, stays=LOGIN_HOST, path=folders) as connections:
         placed, outcome = place_and_prove(
-            connections.to(LOGIN_HOST),
-            probed.site,
-            settings.folder,
-            workspace.cluster_id(),
-            options,
+            connections.to(LOGIN_HOST), probed.site, settings.folder, workspace.cluster_id(), options
         )
         is_pending = isinstance(outcome, Unproven) and outcome.code == "pending"
         if is_pending and settings.launcher is None:

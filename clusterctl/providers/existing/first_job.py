@@ -29,7 +29,7 @@ def leave_proof(transport: Transport, site: Site, placed: Placed, options: Proof
 
 
 def read_first_proof(transport: Transport, folder: str) -> tuple[str, Proof | Unproven] | None:
-    """Return the id of the job that has run the proof, and the outcome. None: no job has."""
+    """Return the id of the job that ran the proof, and the outcome. None: no job has run it."""
     result = transport.run(["sh", "-c", _READ, "read", folder], check=False)
     if result.rc:
         return None

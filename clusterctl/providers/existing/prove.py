@@ -1,4 +1,4 @@
-"""Proof by a job that MPI programs run on a foreign cluster, and what the job found on the nodes."""
+"""Proof by a job that MPI programs run on an attached cluster, and the job's facts about the nodes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The provider of a cluster that other people operate: it creates, changes and removes no host.
 
-``examine_site`` says for `doctor` what works there, and how that is known.
+``examine_site`` returns for `doctor` the facts about the cluster, and how each was learned.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def examine_site(spec: ClusterSpec, workspace: Workspace) -> tuple[Fact, ...]:
 def facts_of_first_job(
     transport: Transport, site: Site, spec: ClusterSpec, workspace: Workspace
 ) -> Iterator[Fact]:
-    """Yield what the user's first job has shown, and record a proof as `attach` does."""
+    """Yield the facts that the user's first job has found. Record a proof as `attach` does."""
     inventory, settings = inventory_of(workspace), existing_cluster(spec.provider)
     if settings.launcher is not None:
         yield Fact("MPI", settings.launcher, "the spec, or an earlier proof")
@@ -118,7 +118,7 @@ def facts_of_first_job(
 
 
 def site_facts(probed: Probed) -> Iterator[Fact]:
-    """Yield what the login node has told."""
+    """Yield the facts that the login node has printed."""
     site, learned = probed.site, probed.site.learned
     yield Fact("Slurm", f"{site.slurm_version}, cluster {site.cluster_name}", learned["slurm_version"])
     internet = f"internet: {_YES[site.internet]}"
@@ -137,13 +137,13 @@ def site_facts(probed: Probed) -> Iterator[Fact]:
 
 
 def placed_facts(placed: Placed) -> Iterator[Fact]:
-    """Yield what `attach` has put there."""
+    """Yield the folder and the Python that `attach` has placed on the cluster."""
     yield Fact("folder", placed.folder, "written there")
     yield Fact("Python", f"{placed.version}, {placed.python}", "python3 --version")
 
 
 def proof_facts(proof: Proof, job: str) -> Iterator[Fact]:
-    """Yield what the proof has shown. job: the job that ran it."""
+    """Yield the facts that the proof has found. job: the job that ran the proof."""
     nodes, by_job = proof.nodes, f"{job} on {', '.join(proof.nodes.names)}"
     modules = f", module {' '.join(proof.modules)}" if proof.modules else ""
     yield Fact("MPI", f"{'srun with PMIx' if proof.launcher == 'pmix' else proof.launcher}{modules}", by_job)

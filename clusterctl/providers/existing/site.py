@@ -15,7 +15,7 @@ _NAME: Final = "site.json"
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A fact about the site, and the command or job that told it. is_problem: jobs can't run well."""
+    """A fact about the site, and the command or job that found it. is_problem: jobs can't run well."""
 
     fact: str
     value: str
