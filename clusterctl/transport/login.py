@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from clusterctl.errors import TransportError, UsageError
+from clusterctl.errors import ClusterctlError, TransportError, UsageError
 from clusterctl.state.workspace import Workspace, write_atomic
 
 # The login as a host of the cluster, in hosts.json.
@@ -28,6 +30,8 @@ _IPV6: Final = r"(?:[0-9a-fA-F]*:){2,}[0-9a-fA-F.]*"
 _PLAIN: Final = re.compile(rf"{_USER}(?P<host>{_NAME}|{_IPV6})", re.ASCII)
 _PORT: Final = r"(?P<port>:[0-9]{1,5})?"
 _URI: Final = re.compile(rf"ssh://{_USER}(?P<host>{_NAME}|\[{_IPV6}\]){_PORT}/?", re.ASCII)
+# The size of the count of commands at which lines older than an hour are removed.
+_MOST_COUNTED: Final = 1 << 16  # bytes
 # The user's settings come first; the last lines apply only to what the user has not set. A command of the
 # user's own would replace every command of clusterctl.
 _CONFIG: Final = """\
@@ -112,3 +116,21 @@ def no_login_error(host: str) -> TransportError:
         fix=f"for a shell on a compute node: `clusterctl shell --slurm=--nodelist={host}`",
         host=host,
     )
+
+
+def count_call(path: Path) -> None:
+    """Add a line with the time to the count of commands. Without an exception: no command depends on it."""
+    with suppress(OSError, ClusterctlError):
+        with path.open("a") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(f"{time.time():.0f}\n")
+            is_large = file.tell() > _MOST_COUNTED
+        if is_large:
+            write_atomic(path, "".join(f"{second}\n" for second in calls_of_last_hour(path)))
+
+
+def calls_of_last_hour(path: Path) -> list[int]:
+    """Return the times of the commands that ran on the login in the last hour."""
+    text = path.read_text() if path.exists() else ""
+    seconds = [int(line) for line in text.splitlines() if line.isdecimal()]
+    return [second for second in seconds if second > time.time() - 3600]  # seconds

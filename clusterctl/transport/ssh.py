@@ -28,8 +28,7 @@ from clusterctl.transport.base import (
     unreachable_error,
     wrap_command,
 )
-from clusterctl.transport.calls import count_call
-from clusterctl.transport.login import HERE, LOGIN_HOST, here_words, login_of
+from clusterctl.transport.login import HERE, LOGIN_HOST, count_call, here_words, login_of
 from clusterctl.transport.master import Jumps, Master, may_ask, open_master
 from clusterctl.transport.openssh import NO_CONNECTION, OpenSSH, Talk, prepare_pipes, start_program
 from clusterctl.transport.refusals import connection_error

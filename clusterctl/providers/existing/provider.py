@@ -24,8 +24,7 @@ from clusterctl.spec.units import format_duration
 from clusterctl.state.inventory import inventory_of
 from clusterctl.state.workspace import WAIT_S, Workspace, write_atomic
 from clusterctl.transport.base import Transport
-from clusterctl.transport.calls import calls_of_last_hour
-from clusterctl.transport.login import LOGIN_HOST
+from clusterctl.transport.login import LOGIN_HOST, calls_of_last_hour
 from clusterctl.transport.ssh import Connections
 from clusterctl.util.progress import SILENT
 
@@ -80,7 +79,7 @@ def examine_site(spec: ClusterSpec, workspace: Workspace) -> tuple[Fact, ...]:
         if not any(fact.fact == "MPI" for fact in saved):
             saved += tuple(facts_of_first_job(transport, probed.site, spec, workspace))
         entries = AttachedFolder(transport, inventory.folder, inventory.cluster_id).entries()
-    count = calls_of_last_hour(workspace.calls)
+    count = len(calls_of_last_hour(workspace.calls))
     calls = Fact("remote commands", f"{count} in the last hour", "counted here")
     quotas = [Fact("quota", line, "quota") for line in probed.site.quotas]
     folder = [Fact(f"folder {entry.name}", str(entry).partition(": ")[2], "du") for entry in entries]
