@@ -37,17 +37,19 @@ def test_proof_by_pmix() -> None:
     ]
 
 
-def test_srun_with_separate_worlds_is_no_proof() -> None:
-    """On this cluster srun ends with status 0, after two programs of one rank each; today none is tried."""
+def test_launchers_are_tried_until_one_works() -> None:
+    """Slurm's PMIx plugin is missing on the nodes, and in the second job also mpirun."""
     proof = read_facts(captured("24.11-mpirun"))
     assert isinstance(proof, Proof)
-    assert proof.launcher == "mpirun"
-    failed = [trial for trial in proof.trials if trial.failure]
-    assert [trial.launcher for trial in failed] == ["", "default", "pmi2"]
+    assert (proof.launcher, proof.modules) == ("mpirun", ("openmpi/5.0",))
+    tried = [(trial.modules, trial.launcher) for trial in proof.trials]
+    assert tried == [("", ""), ("openmpi/5.0", "pmix"), ("openmpi/5.0", "mpirun")]
+    assert [bool(trial.failure) for trial in proof.trials] == [True, True, False]
     unproven = read_facts(captured("24.11-no-mpi"))
     assert isinstance(unproven, Unproven)
     assert (unproven.code, unproven.why) == ("mpi", unproven.trials[-1].failure)
-    assert [trial.launcher for trial in unproven.trials] == ["", "default", "pmi2"]
+    assert [(trial.modules, trial.launcher) for trial in unproven.trials] == tried
+    assert unproven.nodes.names == ("c1", "c2")
 
 
 def test_refused_and_pending_jobs_have_slurms_words() -> None:
