@@ -90,3 +90,10 @@ def national() -> Iterator[Site]:
     """A Slurm cluster of others, with accounting that demands an account: tests/support/foreign/site.py."""
     with site("national") as one:
         yield one
+
+
+@pytest.fixture(scope="session")
+def campus() -> Iterator[Site]:
+    """A Slurm cluster of others, without accounting."""
+    with site("campus") as one:
+        yield one

@@ -15,6 +15,7 @@ from tests.e2e.faults import Victim
 from tests.support.foreign.site import Site
 from tests.support.foreign.user import User, user_of
 from tests.support.messages import codes
+from tests.support.processes import eventually
 from tests.support.verbs import Clusterctl
 
 NAME = "grid"
@@ -27,6 +28,10 @@ print("rank", world.rank, "of", world.size, world.allreduce(world.rank))
     "rate.py": """\
 import sys
 print("argument", sys.argv[1])
+""",
+    "once.sh": """\
+#!/bin/bash
+echo "$SLURM_JOB_ID" >>ran-once
 """,
 }
 LATER = "--slurm=--begin=now+1hour"
@@ -114,6 +119,31 @@ def test_attach_again_checks_and_changes_nothing(attached: Attached) -> None:
     again = attached.verb("attach", "national", "-o", "json").json
     assert (again["cluster"], again["folder"]) == (NAME, attached.answer["folder"])
     assert (attached.verb.home / NAME / "hosts.json").read_text() == before
+
+
+def test_submit_killed_during_sbatch_makes_one_job(attached: Attached) -> None:
+    site = attached.site
+    with site.silent_slurmctld():
+        victim = Victim(attached.verb, "submit", "once.sh", "--name", "killed")
+        eventually(lambda: site.root("login1", "pgrep -x sbatch", rc=None))
+        victim.hit("kill")
+    there = site.jobs_named("killed")
+    assert len(there) <= 1
+    jobs = attached.verb("jobs", "-o", "json").json["jobs"]
+    assert [job["job_id"] for job in jobs if job["name"] == "killed"] == there
+
+
+def test_first_submit_killed_runs_one_job(attached: Attached) -> None:
+    """Killed between its jobs, or later. Without clusterctl, the jobs decide."""
+    site = attached.site
+    victim = Victim(attached.verb, "submit", "once.sh", "--name", "race", "--first", "main,main@proj1")
+    eventually(lambda: site.jobs_named("race"))
+    victim.hit("kill")
+    for job_id in site.jobs_named("race"):
+        site.await_end(job_id)
+    assert len(site.root("login1", "cat /home/stud/clusterctl/jobs/race-*/files/ran-once").split()) == 1
+    jobs = attached.verb("jobs", "-o", "json").json["jobs"]
+    assert [job["state"] for job in jobs if job["name"] == "race"] == ["COMPLETED"]
 
 
 def test_detach_refuses_while_jobs_wait(attached: Attached) -> None:

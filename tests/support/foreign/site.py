@@ -84,6 +84,12 @@ class Site:
         states = "sinfo --noheader --Node --states=all --format=%T | sort -u"
         eventually(lambda: self.root("login1", states, rc=None).split() == ["idle"], 60, pause_s=0.2)
 
+    def jobs_named(self, name: str) -> list[str]:
+        """The ids of all jobs of this name that slurmctld knows, once no sbatch waits for its answer."""
+        eventually(lambda: not self.root("login1", "pgrep -x sbatch", rc=None))
+        ask = f"squeue --noheader --states=all --name={name} --format=%A | sort -n"
+        return self.root("login1", ask).split()
+
     def await_end(self, job_id: str) -> None:
         """Wait until a job has ended."""
         ask = f"squeue --noheader --jobs={job_id} --states=PENDING,RUNNING,COMPLETING"
@@ -187,6 +193,13 @@ class Site:
         }[how]
         undo = f"if [ -e {real} ]; then mv {real} /usr/bin/sacct; fi; chmod 755 /usr/bin/sacct"
         with self.changed(LOGINS, script, undo):
+            yield
+
+    @contextmanager
+    def silent_slurmctld(self) -> Iterator[None]:
+        """Let slurmctld stand still, so that Slurm's commands wait for its answers."""
+        kill = "systemctl kill --signal={} slurmctld"
+        with self.changed(("login1",), kill.format("STOP"), kill.format("CONT")):
             yield
 
     @contextmanager

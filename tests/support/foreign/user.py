@@ -50,9 +50,9 @@ class User:
         return done.stdout
 
 
-def user_of(site: Site, person: str, folder: Path) -> User:
-    """A user whose ssh knows a person's account at a site by several names. ``folder`` gets the user's files,
-    and ``folder/work`` is the user's current folder.
+def user_of(site: Site, person: str, folder: Path, *others: Site) -> User:
+    """A user whose ssh knows a person's account at each site by several names. ``folder`` gets the user's
+    files, and ``folder/work`` is the user's current folder.
 
     NAME is the first login node, NAME-jump is the same one through the second, and NAME-any is a host name
     with the addresses of both.
@@ -62,20 +62,8 @@ def user_of(site: Site, person: str, folder: Path) -> User:
     work.mkdir()
     runner = Clusterctl(folder / "home", work, {}, folder / "clusterctl")
     user = User(work, runner, folder / "as-user", folder / "hosts")
-    name, (first, second) = f"login.{site.name}.test", site.addresses
-    shutil.copy(site.lab.key, ssh / "id_ed25519")
-    ways = {
-        site.name: f"HostName {first}",
-        f"{site.name}-second": f"HostName {second}",
-        f"{site.name}-jump": f"HostName {first}\n    ProxyJump {site.name}-second",
-        f"{site.name}-any": f"HostName {name}",
-    }
-    blocks = [f"Host {alias}\n    {words}\n    User {person}\n" for alias, words in ways.items()]
-    (ssh / "config").write_text("".join(blocks))
-    logins = [site.lab.host(login) for login in LOGINS]
-    known = [f"{known} {login.host_key}\n" for login in logins for known in (login.address, name)]
-    (ssh / "known_hosts").write_text("".join(known))
-    user.hosts.write_text("".join(f"{address} {name}\n" for address in site.addresses))
+    for one in (site, *others):
+        _add_site(one, person, ssh, user.hosts)
     own = Path.home() / ".ssh"
     own.mkdir(mode=0o700, exist_ok=True)
     mounts = shlex.join(["mount", "--bind", str(ssh), str(own)]) + "\n"
@@ -86,6 +74,28 @@ def user_of(site: Site, person: str, folder: Path) -> User:
     for program in (user.enter, user.clusterctl.script):
         program.chmod(0o755)
     return user
+
+
+def _add_site(site: Site, person: str, ssh: Path, hosts: Path) -> None:
+    """Add the key of a site and the names of its login nodes to the user's files."""
+    name, (first, second) = f"login.{site.name}.test", site.addresses
+    shutil.copy(site.lab.key, ssh / site.name)
+    ways = {
+        site.name: f"HostName {first}",
+        f"{site.name}-second": f"HostName {second}",
+        f"{site.name}-jump": f"HostName {first}\n    ProxyJump {site.name}-second",
+        f"{site.name}-any": f"HostName {name}",
+    }
+    logins = [site.lab.host(login) for login in LOGINS]
+    with (ssh / "config").open("a") as config, (ssh / "known_hosts").open("a") as known:
+        for alias, words in ways.items():
+            config.write(
+                f"Host {alias}\n    {words}\n    User {person}\n    IdentityFile ~/.ssh/{site.name}\n"
+            )
+        for login in logins:
+            known.writelines(f"{host} {login.host_key}\n" for host in (login.address, name))
+    with hosts.open("a") as file:
+        file.writelines(f"{address} {name}\n" for address in site.addresses)
 
 
 def _become() -> str:
