@@ -24,7 +24,9 @@ HERE: Final = "."
 # The variables that a command on this machine gets of this program's, as a login by SSH would set them.
 _KEPT: Final = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TZ", "USER")
 _OWN_CONFIG: Final = "~/.ssh/config"
-_USER: Final = r"(?:(?P<user>[^:/\s-][^:/\s]*)@)?"
+# ssh itself refuses these characters, and a backslash at the end. `$` is refused too: commands in the user's
+# ssh_config may have the name in them.
+_USER: Final = r"""(?:(?P<user>(?!-)[^:/\s\x00-\x1f'"`$;&<>|(){}]+)(?<!\\)@)?"""
 _NAME: Final = r"[\w.%+][\w.%+-]*"
 _IPV6: Final = r"(?:[0-9a-fA-F]*:){2,}[0-9a-fA-F.]*"
 _PLAIN: Final = re.compile(rf"{_USER}(?P<host>{_NAME}|{_IPV6})", re.ASCII)

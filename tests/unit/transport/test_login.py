@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import UsageError
+from clusterctl.spec.base import PATTERNS
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.login import HERE, checked_login, login_of, write_login_files
 from tests.support.messages import refused
@@ -23,14 +24,22 @@ from tests.support.messages import refused
         "ssh://stud@login-1:2222",
         "fe80::1",
         "ssh://[::1]:22",
+        "campus+2",
+        "CAMPUS\\ada@login",
+        "ada+x@login",
     ],
 )
 def test_a_destination_of_ssh_is_taken_unchanged(login: str) -> None:
     assert checked_login(login) == login
+    assert PATTERNS["destination"].matches(login)
 
 
 @pytest.mark.parametrize(
-    "login", ["", "-oProxyCommand=x", "u@-x", "-u@x", "a b", "u@h:22", "ssh://u@h/folder"]
+    "login",
+    [
+        *("", "-oProxyCommand=x", "u@-x", "-u@x", "a b", "u@h:22", "ssh://u@h/folder"),
+        *("$(id)@h", "u;id@h", "it's@h", "u\\@h", "h;id", "h\\x"),
+    ],
 )
 def test_any_other_text_is_refused(login: str) -> None:
     with refused("login-form", UsageError):
