@@ -24,6 +24,7 @@ SPEC = """\
 version: 1
 name: {name}
 provider: {{type: local}}
+software: {{packages: {packages}}}
 partitions:
   - {{name: train, nodes: 2, cpus: 4}}
 """
@@ -31,10 +32,11 @@ partitions:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two nodes with cores for a suite and for the jobs that it submits."""
+    """Two nodes with cores for a suite and for the jobs that it submits, and with the packages that suites need."""
     name = f"p{secrets.token_hex(3)}"
     home, cwd = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("cwd")
-    with raised(name, SPEC.format(name=name), home, cwd) as one:
+    packages = json.dumps([package for suite in SUITES.values() for package in suite.get("packages", ())])
+    with raised(name, SPEC.format(name=name, packages=packages), home, cwd) as one:
         yield one
 
 
@@ -66,7 +68,7 @@ def test_suite_has_the_expected_results(
     assert ran.returncode == suite["exit_code"], ran
     run = cluster.run_of(json.loads(ran.stdout)["job_id"])
     output = "\n".join((run / name).read_text() for name in ("stdout.log", "stderr.log"))
-    assert deviations(suite, output) == []
+    assert deviations(suite, output) == [], output
 
 
 def deviations(suite: dict[str, Any], output: str) -> list[str]:
