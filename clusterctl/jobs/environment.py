@@ -13,6 +13,7 @@ from clusterctl.packages.remote_environment import BUILD_S, WAIT_S, build_enviro
 from clusterctl.packages.wheelhouse import (
     Lock,
     NodePlatform,
+    Pip,
     Requirements,
     Wheel,
     cached_lock,
@@ -110,11 +111,12 @@ class Environments:
         return Environment.of(facts, lock if lock is not None and lock.wheels else None)
 
     def _resolve(self, requirements: Requirements) -> Lock:
-        return resolve(requirements, report=self.report, heard=self.heard)
+        return resolve(requirements, Pip(requirements.node, self.report, self.heard))
 
     def _replayed(self, text: str, node: NodePlatform) -> Lock:
         """Parse an earlier job's lock file. If it is for another Python, find wheels of the same versions."""
-        if (lock := fetch_locked(text, job_lock(), node, report=self.report, heard=self.heard)) is not None:
+        pip = Pip(node, self.report, self.heard)
+        if (lock := fetch_locked(text, job_lock(), pip)) is not None:
             return lock
         earlier_platform = text.partition("\n")[0].strip("# ")
         note = f"the original job used packages for {earlier_platform}; this job uses packages for {node}"
@@ -123,7 +125,7 @@ class Environments:
             file = folder / "requirements.txt"
             wheels = Lock.read(text, {}).wheels
             file.write_text("".join(f"{wheel.name}=={wheel.version}\n" for wheel in wheels))
-            return self._resolve(Requirements((file,), job_lock(), node=node))
+            return resolve(Requirements((file,), job_lock(), node=node), pip)
 
     def build(self, transport: Transport, environment: Environment, *, rented: bool = False) -> bool:
         """Install a Python environment on a host, unless the host has it. Return whether it was installed.

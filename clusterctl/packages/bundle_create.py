@@ -19,6 +19,7 @@ from clusterctl.packages.repository import RepositoryRequest, check, pack
 from clusterctl.packages.requirement_files import content_hash
 from clusterctl.packages.wheelhouse import (
     NodePlatform,
+    Pip,
     Requirements,
     cache_of_downloads,
     resolve,
@@ -97,7 +98,8 @@ def _wheels(request: BundleRequest, distribution: Distribution, packages: int) -
         report("downloading CuPy and CUDA's libraries")
         gpu = sorted(wheelhouse(gpu_lock(), node).glob("*.whl"))
     if (file := spec.software.python.requirements) is not None:
-        lock = resolve(Requirements((file,), job_lock(), node=node, gpus=has_gpus(spec)), report=report)
+        requirements = Requirements((file,), job_lock(), node=node, gpus=has_gpus(spec))
+        lock = resolve(requirements, Pip(node, report))
         more = [wheel_path(wheel) for wheel in lock.wheels]
         sources[WHEELS_LOCK.format(distribution.release)] = lock.text.encode()
     system = System(

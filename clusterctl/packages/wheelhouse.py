@@ -53,7 +53,10 @@ DEFAULT_PLATFORM: Final = NodePlatform.of(distribution_of(DEFAULT))
 
 @dataclass
 class Pip:
-    """Runs `pip download` for the nodes, for wheels only. ``heard``: called with each line of output."""
+    """Runs `pip download` for the nodes, for wheels only.
+
+    report: called with each message for the user. heard: called with each line of pip's output.
+    """
 
     node: NodePlatform
     report: LineReporter = SILENT.note
@@ -241,42 +244,40 @@ class Requirements:
         return cache_home() / _CACHE / "locks" / f"{key}.txt"
 
 
-def resolve(requirements: Requirements, *, report: LineReporter, heard: LineReporter = SILENT.note) -> Lock:
+def resolve(requirements: Requirements, pip: Pip) -> Lock:
     """Resolve requirements files for the nodes. The wheels are stored in the cache (see ``wheel_path``).
 
     Packages of the job environment keep their versions, unless the requirements exclude them. Then the lock
-    contains another version, which jobs import instead. ``heard`` is called with each line of pip's output.
+    contains another version, which jobs import instead. ``pip``: for the platform of ``requirements``.
     Raise a UsageError if pip can't meet the requirements, or a MachineError if the cache can't be written.
     """
     with cache_of_downloads(_CACHE) as home:
         answer, base = requirements.answer, pins(requirements.base)
         if (cached := _load_lock(answer, requirements)) is not None:
             return cached
-        report(f"resolving {', '.join(map(str, requirements.files))}")
+        pip.report(f"resolving {', '.join(map(str, requirements.files))}")
         answer.parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(home) as folder:
-            wheels = _download(requirements, folder, Pip(requirements.node, report, heard))
+            wheels = _download(requirements, folder, pip)
             additions = tuple(w for w in map(_move_to_cache, wheels) if base.get(w.name) != w.version)
             lock = Lock(additions, base, requirements.node)
         write_atomic(answer, lock.text)
     return lock
 
 
-def fetch_locked(
-    text: str, base: Path, node: NodePlatform, *, report: LineReporter, heard: LineReporter = SILENT.note
-) -> Lock | None:
-    """Parse a lock and download its exact wheels, unless cached. Return None if it is not for ``node``.
+def fetch_locked(text: str, base: Path, pip: Pip) -> Lock | None:
+    """Parse a lock and download its exact wheels, unless cached. Return None if it is for another platform.
 
     Raise a UsageError if an index lacks a wheel, or a MachineError if the cache can't be written.
     """
-    lock = Lock.read(text, pins(base), node)
+    lock = Lock.read(text, pins(base), pip.node)
     if lock.text != text:
         return None
     with cache_of_downloads(_CACHE) as home:
         missing = [wheel for wheel in lock.wheels if not wheel_path(wheel).is_file()]
         if not missing:
             return lock
-        report(f"downloading {len(missing)} wheels")
+        pip.report(f"downloading {len(missing)} wheels")
         home.mkdir(parents=True, exist_ok=True)
         with temporary_folder(home) as folder:
             requirements, target = folder / "wanted.txt", folder / "wheels"
@@ -285,7 +286,7 @@ def fetch_locked(
             argv += ["--dest", str(target)]
             if any("+cpu" in wheel.version for wheel in missing):
                 argv += ["--extra-index-url", cpu_index()]
-            result = Pip(node, report, heard).download(argv, cwd=folder)
+            result = pip.download(argv, cwd=folder)
             if result.rc != 0:
                 raise UsageError(
                     "wheels that an earlier run used can't be downloaded",

@@ -13,7 +13,7 @@ import pytest
 
 from clusterctl.packages import wheelhouse
 from clusterctl.packages.accelerators import INDEX_VARIABLE, _is_reachable, has_gpus
-from clusterctl.packages.wheelhouse import Requirements, resolve
+from clusterctl.packages.wheelhouse import Pip, Requirements, resolve
 from clusterctl.spec.models import ClusterSpec
 from tests.support.wheels import a_wheel
 
@@ -84,7 +84,7 @@ def solve(tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> S
         file = tmp_path / "requirements.txt"
         file.write_text("\n".join((f"--index-url file://{pypi}", *lines, "")))
         asked = Requirements((file,), tmp_path / "base.lock", gpus=gpus)
-        return {f"{one.name} {one.version}" for one in resolve(asked, report=said.append).wheels}
+        return {f"{one.name} {one.version}" for one in resolve(asked, Pip(asked.node, said.append)).wheels}
 
     return call
 

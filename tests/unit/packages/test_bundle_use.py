@@ -17,6 +17,7 @@ from clusterctl.packages.bundle import (
 from clusterctl.packages.requirement_files import content_hash
 from clusterctl.packages.wheelhouse import (
     NodePlatform,
+    Pip,
     Requirements,
     Wheel,
     resolve,
@@ -70,7 +71,7 @@ def test_wheels_come_out_of_the_bundle(workspace: Workspace, spec: ClusterSpec, 
     assert [wheel.name for wheel in wheelhouse(job_lock(), NODE).iterdir()] == ["numpy-2.0-py3-none-any.whl"]
     asked = spec.software.python.requirements
     assert asked is not None
-    lock = resolve(Requirements((asked,), job_lock(), node=NODE, gpus=False), report=lambda _: None)
+    lock = resolve(Requirements((asked,), job_lock(), node=NODE, gpus=False), Pip(NODE))
     assert lock.wheels == (WHEEL,)
     assert wheel_path(WHEEL).read_bytes() == ATTRS
 

@@ -16,7 +16,7 @@ from clusterctl.errors import UsageError
 from clusterctl.packages import wheelhouse
 from clusterctl.packages.requirement_files import content_hash
 from clusterctl.packages.source_archives import passed_over
-from clusterctl.packages.wheelhouse import Lock, Requirements, resolve, wheel_path
+from clusterctl.packages.wheelhouse import Lock, Pip, Requirements, resolve, wheel_path
 from clusterctl.util.process import run_with_lines
 from tests.support import forks
 from tests.support.messages import refused, shows
@@ -53,7 +53,8 @@ def solve(tmp_path: Path, index: Path, said: list[str], monkeypatch: pytest.Monk
     ) -> Lock:
         file = tmp_path / "my requirements.txt"
         file.write_text("\n".join(("--no-index", "--find-links 'in dex'", *lines, "")))
-        return resolve(Requirements((file,), base, held or {}), report=said.append, heard=heard)
+        asked = Requirements((file,), base, held or {})
+        return resolve(asked, Pip(asked.node, said.append, heard))
 
     return call
 
@@ -374,7 +375,7 @@ def test_source_archive_beside_the_file_that_names_its_folder(
     job.write_text("small\n")
     solve("# This line only prepares the job environment.")
     requirements = Requirements((own, job), tmp_path / "base.lock")
-    assert versions(resolve(requirements, report=lambda _line: None)) == ["small==1.0"]
+    assert versions(resolve(requirements, Pip(requirements.node))) == ["small==1.0"]
 
 
 def test_a_file_without_requirements_adds_nothing(solve: Resolve) -> None:
