@@ -107,15 +107,15 @@ def _emptied(workspace: Workspace, options: DetachOptions) -> DetachResult:
         if entries or not workspace.removing.exists():
             # Files that were sent from here, or collected, also exist here.
             search = Search(inventory_of(workspace), workspace, lambda _: session.transport, (), shared=True)
-            found, runs = search.find(), uncollected(workspace)
+            copies, runs = search.find(), uncollected(workspace)
         else:
             # A killed `detach` has removed the folder.
-            found, runs = OnlyCopies(), ()
+            copies, runs = OnlyCopies(), ()
         only_there = OnlyCopies(
             jobs=tuple(f"job {job.whole_id} ({job.name}) is {job.state}" for job in jobs if not cancelled),
             runs=tuple(f"the run of {entry.shown} is not collected" for entry in runs),
-            files=tuple(copy for copy in found.files if copy.job_id not in {run.job_id for run in runs}),
-            unknown=found.unknown,
+            files=tuple(copy for copy in copies.files if copy.job_id not in {run.job_id for run in runs}),
+            unknown=copies.unknown,
         )
         if only_there and not options.dry_run and not (options.discard and not only_there.jobs):
             raise only_there.error(
@@ -145,15 +145,15 @@ def _unfinished(workspace: Workspace, folder: str, options: DetachOptions) -> De
             options.reporter.note(f"{folder} stays there: {exc.why}")
             return DetachResult("", (), OnlyCopies())
         # Another machine may have attached the same folder since.
-        found = OnlyCopies(unknown=tuple(f"{folder}/{entry}" for entry in entries if not entry.by_attach))
-        if found and not options.dry_run and not options.discard:
-            raise found.error(
+        copies = OnlyCopies(unknown=tuple(f"{folder}/{entry}" for entry in entries if not entry.by_attach))
+        if copies and not options.dry_run and not options.discard:
+            raise copies.error(
                 f"cluster {workspace.root.name!r} was not detached: its folder has other files",
                 fix="--discard deletes them",
             )
         if not options.dry_run:
             place.remove()
-    return DetachResult(folder, entries, found)
+    return DetachResult(folder, entries, copies)
 
 
 def _active_jobs(session: Session, folder: str) -> tuple[JobInfo, ...]:

@@ -108,10 +108,7 @@ def _contradiction(job: JobSpec, request: Request) -> tuple[str, str] | None:
         fix = f"use --nodes {count}, or name other nodes with --slurm --nodelist=NODES"
         return f"names more nodes than --nodes {job.nodes}", fix
     if any(name == given.own_name for given in requests_of(job.slurm)):
-        return (
-            f"can't be combined with --slurm {name}",
-            "leave out either, or pass --gpus or --cpus",
-        )
+        return (f"can't be combined with --slurm {name}", "leave out either, or pass --gpus or --cpus")
     if sets and "gpu" in name and "gpus" in flags and not job.gpus:
         return "needs GPUs, and --gpus is 0", f"replace it with --{sets.replace('_', '-')}"
     return None

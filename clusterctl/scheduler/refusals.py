@@ -1,4 +1,4 @@
-"""What helps if Slurm rejects a job: the option at fault, and the command that lists its valid values."""
+"""The fix if Slurm rejects a job: the option at fault, and the command that lists its valid values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _LIST: Final = "sacctmgr show associations where user=$USER format=account,parti
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What Slurm was asked for.
+    """The options of a request to Slurm.
 
     options: the options of sbatch or salloc. directives: those in the user's script and of --slurm, with
         their places. is_foreign: whether other people operate the cluster.
@@ -53,7 +53,7 @@ class Asked:
         return any(re.match("(--account|-A)", option) for option in self.options)
 
     def fix(self, refusal: str) -> str:
-        """Return what helps after a refusal message. The option at fault is named with its place."""
+        """Return the fix for a refusal message. It names the option at fault and the place of the option."""
         if re.search("time limit|deadline", refusal, re.IGNORECASE) and (
             late := [request for request in self.directives if request.own_name == "--deadline"]
         ):
@@ -61,7 +61,7 @@ class Asked:
         return self._fix_of_account(refusal) or self._fix_of_option(refusal) or self._general_fix(refusal)
 
     def _fix_of_option(self, refusal: str) -> str:
-        """Return what helps if the refusal names an option. "": it names none."""
+        """Return the fix if the refusal names an option, otherwise ""."""
         for pattern, flag, quantities, command in _REFUSALS:
             if not re.search(pattern, refusal, re.IGNORECASE):
                 continue
@@ -82,7 +82,7 @@ class Asked:
         return "ask for less; `clusterctl status` shows the nodes with their cores and memory"
 
     def _fix_of_account(self, refusal: str) -> str:
-        """Return what helps if the account or the QOS is the cause. "": it is not."""
+        """Return the fix if the account or the QOS is the cause, otherwise ""."""
         more = f"; `clusterctl ssh '{_LIST}'` lists yours" if self.lists_accounts else ""
         more += "; `clusterctl attach --account NAME` sets it for all jobs" if self.is_foreign else ""
         if _ACCOUNT.search(refusal):

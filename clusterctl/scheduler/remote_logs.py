@@ -97,7 +97,7 @@ def ends(folder: str, task: str) -> dict[str, Any]:
 
 
 def records(folder: str) -> dict[str, dict[str, Any]] | None:
-    """Return what the tasks of a job have recorded, as the module describes."""
+    """Return the records of a job's tasks, as the module describes."""
     try:
         names = os.listdir(folder)  # noqa: PTH208
     except FileNotFoundError:
