@@ -155,8 +155,8 @@ def reject_local_files(session: Session, jobs: Sequence[JobSpec]) -> None:
         is_absolute = os.path.isabs(path)  # noqa: PTH117
         if not os.path.exists(path) or (is_absolute and not local_path.is_relative_to(home)):  # noqa: PTH110
             continue
-        # A relative path starts in the job's folder, which has no user files for a bundled job.
-        if is_absolute and not session.transport.run(["test", "-e", path], check=False).rc:
+        # The program finds a relative path below the home folder, in which the command starts.
+        if not session.transport.run(["test", "-e", path], check=False).rc:
             continue
         arguments = " ".join(filter(None, (flag, shlex.quote(f"{kind}~/{local_path.name}"))))
         raise UsageError(

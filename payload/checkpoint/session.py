@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,9 @@ from payload.comm.base import Communicator, on_all_ranks
 from payload.errors import UsageError
 from payload.parallel.engine import Engine
 
+# A variable of jobs that clusterctl has submitted.
+IN_JOB = "CLUSTERCTL_HEARTBEAT"
+
 if TYPE_CHECKING:
     from payload.cli.report import Report
 
@@ -52,6 +56,15 @@ class CheckpointSession:
             prepare(self._folder, world)
             refuse_others(self._folder, start, world)
         self.chosen = choose(start, self._folder, world)
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines for the user: ``--resume auto`` has found no checkpoint."""
+        if self.chosen or self._config.checkpoints.resume != "auto":
+            return []
+        note = f"--resume auto: no checkpoint in {self._folder}, so training starts from zero"
+        job = "; `clusterctl submit train --from-run RUN` continues another run"
+        return [note + (job if IN_JOB in os.environ else "")]
 
     @property
     def data_state(self) -> Mapping[str, Any] | None:
@@ -180,6 +193,25 @@ def choose(resume_from: str, folder: Path, world: Communicator) -> Chosen | None
             code="checkpoints-all-damaged",
         )
     return None
+
+
+def command_to_resume(argv: Sequence[str], env: Mapping[str, str], ranks: int) -> str:
+    """Return the command that continues a stopped run, for a shell. argv: arguments, from ``train`` on."""
+    command, *words = argv
+    if "--resume" in words:
+        position = words.index("--resume")
+        words[position : position + 2] = []
+    words = [word for word in words if not word.startswith("--resume=")]
+    job = env.get("SLURM_JOB_ID")
+    if not job or IN_JOB not in env:
+        return shlex.join(["python", "-m", "payload", command, *words, "--resume", "auto"])
+    if "SLURM_ARRAY_JOB_ID" in env:
+        job = "{SLURM_ARRAY_JOB_ID}_{SLURM_ARRAY_TASK_ID}".format_map(env)
+    nodes = int(env.get("SLURM_JOB_NUM_NODES", "1"))
+    sizes = {"--partition": env.get("SLURM_JOB_PARTITION"), "--nodes": nodes}
+    sizes |= {"--tasks-per-node": ranks // nodes} if ranks > nodes else {}
+    options = [word for flag, value in sizes.items() if value for word in (flag, str(value))]
+    return shlex.join(["clusterctl", "submit", command, *options, "--from-run", job, "--", *words])
 
 
 def resume(chosen: Chosen | None, engine: Engine, now: Manifest) -> Resumed:

@@ -18,7 +18,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import MISSING, Field
 from functools import cache
-from pathlib import Path
 from typing import Any, NoReturn
 
 from payload.cli.config import COMMANDS, AllreduceConfig, BenchConfig, EvalConfig, ExportConfig, TrainConfig
@@ -31,7 +30,7 @@ from payload.cli.settings import (
     settings_of,
     text_of,
 )
-from payload.cli.values import yes_or_no
+from payload.cli.values import input_path, yes_or_no
 from payload.errors import UsageError
 from payload.models import MODELS
 
@@ -66,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
             _add_flag(groups[section], setting)
         if command is TrainConfig:
             about = "TOML file with any of these settings; flags override it"
-            sub.add_argument("--config", type=Path, metavar="FILE", help=about)
+            sub.add_argument("--config", type=input_path.read, metavar="FILE", help=about)
     return parser
 
 

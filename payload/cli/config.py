@@ -22,6 +22,7 @@ from payload.cli.values import (
     folder,
     fraction,
     gemm_size,
+    input_path,
     memory,
     non_negative,
     one_of,
@@ -158,7 +159,10 @@ class Checkpoints:
     checkpoints: Path | None = setting(None, folder, "shared by all nodes (default: in --out)")
     resume: str = setting("never", word_or_path, "from the newest checkpoint, or from DIR", "auto|never|DIR")
     init: Path | None = setting(
-        None, path, "weights of a model/, transformers or torchvision; a checkpoint has priority", "FILE|DIR"
+        None,
+        input_path,
+        "weights of a model/, transformers or torchvision; a checkpoint has priority",
+        "FILE|DIR",
     )
     new_head: bool = switch(False, "with --init: start with a random last layer, for different classes")
     save_model: bool = switch(True, "write the final and the best weights to model/ in --out")
@@ -278,7 +282,9 @@ class PredictConfig(Command):
     """classify images with a trained model"""
 
     model_folder: Path = setting(MISSING, folder, "a run's model/")
-    files: tuple[Path, ...] = setting(MISSING, path, "a PNG, IDX or CSV file (one image per row)", "FILE")
+    files: tuple[Path, ...] = setting(
+        MISSING, input_path, "a PNG, IDX or CSV file (one image per row)", "FILE"
+    )
     weights: str = setting("best", *_weights)
     output: str = setting("text", _output, "a line for each image, or one JSON object")
     device: str = setting("auto", *_device)
@@ -340,7 +346,7 @@ class ExportConfig(Command):
     to: Path | None = setting(None, path, "target (default model.safetensors; hf: model-hf)", "FILE|DIR")
     model_folder: Path | None = setting(None, folder, "a run's model/ folder")
     weights: str = setting("best", *_weights)
-    checkpoint: Path | None = setting(None, path, "a checkpoint's folder, instead of --model-folder")
+    checkpoint: Path | None = setting(None, input_path, "a checkpoint's folder, instead of --model-folder")
     export_as: str = setting(
         "torch", one_of("torch", "hf", "torchvision"), "library whose tensor names are used"
     )

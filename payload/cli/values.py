@@ -45,10 +45,19 @@ share = _number(float, "a number above 0 and at most 1", lambda value: 0 < value
 non_negative = _number(float, "a number of 0 or more", lambda value: value >= 0)
 fraction = _number(float, "a number in [0, 1)", lambda value: 0 <= value < 1)
 folder = Kind(Path, "DIR")
-# Unlike Path.expanduser, this never raises.
-word_or_path = Kind(os.path.expanduser, "auto|DIR")
-path = Kind(lambda text: Path(word_or_path.read(text)), "DIR")
+path = Kind(lambda text: Path(os.path.expanduser(text)), "DIR")  # noqa: PTH111 - Path's raises
 """A file or folder. ``~/`` is the home folder of the user who runs the program."""
+
+
+def _input_path(text: str) -> Path:
+    in_home = path.read("~") / text
+    # Files from `clusterctl put` are in the home folder, and a job starts in a folder of its own.
+    return in_home if in_home.exists() and not path.read(text).exists() else path.read(text)
+
+
+input_path = Kind(_input_path, "DIR")
+"""A file or folder to read. If it does not exist, but exists below the home folder, it is that one."""
+word_or_path = Kind(lambda text: text if text in ("auto", "never") else str(_input_path(text)), "auto|DIR")
 
 
 def one_of(*words: str) -> Kind:
@@ -118,7 +127,7 @@ def _data_name(text: str) -> str:
     kind, _, location = text.partition(":")
     if kind not in ("digits", "idx", "text", "synthetic") or (kind in ("idx", "text")) != bool(location):
         raise ArgumentTypeError(f"{text!r} is not valid; use digits, idx:DIR, text:FILE or synthetic")
-    return f"{kind}:{path.read(location)}" if location else text
+    return f"{kind}:{input_path.read(location)}" if location else text
 
 
 data_name = Kind(_data_name, "digits|idx:DIR|text:FILE|synthetic")
@@ -129,7 +138,7 @@ def _tokenizer_name(text: str) -> str:
     is_bpe = kind == "bpe" and argument.isdecimal() and int(argument) > 256  # noqa: PLR2004
     if text != "bytes" and not is_bpe and not (kind == "gpt2" and argument):
         raise ArgumentTypeError(f"{text!r} is not valid; use bytes, bpe:N with N above 256, or gpt2:DIR")
-    return f"{kind}:{path.read(argument)}" if kind == "gpt2" else text
+    return f"{kind}:{input_path.read(argument)}" if kind == "gpt2" else text
 
 
 tokenizer_name = Kind(_tokenizer_name, "bytes|bpe:N|gpt2:DIR")

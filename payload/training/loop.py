@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from payload.checkpoint.saver import Saver, StopSignals
-from payload.checkpoint.session import CheckpointSession, Resumed, resume
+from payload.checkpoint.session import CheckpointSession, Resumed, command_to_resume, resume
 from payload.cli.config import TrainConfig
 from payload.cli.settings import to_toml
 from payload.comm.base import on_all_ranks
@@ -84,7 +86,8 @@ def train(config: TrainConfig, device: Device, world: Transport, signals: StopSi
         resumed_model = (resumed.path, resumed.model) if resumed.path else None
         model = ModelWriter(config.run.out / "model", record, engine, units, resumed=resumed_model)
     trainer = Trainer(engine, loader, dataset, schedule, metrics, trace, model, signals)
-    for note in (*_profile_note(config, schedule, resumed.iteration), *trainer.notes(), *resumed.notes):
+    notes = (*trainer.notes(), *checkpoints.notes, *resumed.notes)
+    for note in (*_profile_note(config, schedule, resumed.iteration), *notes):
         metrics.print_line(note)
     started = time.perf_counter()
     save_model = model.save_best if model else lambda _: record.fields()
@@ -176,9 +179,11 @@ class Trainer:
         if self.signals:
             # The signal may have reached only another rank.
             self.signals.came = True
-        resume_hint = "; continue with --resume auto" if saver else ""
         saved = "saved" if saver or self.model else "nothing saved"
-        self.metrics.print_line(f"stopped by a signal; {saved} after iteration {iteration}{resume_hint}")
+        self.metrics.print_line(f"stopped by a signal; {saved} after iteration {iteration}")
+        if saver:
+            command = command_to_resume(sys.argv[1:], os.environ, self.engine.mesh.world.size)
+            self.metrics.print_line(f"unless the job is restarted, continue with: {command}")
 
     def step(self, iteration: int, feed: Feed, flags: tuple[float, ...]) -> StepResult:
         """Update the weights with a global batch. ``feed`` is this rank's share of the batch.

@@ -42,8 +42,8 @@ def test_a_training_is_measured_and_lined_up_with_its_nodes(cluster: Cluster) ->
 
 
 def test_gpt_learns_uploaded_text_split_over_the_nodes(cluster: Cluster) -> None:
-    folder = cluster.json("put", ROOT / "docs" / "scope.md", "corpus")["folder"]
-    flags = ("--model", "gpt-tiny", "--data", f"text:{folder}/scope.md", "--sequence-length", "32")
+    cluster("put", ROOT / "docs" / "scope.md", "corpus")
+    flags = ("--model", "gpt-tiny", "--data", "text:corpus/scope.md", "--sequence-length", "32")
     more = ("--tp", "2", "--optimizer", "adamw", "--iterations", "12", "--global-batch-size", "8")
     done = cluster.json("submit", "train", "--nodes", "2", "--wait", "--", *flags, *more)
     run = cluster.run_of(done["job_id"])

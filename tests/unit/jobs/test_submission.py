@@ -418,7 +418,10 @@ def test_a_file_that_is_only_here_is_refused(session, tmp_path, monkeypatch, *, 
 
 
 def test_a_file_that_the_cluster_may_have_is_read_there(session, tmp_path, monkeypatch):
-    """Nodes may have what lies outside of the home folder on a disk of their own."""
+    """Nodes may have what lies outside of the home folder on a disk of their own.
+
+    A relative path is also one in the home folder on the cluster, where `put` copies files.
+    """
     monkeypatch.chdir(tmp_path)
     for name in ("auto", "digits", "cnn", "out"):
         (tmp_path / name).touch()
@@ -427,7 +430,7 @@ def test_a_file_that_the_cluster_may_have_is_read_there(session, tmp_path, monke
     job = JobSpec(name="j", bundled="train", args=(*args, str(tmp_path / "out")))
     reject_local_files(without_files(session), [job])
     monkeypatch.setenv("HOME", str(tmp_path))
-    for there in (str(tmp_path / "out"), "~/out", "nowhere"):  # the played cluster is this machine
+    for there in (str(tmp_path / "out"), "~/out", "out", "nowhere"):  # the played cluster is this machine
         reject_local_files(session, [JobSpec(name="j", bundled="train", args=(*args, there))])
     script = JobSpec(name="j", script=tmp_path / "out", args=("--init", "out"))
     reject_local_files(session, [script])

@@ -257,6 +257,23 @@ def test_what_a_file_has_counts_where_it_is_no_default(tmp_path: Path) -> None:
         checked(line, several=False, gpu=False)
 
 
+def test_a_file_is_looked_for_here_and_then_in_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job starts in a folder of its own, and `clusterctl put` copies to the home folder."""
+    home = tmp_path / "home"
+    (home / "auto").mkdir(parents=True)
+    (home / "set").mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(tmp_path)
+    line = "train --data idx:set --init set --resume auto --save-interval 1"
+    config = parse(line.split())
+    assert (config.data.data, config.checkpoints.init) == (f"idx:{home}/set", home / "set")
+    assert config.checkpoints.resume == "auto"
+    (tmp_path / "set").mkdir()
+    assert parse(line.split()).data.data == "idx:set"
+
+
 def test_what_only_the_run_can_tell_is_refused_by_it(alone: Runner, tmp_path: Path) -> None:
     for flags, code, value in (
         ("--compress topk", "setting-without-effect", "data-parallel ranks"),

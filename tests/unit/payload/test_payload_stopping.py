@@ -14,6 +14,7 @@ from typing import IO
 import pytest
 
 from payload.checkpoint.folder import Lock
+from payload.checkpoint.session import command_to_resume
 from payload.saved_model.folder import read_record, read_weights
 from tests.unit.payload.conftest import Runner, records
 
@@ -44,7 +45,7 @@ def test_a_signal_before_the_first_iteration_stops_after_that(tmp_path: Path) ->
         held.close()
         output, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (75, "")
-    assert "saved after iteration 1;" in output
+    assert "saved after iteration 1\n" in output
 
 
 def test_signals_while_it_leaves_change_nothing(tmp_path: Path) -> None:
@@ -107,3 +108,34 @@ def test_a_signal_in_an_evaluation_stops_it(
     ]
     assert evaluations[0] == evaluations[1]
     assert read_record(out / "model") == read_record(undisturbed / "model")
+
+
+ADA = {"SLURM_JOB_ID": "7", "CLUSTERCTL_HEARTBEAT": "h", "SLURM_JOB_PARTITION": "a100"}
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "command"),
+    [
+        ("--lr 1 --resume auto", {}, "python -m payload train --lr 1 --resume auto"),
+        ("--resume=a/b --lr 1", {"SLURM_JOB_ID": "7"}, "python -m payload train --lr 1 --resume auto"),
+        ("--lr 1", ADA, "clusterctl submit train --partition a100 --nodes 1 --tasks-per-node 4 {job}"),
+        ("--resume x --lr 1", ADA | {"SLURM_JOB_NUM_NODES": "4"}, "{all} --nodes 4 {job}"),
+        (
+            "--lr 1",
+            ADA | {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2", "SLURM_JOB_NUM_NODES": "4"},
+            "{all} --nodes 4 --from-run 5_2 -- --lr 1",
+        ),
+    ],
+)
+def test_a_stopped_run_names_the_command_that_continues_it(
+    words: str, env: dict[str, str], command: str
+) -> None:
+    told = {"job": "--from-run 7 -- --lr 1", "all": "clusterctl submit train --partition a100"}
+    assert command_to_resume(["train", *words.split()], env, 4) == command.format_map(told)
+
+
+def test_auto_that_finds_no_checkpoint_says_so_before_the_training(alone: Runner, tmp_path: Path) -> None:
+    out = ("--iterations", "1", "--save-interval", "1", "--out", str(tmp_path))
+    told = [alone("train", *out, "--resume", "auto").stdout for _ in range(2)]
+    note = f"--resume auto: no checkpoint in {tmp_path}/checkpoints, so training starts from zero\n"
+    assert [text.find(note) in range(text.find("epoch")) for text in told] == [True, False]
