@@ -27,7 +27,7 @@ from payload.checkpoint.shards import (
     saved_shards,
     scalars,
 )
-from payload.checkpoint.writer import Writer, publish, write
+from payload.checkpoint.writer import Writer, publish, update, write
 from payload.comm.base import on_all_ranks
 from payload.device.base import Mark
 from payload.errors import PayloadError
@@ -122,6 +122,9 @@ class Saver:
         ]
         self._writer = Writer()
         self._save: _Save | None = None
+        # The newest checkpoint: its iteration, and on rank 0 also its manifest.
+        self._saved = 0
+        self._published = manifest
         self._failure: PayloadError | None = None
 
     def __enter__(self) -> Saver:
@@ -160,20 +163,37 @@ class Saver:
             written: number of ranks on which the method ``written`` returned True in this iteration.
             stop: whether the run stops early. In this case, wait until the checkpoint is on disk.
             last: whether this is the last iteration.
-            evaluated: False if a signal interrupted the evaluation after this iteration.
+            evaluated: False if an evaluation is due after this iteration. In this case, also wait. Call the
+                method ``evaluated`` after the evaluation.
 
         Raises PayloadError on every rank if a checkpoint could not be written.
         """
         if written == self._world.size:
             self._complete(wait=False)
         if stop or last or iteration % self._interval == 0:
-            if self._save:
-                self._complete(wait=False)
             self._begin(iteration, evaluated=evaluated)
-            if stop or self._wait:
+            if stop or self._wait or not evaluated:
                 self._finish()
 
+    def evaluated(self, iteration: int, *, stopped: bool) -> None:
+        """Record in the checkpoint of this iteration that the evaluation is complete, with the best weights.
+
+        stopped: a signal stopped the evaluation. In this case, save a checkpoint unless there is one.
+        Raises PayloadError on every rank if a checkpoint could not be written.
+        """
+        if stopped and iteration != self._saved:
+            self._begin(iteration, evaluated=False)
+            self._finish()
+        elif not stopped and iteration == self._saved:
+            folder, is_first = self._folder / checkpoint_name(iteration), self._world.rank == 0
+            model = on_all_ranks(self._world, lambda: self._save_model(folder) if is_first else {})
+            if is_first:
+                manifest = replace(self._published, evaluated=True, model=model)
+                self._writer.begin(update, folder / MANIFEST, manifest.encode())
+
     def _begin(self, iteration: int, *, evaluated: bool) -> None:
+        if self._save:
+            self._complete(wait=False)
         began = time.perf_counter()
         try:
             self._settle()
@@ -190,7 +210,7 @@ class Saver:
                 manifest = replace(manifest, model=self._save_model(self._incomplete(iteration)))
             except PayloadError as exc:
                 self._failure = exc
-        self._save = _Save(manifest, self._device.mark())
+        self._save, self._saved = _Save(manifest, self._device.mark()), iteration
         self.written()
         self._save.stall_s = time.perf_counter() - began
 
@@ -240,11 +260,12 @@ class Saver:
     def _publish(self, manifest: Manifest, files: list[FileFacts]) -> None:
         iteration, data = manifest.iteration, self._data.encode()
         every = [FileFacts(DATA, len(data), zlib.crc32(data)), *files]
+        self._published = replace(manifest, files=every)
         self._writer.begin(
             publish,
             self._incomplete(iteration),
             self._folder / checkpoint_name(iteration),
-            {DATA: self._data, MANIFEST: replace(manifest, files=every).encode()},
+            {DATA: self._data, MANIFEST: self._published.encode()},
             {file.name: file.size for file in files},
             superseded(self._folder, iteration, keep=self._keep),
         )

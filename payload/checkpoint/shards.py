@@ -204,7 +204,7 @@ class Manifest:
     files: Sequence[FileFacts]
     # Fields of ``saved_model.folder.ModelRecord``.
     model: Mapping[str, Any] = field(default_factory=dict)
-    # False: a signal interrupted the evaluation that is due after the iteration.
+    # False: the evaluation that is due after the iteration is not complete.
     evaluated: bool = True
 
     def encode(self) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from payload.checkpoint.folder import OLD
+from payload.checkpoint.folder import INCOMPLETE, OLD
 from payload.errors import PayloadError
 
 _CHUNK = 1 << 22
@@ -128,6 +128,15 @@ def publish(
         except OSError as exc:
             failures.append(f"{exc.filename or old}: {exc.strerror}")
     return failures
+
+
+def update(path: Path, text: str) -> list[str]:
+    """Replace a text file of a complete checkpoint, or raise OSError. Return no messages."""
+    temporary = path.with_name(f"{path.name}{INCOMPLETE}")
+    write(np.frombuffer(text.encode(), np.uint8), temporary, threading.Event())
+    temporary.replace(path)
+    _sync_folder(path.parent)
+    return []
 
 
 def _discard(folder: Path) -> None:

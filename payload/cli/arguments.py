@@ -133,7 +133,8 @@ def _refuse_for_launch(config: TrainConfig, several: bool | None, gpu: bool | No
     bench, find = isinstance(config, BenchConfig), config.batch.find
     training_only = (
         "epochs iterations lr schedule warmup_iterations min_lr decay_iterations decay_factor scale_lr "
-        "save_interval save keep init new_head save_model profile profile_iterations tensorboard"
+        "eval_interval eval_samples save_interval save keep init new_head save_model profile "
+        "profile_iterations tensorboard"
     )
     if bench or find:
         refuse_without_effect(config, training_only, "in training", in_files=False)

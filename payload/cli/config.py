@@ -96,6 +96,16 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluating:
+    """Settings of the evaluations during training"""
+
+    eval_interval: int | None = setting(
+        None, count, "iterations between evaluations (default: after each epoch)"
+    )
+    eval_samples: int | None = setting(None, count, "held-out samples to evaluate on (default: all)")
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """Settings of the distribution over ranks; groups of tp x pp ranks split the batch"""
 
@@ -193,6 +203,7 @@ class TrainConfig(Command):
     model: Model = field(default_factory=Model)
     data: Data = field(default_factory=Data)
     batch: Batch = field(default_factory=Batch)
+    evaluation: Evaluating = field(default_factory=Evaluating)
     layout: Layout = field(default_factory=Layout)
     optimizer: Optimizer = field(default_factory=Optimizer)
     precision: Precision = field(default_factory=Precision)

@@ -83,18 +83,21 @@ class Loader:
         global_batch: int,
         micro_batch: int | None = None,
         seed: int,
+        eval_samples: int | None = None,
         prefetch: int = 0,
         dtype: DTypeLike = "float32",
     ) -> None:
         """
         Args:
             micro_batch: number of samples that a rank processes at once. Default: its whole share.
+            eval_samples: largest number of held-out samples, spread evenly over all. Default: all.
             prefetch: number of iterations that a thread prepares in advance.
             dtype: dtype of floating-point inputs.
         """
         self._dataset, self._device, self._dp = dataset, device, mesh.dp
         self._seed, self._prefetch, self._dtype = seed, prefetch, dtype
         self._global_batch = global_batch
+        self._held_out = min(eval_samples or dataset.held_out, dataset.held_out)
         largest = math.ceil(global_batch / mesh.dp.size)
         self._micro_batch = min(micro_batch or largest, largest)
         self.order = Order(dataset.training, global_batch, seed=seed)
@@ -118,9 +121,9 @@ class Loader:
 
     def held_out(self) -> Iterator[MicroBatch]:
         """Yield this rank's share of held-out samples, in as many micro-batches as on every other rank."""
-        for part in self._parts(self._dataset.held_out):
-            pair = self._dataset.held_out_batch(np.arange(part.start, part.stop))
-            yield self._on_device(pair, np.arange(part.start, part.stop, dtype="uint32"))
+        for part in self._parts(self._held_out):
+            indices = np.arange(part.start, part.stop) * self._dataset.held_out // self._held_out
+            yield self._on_device(self._dataset.held_out_batch(indices), indices.astype("uint32"))
 
     def _parts(self, count: int) -> list[slice]:
         """Return this rank's micro-batches of ``count`` samples, as slices. All ranks have equally many."""

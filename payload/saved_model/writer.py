@@ -85,28 +85,24 @@ class ModelWriter:
             place(self._folder / best.file, folder / best.file)
         return replace(self._record, files={BEST: best} if best else {}).fields()
 
-    def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
-        """Write the current weights as the best weights if their held-out loss is the lowest so far.
+    def evaluated(self, evaluation: Evaluation) -> None:
+        """Record the evaluation of the weights that ``write`` has written last.
 
-        Raises PayloadError on every rank if the weights cannot be written.
+        If their held-out loss is the lowest so far, they become the best weights.
+        Raises PayloadError on every rank if the record or the weights cannot be written.
         """
+        metrics = {"loss": evaluation.loss, "accuracy": evaluation.accuracy}
+        final = replace(self._files[FINAL], metrics=metrics)
+        self._set(FINAL, final)
         if evaluation.loss < _loss(self._files.get(BEST)):
-            self._write(BEST, iteration, _metrics(evaluation))
+            self._set(BEST, final)
 
-    def conclude(self, iteration: int, evaluation: Evaluation | None) -> None:
-        """Write the final weights. evaluation: the evaluation of these weights, if there was any.
+    def write(self, iteration: int) -> None:
+        """Write the weights as the final weights, and without best weights, also as those.
 
         Raises PayloadError on every rank if the weights cannot be written.
         """
-        if BEST not in self._files:
-            self._write(BEST, iteration, _metrics(evaluation))
-        if self._files[BEST].iteration == iteration:
-            self._link()
-        else:
-            self._write(FINAL, iteration, _metrics(evaluation))
-
-    def _write(self, which: str, iteration: int, metrics: Mapping[str, float] | None) -> None:
-        path = self._folder / f"{which}.safetensors"
+        path = self._folder / f"{FINAL}.safetensors"
         shapes = self._tensors.shapes
         stream = safetensors.Stream(path, shapes) if self._world.rank == 0 else None
         for _, tensor in self._tensors:
@@ -123,12 +119,12 @@ class ModelWriter:
                 raise PayloadError(
                     f"--out: {file} cannot be written: {exc.strerror}", code="file-unwritable"
                 ) from exc
-            self._publish(replace(facts, sha256=digest), which)
             return digest
 
-        facts = WeightsFile(path.name, iteration, metrics, "")
-        digest = on_all_ranks(self._world, publish)
-        self._files[which] = replace(facts, sha256=digest)
+        facts = WeightsFile(path.name, iteration, None, on_all_ranks(self._world, publish))
+        self._set(FINAL, facts)
+        if BEST not in self._files:
+            self._set(BEST, facts)
 
     def _publish(self, facts: WeightsFile, which: str) -> None:
         """Add ``facts``, the final or best weights, to model.json, and delete weights of an earlier run."""
@@ -146,16 +142,17 @@ class ModelWriter:
                 f"--out: {exc.filename or path} cannot be written: {exc.strerror}", code="file-unwritable"
             ) from exc
 
-    def _link(self) -> None:
-        """Make the final weights a link to the best weights, because both are of the same iteration."""
-        facts = replace(self._files[BEST], file=f"{FINAL}.safetensors")
+    def _set(self, which: str, written: WeightsFile) -> None:
+        """Make ``written``, a file of weights in the folder, the final or best weights."""
+        facts = replace(written, file=f"{which}.safetensors")
 
-        def link() -> None:
-            place(self._folder / self._files[BEST].file, self._folder / facts.file)
-            self._publish(facts, FINAL)
+        def publish() -> None:
+            if facts.file != written.file:
+                place(self._folder / written.file, self._folder / facts.file)
+            self._publish(facts, which)
 
-        on_all_ranks(self._world, lambda: link() if self._world.rank == 0 else None)
-        self._files[FINAL] = facts
+        on_all_ranks(self._world, lambda: publish() if self._world.rank == 0 else None)
+        self._files[which] = facts
 
 
 def place(source: Path, target: Path) -> None:
@@ -181,7 +178,3 @@ def place(source: Path, target: Path) -> None:
 def _loss(facts: WeightsFile | None) -> float:
     """Return the held-out loss of weights, or infinity if there are no weights or they were not evaluated."""
     return facts.metrics["loss"] if facts and facts.metrics else math.inf
-
-
-def _metrics(evaluation: Evaluation | None) -> dict[str, float] | None:
-    return None if evaluation is None else {"loss": evaluation.loss, "accuracy": evaluation.accuracy}

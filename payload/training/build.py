@@ -170,7 +170,8 @@ def build_loader(
 ) -> Loader:
     """Build the loader of this rank's samples. Raises UsageError if the global batch exceeds the data.
 
-    eval_only: load only held-out samples. Batches are small, so that fewer ranks than in training suffice.
+    eval_only: load only held-out samples, and all of these. Batches are small, so that fewer ranks than in
+        training suffice.
     """
     global_batch, micro_batch = config.batch.global_batch_size, config.batch.micro_batch_size
     if eval_only:
@@ -188,6 +189,7 @@ def build_loader(
         global_batch=global_batch,
         micro_batch=micro_batch,
         seed=config.batch.seed,
+        eval_samples=None if eval_only else config.evaluation.eval_samples,
         prefetch=config.data.prefetch,
         dtype=PRECISIONS[config.precision.precision].compute,
     )

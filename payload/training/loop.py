@@ -17,7 +17,7 @@ from payload.comm.base import on_all_ranks
 from payload.comm.transport import Transport
 from payload.data.base import Dataset
 from payload.data.datasets import data_record, open_dataset
-from payload.data.loader import Feed, Loader
+from payload.data.loader import Feed, Loader, Slot
 from payload.device.base import Device
 from payload.errors import ENDED, STOPPED, PayloadError, UsageError
 from payload.parallel.engine import Engine, Evaluation, StepResult
@@ -77,7 +77,7 @@ def train(config: TrainConfig, device: Device, world: Transport, signals: StopSi
         init.load(engine, units, config, model_sizes(config.model, dataset))
         resumed.notes.append(f"starts with the weights of {init.file}")
     work = Work(sum(unit.flops for unit in units), tokens=dataset.facts.get("tokens"))
-    metrics = Metrics(config, device, world, work, times, done=resumed.iteration)
+    metrics = Metrics(config, device, world, work, times, done=resumed.iteration, evaluated=resumed.evaluated)
     on_all_ranks(world, lambda: _write_config(config) if world.rank == 0 else None)
     metrics.introduce(on_all_ranks(world, lambda: data_record(config, dataset) if world.rank == 0 else {}))
 
@@ -85,7 +85,17 @@ def train(config: TrainConfig, device: Device, world: Transport, signals: StopSi
     if config.checkpoints.save_model:
         resumed_model = (resumed.path, resumed.model) if resumed.path else None
         model = ModelWriter(config.run.out / "model", record, engine, units, resumed=resumed_model)
-    trainer = Trainer(engine, loader, dataset, schedule, metrics, trace, model, signals)
+    trainer = Trainer(
+        engine,
+        loader,
+        dataset,
+        schedule,
+        metrics,
+        trace,
+        model,
+        signals,
+        eval_interval=config.evaluation.eval_interval,
+    )
     notes = (*trainer.notes(), *checkpoints.notes, *resumed.notes)
     for note in (*_profile_note(config, schedule, resumed.iteration), *notes):
         metrics.print_line(note)
@@ -116,11 +126,14 @@ class Trainer:
     trace: Timeline
     model: ModelWriter | None = None
     signals: StopSignals | None = None
+    # Iterations between two evaluations. None: an evaluation after each epoch.
+    eval_interval: int | None = None
 
     def loop(self, resumed: Resumed, saver: Saver | None) -> Evaluation | None:
         """Run the iterations that are left of the schedule, or until any rank gets a signal.
 
-        Save the best model and the final model, and if there is a saver, checkpoints.
+        Save the best model and the final model, and if there is a saver, checkpoints. A checkpoint that is
+        due, and the model, are complete before an evaluation begins.
 
         Returns:
             The last evaluation. None: a signal ended the run.
@@ -144,30 +157,35 @@ class Trainer:
             flags = self._signalled(), float(saver is not None and saver.written())
             result = self.step(iteration, feed, flags)
             asked_to_stop, written = result.flags
-            stop, evaluation, due = asked_to_stop > 0 and not last, None, feed.slot.ends_epoch or last
-            if due:
-                evaluation = self.evaluate(iteration, feed.slot.epoch, result)
-                stop = stop or evaluation is None
-            if self.model and (stop or last):
-                self.model.conclude(iteration, evaluation)
+            stop, due = asked_to_stop > 0 and not last, self._is_evaluation_due(feed.slot, last=last)
+            if self.model and (stop or due):
+                self.model.write(iteration)
             with self.trace.span("save", "checkpoint"):
                 if saver:
-                    evaluated = evaluation is not None or not due
-                    saver.after(iteration, written, stop=stop, last=last, evaluated=evaluated)
+                    saver.after(iteration, written, stop=stop, last=last, evaluated=not due)
+            if due and not stop:
+                evaluation = self.evaluate(iteration, feed.slot.epoch, result)
+                stop = evaluation is None
+                if saver:
+                    saver.evaluated(iteration, stopped=stop)
             if stop:
                 self._report_stop(iteration, saver)
                 return None
         return evaluation
 
+    def _is_evaluation_due(self, slot: Slot, *, last: bool) -> bool:
+        ends_interval = slot.iteration % self.eval_interval == 0 if self.eval_interval else slot.ends_epoch
+        return last or ends_interval
+
     def _evaluate_resumed(self, resumed: Resumed, saver: Saver | None) -> Evaluation | None:
         """Evaluate the resumed weights, because it is due or they are the final weights. None: a signal."""
         done = resumed.iteration
+        if self.model:
+            self.model.write(done)
         if resumed.evaluated:
             evaluation = self._evaluate(done)
         else:
             evaluation = self.evaluate(done, self.loader.order.at(done).epoch)
-        if self.model and (evaluation is None or done >= self.schedule.iterations):
-            self.model.conclude(done, evaluation)
         if evaluation is None:
             self._report_stop(done, saver)
         return evaluation
@@ -207,7 +225,7 @@ class Trainer:
         bytes_per_target = self.dataset.bytes_per_target
         self.metrics.evaluation(iteration, epoch, evaluation, bytes_per_target)
         if self.model:
-            self.model.evaluated(iteration, evaluation)
+            self.model.evaluated(evaluation)
         loss = f"  loss {result.loss:.4f}" if result else ""
         line = f"epoch {epoch:3}{loss}  test loss {evaluation.loss:.4f}"
         if bytes_per_target:

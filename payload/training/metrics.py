@@ -54,12 +54,15 @@ class Metrics(Report):
         comm_times: CommTimes,
         *,
         done: int = 0,
+        evaluated: bool = True,
     ) -> None:
         """Open the files, and remove lines about iterations after ``done``, which a resumed run repeats.
 
+        evaluated: whether the evaluation after iteration ``done`` is complete. Otherwise it is repeated too.
+
         Raises UsageError on every rank if a file cannot be written.
         """
-        self._done = done
+        self._done, self._evaluated = done, evaluated
         super().__init__(comm, config.run.out / "metrics.jsonl", keep=self._is_done if done else None)
         self._config, self._device, self._comm, self._work = config, device, comm, work
         self._comm_times = comm_times
@@ -73,7 +76,8 @@ class Metrics(Report):
         self._board = on_all_ranks(comm, lambda: EventFile(folder, done=done) if board else None)
 
     def _is_done(self, record: dict[str, Any]) -> bool:
-        return record["kind"] != "result" and int(record.get("step", 0)) <= self._done
+        done = self._done if self._evaluated or record["kind"] != "evaluation" else self._done - 1
+        return record["kind"] != "result" and int(record.get("step", 0)) <= done
 
     def introduce(self, data: Mapping[str, Any]) -> None:
         """Record the ranks, their devices, the settings, and ``data``, a description of the data set."""

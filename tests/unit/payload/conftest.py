@@ -46,14 +46,14 @@ def _start(*argv: str, seconds: int = 600, **environ: str) -> subprocess.Popen[s
     return subprocess.Popen(bounded, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def _ended(started: subprocess.Popen[str], rc: int) -> subprocess.CompletedProcess[str]:
+def _ended(started: subprocess.Popen[str], rc: int | None) -> subprocess.CompletedProcess[str]:
     with started as process:
         output, errors = process.communicate()
     return _checked(subprocess.CompletedProcess(process.args, process.returncode, output, errors), rc)
 
 
-def _checked(ran: subprocess.CompletedProcess[str], rc: int) -> subprocess.CompletedProcess[str]:
-    assert ran.returncode == rc, ran.stdout + ran.stderr
+def _checked(ran: subprocess.CompletedProcess[str], rc: int | None) -> subprocess.CompletedProcess[str]:
+    assert rc in (None, ran.returncode), ran.stdout + ran.stderr
     return ran
 
 
@@ -157,7 +157,7 @@ def mpi_job(launch: Starter) -> Iterator[Ranks]:
 def program(mpi_job: Ranks, launch: Starter) -> Runner:
     """Run `payload`, or one of the small programs beside this file, on some ranks; 0: without a launcher.
 
-    ``rc``: the exit code that it must have.
+    ``rc``: the exit code that it must have; None: any.
     ``launched``: start it by mpirun, in a test of how mpirun ends ranks or of their environment.
     """
 
@@ -165,7 +165,7 @@ def program(mpi_job: Ranks, launch: Starter) -> Runner:
         size: int,
         name: str,
         *words: str,
-        rc: int = 0,
+        rc: int | None = 0,
         launched: bool = False,
         seconds: int = 600,
         **environ: str,

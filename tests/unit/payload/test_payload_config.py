@@ -142,6 +142,8 @@ TRAIN = {
     "micro_batch_size": Row("--micro-batch-size 8"),
     "epochs": Row("--epochs 3", does="train"),
     "iterations": Row("--iterations 3", does="train"),
+    "eval_interval": Row("--eval-interval 3", does="train"),
+    "eval_samples": Row("--eval-samples 3", does="train"),
     "seed": Row("--seed 3"),
     "find": Row("--find", does="train"),
     "tp": Row("--tp 2", _GPT),

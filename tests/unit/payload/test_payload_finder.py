@@ -118,11 +118,12 @@ def test_evaluation_uses_small_batches_and_few_samples(alone: Runner, trained: P
 
 def test_infinite_loss_ends_the_run_in_one_line_and_is_null(alone: Runner, tmp_path: Path) -> None:
     """The weights of the first iteration are too large; their loss is that of the second, or of a test."""
-    flags = ("--lr", "1e30", "--save-interval", "1", "--save", "sync", "--out", str(tmp_path))
+    flags = ("--lr", "1e30", "--save-interval", "1", "--save", "sync")
     for iterations, values in (("1", ("iteration 1 ", "test loss")), ("2", ("iteration 2 ",))):
-        answer = alone("train", "--iterations", iterations, *flags, rc=1)
+        out = str(tmp_path / iterations)
+        answer = alone("train", "--iterations", iterations, *flags, "--out", out, rc=1)
         assert_one_error(answer.stderr, "training-diverged", *values)
-    found = json.loads(alone("eval", "--out", str(tmp_path)).stdout, parse_constant=pytest.fail)
+    found = json.loads(alone("eval", "--out", out).stdout, parse_constant=pytest.fail)
     assert (found["iteration"], found["loss"], found["perplexity"]) == (1, None, None)
 
 

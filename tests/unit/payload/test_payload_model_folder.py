@@ -53,7 +53,8 @@ def _left(folder: Path, model: str, settings: dict[str, Any], device: Device) ->
     engine, units = _filled(model, settings, device)
     record = ModelRecord(model, settings, {"kind": "images"}, 5, None)
     writer = ModelWriter(folder, record, engine, units)
-    writer.conclude(7, Evaluation(0.5, 0.75))
+    writer.write(7)
+    writer.evaluated(Evaluation(0.5, 0.75))
 
 
 def _forward(units: Sequence[Unit], x: Array, device: Device) -> Array:
@@ -114,7 +115,7 @@ def test_rank_0_holds_one_whole_tensor_at_a_time(tmp_path: Path) -> None:
     writer = ModelWriter(tmp_path, ModelRecord("mlp", settings, {}, 256, None), engine, units)
     tracemalloc.start()
     try:
-        writer.conclude(1, None)
+        writer.write(1)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

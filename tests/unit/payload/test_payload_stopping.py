@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import random
+import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 
-from payload.checkpoint.folder import Lock
+from payload.checkpoint.folder import Lock, checkpoint_name
 from payload.checkpoint.session import command_to_resume
+from payload.checkpoint.shards import read_manifest
 from payload.saved_model.folder import read_record, read_weights
-from tests.unit.payload.conftest import Runner, records
+from tests.unit.payload.conftest import Runner, assert_one_error, records
 
 ROOT = Path(__file__).parents[3]
+SEED = int(os.environ.get("SWEEP_SEED") or random.SystemRandom().randrange(10_000))
 
 
 @contextmanager
@@ -79,35 +85,122 @@ def test_a_run_without_checkpoints_leaves_its_model(tmp_path: Path) -> None:
     assert not (tmp_path / "checkpoints").exists()
 
 
-@pytest.mark.parametrize("flags", ["--pp 2", "--iterations 1"], ids=["between", "last"])
-def test_a_signal_in_an_evaluation_stops_it(
-    program: Runner, mpirun: Runner, tmp_path: Path, flags: str
+RUN = (
+    *("--hidden", "8", "--optimizer", "adamw", "--global-batch-size", "256", "--micro-batch-size", "16"),
+    *("--iterations", "12", "--eval-interval", "4", "--save-interval", "3", "--peak-tflops", "1"),
+)
+"""Evaluations of 23 batches after iterations 4, 8 and 12; checkpoints after 3, 6, 9 and 12."""
+
+Undisturbed = Callable[..., tuple[tuple[Any, ...], int]]
+
+
+def outcome(out: Path) -> tuple[Any, ...]:
+    """What must be the same to the last digit, disturbed or not."""
+    kept = ("kind", "step", "epoch", "loss", "lr", "grad_norm", "accuracy", "param_hashes")
+    lines = records(out, "iteration", "evaluation", "result")
+    rows = [tuple(str(line.get(name)) for name in kept) for line in lines]
+    for which in ("best", "final"):
+        read_weights(out / "model", which)
+    return sorted(rows), read_record(out / "model")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(program: Runner, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """Return the outcome of a run without a signal, and the number of its calls of functions."""
+    found: dict[tuple[int, tuple[str, ...]], tuple[tuple[Any, ...], int]] = {}
+
+    def run(ranks: int, *flags: str) -> tuple[tuple[Any, ...], int]:
+        if (ranks, flags) not in found:
+            out = tmp_path_factory.mktemp("undisturbed")
+            answer = program(
+                ranks, "signalled.py", "SIGTERM", "0", "any", "0", *RUN, *flags, "--out", str(out)
+            )
+            found[ranks, flags] = outcome(out), int(answer.stdout.split("calls ")[-1])
+        return found[ranks, flags]
+
+    return run
+
+
+class Job:
+    """A training that starts again in its folder until it is complete."""
+
+    def __init__(self, program: Runner, out: Path) -> None:
+        self.out, self._program = out, program
+
+    def train(
+        self, ranks: int, *flags: str, signalled: Sequence[str] = (), **options: Any
+    ) -> subprocess.CompletedProcess[str]:
+        """Train once. signalled: the signal, the rank that gets it, and when: see programs/signalled.py."""
+        run = (*RUN, *flags, "--resume", "auto", "--out", str(self.out))
+        program = ("signalled.py", *signalled) if signalled else ("payload", "train")
+        return self._program(ranks, *program, *run, rc=None, **options)
+
+    def saved(self) -> int:
+        """Return the last iteration. The model and a checkpoint of this iteration must be there."""
+        last = int(records(self.out, "iteration")[-1]["step"])
+        files = read_record(self.out / "model").files
+        assert files["final"].iteration == last
+        for which in files:
+            read_weights(self.out / "model", which)
+        assert read_manifest(self.out / "checkpoints" / checkpoint_name(last)).iteration == last
+        return last
+
+
+@pytest.fixture
+def job(program: Runner, tmp_path: Path) -> Job:
+    return Job(program, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("where", "flags", "saved"),
+    [
+        pytest.param("1 Loader.held_out 3", "", 4, id="evaluation"),
+        pytest.param("2 Loader.held_out 3", "--zero 1", 4, id="evaluation-on-one-of-two"),
+        pytest.param("2 Loader.held_out 3", "--pp 2", 4, id="evaluation-in-a-pipeline"),
+        pytest.param("1 Trainer.evaluate 3", "", 12, id="last-evaluation"),
+        pytest.param("2 ModelWriter.write 1", "", 4, id="export"),
+        pytest.param("2 ModelWriter.evaluated 1", "", 5, id="best-weights"),
+        pytest.param("2 Saver._begin 1", "", 4, id="checkpoint"),
+        pytest.param("1 Images.training_batch 1", "--prefetch 0", 1, id="prefetch"),
+    ],
+)
+def test_a_signal_at_each_stage_loses_nothing(
+    job: Job, undisturbed: Undisturbed, where: str, flags: str, saved: int
 ) -> None:
-    """The model is saved without it, and the run that resumes makes it up: as if there had been no signal."""
-    run = (
-        "--global-batch-size",
-        "1438",
-        "--hidden",
-        "8",
-        "--peak-tflops",
-        "1",
-        "--epochs",
-        "3",
-        *flags.split(),
-    )
-    out, undisturbed = tmp_path / "out", tmp_path / "undisturbed"
-    saved = ("--save-interval", "1000000", "--out", str(out))
-    program(2, "interrupted.py", *run, *saved, rc=75)
-    assert [record["step"] for record in records(out, "iteration", "evaluation")] == [1]
-    assert read_record(out / "model").files["final"].metrics is None
-    mpirun(2, "train", *run, *saved, "--resume", "auto")
-    mpirun(2, "train", *run, "--out", str(undisturbed))
-    evaluations = [
-        [(record["step"], record["epoch"], record["loss"]) for record in records(folder, "evaluation")]
-        for folder in (out, undisturbed)
-    ]
-    assert evaluations[0] == evaluations[1]
-    assert read_record(out / "model") == read_record(undisturbed / "model")
+    """The model and a checkpoint are there, and the run that resumes ends as if there had been no signal.
+
+    where: the number of ranks, of which the last gets the signal, the function, and the number of the call.
+    """
+    ranks, function, number = where.split()
+    signalled = ("SIGUSR1", str(int(ranks) - 1), function, number)
+    answer = job.train(int(ranks), *flags.split(), signalled=signalled)
+    assert (answer.returncode, job.saved()) == (75, saved)
+    assert f"saved after iteration {saved}\n" in answer.stdout
+    assert job.train(int(ranks), *flags.split()).returncode == 0
+    assert [record["done"] for record in records(job.out, "run")] == [0, saved]
+    assert outcome(job.out) == undisturbed(int(ranks), *flags.split())[0]
+
+
+def test_a_kill_in_an_evaluation_loses_nothing(job: Job, undisturbed: Undisturbed) -> None:
+    """The model and a checkpoint that is due are complete before the evaluation begins."""
+    due = ("--save-interval", "4")
+    assert job.train(0, *due, signalled=("SIGKILL", "0", "Loader.held_out", "30"), launched=True).returncode
+    assert job.saved() == 8
+    assert job.train(0, *due).returncode == 0
+    assert [record["done"] for record in records(job.out, "run")] == [0, 8]
+    assert outcome(job.out) == undisturbed(0)[0]
+
+
+def test_a_signal_in_a_repeated_evaluation_loses_nothing(
+    job: Job, undisturbed: Undisturbed, mpirun: Runner
+) -> None:
+    """The last run is the command that the runs print."""
+    for _ in range(2):
+        stopped = job.train(2, signalled=("SIGTERM", "0", "Loader.held_out", "2"))
+        assert (stopped.returncode, job.saved()) == (75, 4)
+    (command,) = re.findall("continue with: python -m payload (.*)", stopped.stdout)
+    mpirun(2, *shlex.split(command))
+    assert outcome(job.out) == undisturbed(2)[0]
 
 
 ADA = {"SLURM_JOB_ID": "7", "CLUSTERCTL_HEARTBEAT": "h", "SLURM_JOB_PARTITION": "a100"}
@@ -139,3 +232,47 @@ def test_auto_that_finds_no_checkpoint_says_so_before_the_training(alone: Runner
     told = [alone("train", *out, "--resume", "auto").stdout for _ in range(2)]
     note = f"--resume auto: no checkpoint in {tmp_path}/checkpoints, so training starts from zero\n"
     assert [text.find(note) in range(text.find("epoch")) for text in told] == [True, False]
+
+
+def test_an_evaluation_that_ended_is_not_repeated(job: Job) -> None:
+    assert job.train(0, "--iterations", "4", "--save-interval", "4").returncode == 0
+    manifest = read_manifest(job.out / "checkpoints" / checkpoint_name(4))
+    assert (manifest.evaluated, manifest.model["files"]["best"]["iteration"]) == (True, 4)
+
+
+def test_evaluations_cost_what_the_user_allows(job: Job) -> None:
+    """Of 359 samples, 5 spread over all: an accuracy in fifths."""
+    assert job.train(0, "--eval-samples", "5", "--eval-interval", "5").returncode == 0
+    evaluations = records(job.out, "evaluation")
+    assert [line["step"] for line in evaluations] == [5, 10, 12]
+    assert all((line["accuracy"] * 5).is_integer() for line in evaluations)
+
+
+def test_an_evaluation_without_a_masked_token_is_refused(alone: Runner, tmp_path: Path) -> None:
+    model = ("--model", "bert-tiny", "--layers", "1", "--heads", "1", "--width", "8", "--iterations", "1")
+    data = ("--data", f"text:{Path(__file__)}", "--sequence-length", "2", "--eval-samples", "1")
+    answer = alone("train", *model, *data, "--out", str(tmp_path), rc=2)
+    assert_one_error(answer.stderr, "no-eval-targets", "--eval-samples")
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("number", range(20))
+@pytest.mark.parametrize(("ranks", "flags"), [(1, ()), (2, ("--zero", "1"))])
+def test_signals_at_random_moments_lose_nothing(
+    job: Job, undisturbed: Undisturbed, ranks: int, flags: tuple[str, ...], number: int
+) -> None:
+    """At a random call of a function, and in the run that resumes at another."""
+    expected, calls = undisturbed(ranks, *flags)
+    dice = random.Random(f"{SEED} {ranks} {number}")  # noqa: S311
+    done, told = [0], f"SWEEP_SEED={SEED}"
+    while True:
+        moment = str(dice.randrange(1, calls))
+        where = (dice.choice(["SIGTERM", "SIGUSR1"]), str(dice.randrange(ranks)), "any", moment)
+        told += f": {' '.join(where)}"
+        answer = job.train(ranks, *flags, signalled=() if done[2:] else where)
+        assert answer.returncode in (0, 75), told + answer.stderr
+        if answer.returncode == 0:
+            break
+        done.append(job.saved())
+    assert [record["done"] for record in records(job.out, "run")] == done, told
+    assert outcome(job.out) == expected, told

@@ -43,7 +43,7 @@ def write(folder: Path, case: Case, mesh: Mesh, device: Device) -> None:
     for moment in MOMENTS:
         if moment == "trained":
             steps(case, engine, ITERATIONS)
-        ModelWriter(folder / moment, record, engine, units).conclude(1, None)
+        ModelWriter(folder / moment, record, engine, units).write(1)
 
 
 def main() -> None:
