@@ -303,7 +303,7 @@ class Cluster:
         flags: options of the command `replay`, such as ``partition`` and ``time``.
         """
         reject_unknown(flags, _REPLAY_OPTIONS, "replay has no option")
-        row = run if isinstance(run, Row) else named_run(str(run))
+        row = run if isinstance(run, Row) else named_run(str(run), self._chosen.ledger)
         texts = {key.removeprefix("--"): str(_as_texts(value)) for key, value in (changes or {}).items()}
         given_flags = {name: value for name, value in flags.items() if value not in (None, [])}
         again = select_replay(row, texts, failed=failed, flags=given_flags, code=Code(code))

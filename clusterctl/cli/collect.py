@@ -42,7 +42,7 @@ def collect(
     screen: Screen,
     ids: Annotated[
         Words,
-        argument("Job IDs. Default: all jobs that are not collected yet.", metavar="[ID...]", tab=job_ids),
+        argument("Job IDs or names of runs. Default: all uncollected jobs.", metavar="[ID...]", tab=job_ids),
     ] = None,
     out: OutFolder = None,
     **given: Any,

@@ -20,6 +20,7 @@ from clusterctl.jobs.watch import ChangeNotes, OnOutput
 from clusterctl.scheduler.base import JobInfo, worst_job
 from clusterctl.scheduler.session import SOON_S, Session, open_session
 from clusterctl.spec.units import parse_slurm_time_s
+from clusterctl.state.submissions import job_id_of
 from clusterctl.util.process import start_in_thread
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ Ids = Annotated[list[str], argument("Job IDs, such as 12 or 12_3 (a task).", met
 def logs(
     screen: Screen,
     job_id: Annotated[
-        str | None, argument("Job ID. Default: the last submitted job.", metavar="[ID]", tab=job_ids)
+        str | None,
+        argument("Job ID or run. Default: the last submitted job.", metavar="[ID]", tab=job_ids),
     ] = None,
     follow: Annotated[bool, option("Follow the output until the job has ended.", "--follow", "-f")] = False,
     rank: Annotated[int | None, option("Show only the output of this rank.", min=0, metavar="N")] = None,
@@ -57,7 +59,7 @@ def logs(
             output as on_output,
             labelled(on_output) if label and not screen.json else nullcontext(on_output) as show,
         ):
-            job_id = job_id or _last_submitted(screen, session)
+            job_id = job_id_of(job_id, session.ledger) if job_id else _last_submitted(screen, session)
             if follow:
                 ended = follow_job(screen, session, job_id, None, show=show, rank=ranks)
                 state = {"state": worst_job(ended).state.value}

@@ -59,7 +59,7 @@ def replay(
     Code, packages, options and arguments are the same. The job runs on the selected cluster, which may be a
     different one; differences are shown before anything is sent.
     """
-    row, changes = named_run(run), _changes(set_ or [])
+    row, changes = named_run(run, screen.chosen().ledger), _changes(set_ or [])
     again = select_replay(row, changes, failed=failed, flags=given, code=code)
     if again is None:
         screen.result({"jobs": []}, f"nothing was submitted: all tasks of {row.shown} have completed")

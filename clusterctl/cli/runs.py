@@ -86,7 +86,7 @@ def list_(screen: Screen, **given: Any) -> None:
     if "sweep" in given:
         if given.keys() - {"sweep", "sort", "reverse"}:
             raise excluded("--sweep", "other options than --sort and --reverse")
-        sweep, reverse = named_run(given["sweep"]), given.get("reverse", False)
+        sweep, reverse = named_run(given["sweep"], screen.chosen().ledger), given.get("reverse", False)
         answer, lines = ranking_of(screen, sweep, given.get("sort"), reverse=reverse)
         screen.result(answer, *lines)
         return
@@ -206,7 +206,7 @@ def show(screen: Screen, run: Run) -> None:
 
     Shows its resources, its nodes, its options and metrics, and the cause of a failure.
     """
-    row = named_run(run)
+    row = named_run(run, screen.chosen().ledger)
     lines = [f"{name:<11}{value}" for name, value in _about(row) if value not in {"", _NONE}]
     if row.config:
         options_of = [[key, _NONE if value is None else str(value)] for key, value in row.config.items()]
@@ -278,7 +278,8 @@ def diff(
     Shows differences in the job, code, configuration, data, environment, hardware and result, and whether
     the losses are identical at each step.
     """
-    a, b = named_run(first), named_run(second)
+    ledger = screen.chosen().ledger
+    a, b = named_run(first, ledger), named_run(second, ledger)
     differences = compare(a, b)
     lines: list[str] = []
     for section in dict.fromkeys(difference.section for difference in differences):
@@ -306,7 +307,8 @@ def rm(
 
     The cluster is not changed.
     """
-    rows = [named_run(name) for name in run]
+    ledger = screen.chosen().ledger
+    rows = [named_run(name, ledger) for name in run]
     if inner := next((row for row in rows if row.task is not None), None):
         raise UsageError(
             f"{inner.shown} can't be removed, because it is a single task of a run",
@@ -384,7 +386,8 @@ def report(
         raise excluded("-o", "--serve")
     if port and not serve:
         raise unaccompanied("--port", "--serve")
-    rows = list({row.folder: row for row in map(named_run, run)}.values())
+    ledger = screen.chosen().ledger
+    rows = list({row.folder: row for row in (named_run(name, ledger) for name in run)}.values())
     content = report_of(rows)
     if screen.markdown:
         screen.document({}, content.as_markdown())

@@ -21,7 +21,6 @@ from clusterctl.jobs.bundled import (
     reject_invalid_arguments,
     run_on_this_machine,
 )
-from clusterctl.jobs.earlier import folder_of_run
 from clusterctl.jobs.first import Kept, new_first, places_of, reject_unfit, submit_first, wait_for_first
 from clusterctl.jobs.submission import Preparer, Submission, marking_side_effects, read_jobs, submit_prepared
 from clusterctl.jobs.submit import PreparedJob, Submitted, Submitter
@@ -31,7 +30,6 @@ from clusterctl.scheduler.first import WAIT_S, First
 from clusterctl.scheduler.session import Session, open_session
 from clusterctl.spec.job import MODULE_FLAG, JobSpec, Weights
 from clusterctl.state.chosen import ChosenCluster
-from clusterctl.state.submissions import Ledger
 from clusterctl.state.workspace import clusters_up
 from clusterctl.transport.tree import format_size
 from clusterctl.util.progress import SILENT
@@ -456,14 +454,13 @@ def _run_locally(
         raise excluded("--local", flags)
     reject_invalid_arguments(jobs, model)
     (job,) = jobs
-    is_here = folder_of_run(model.run) is not None
-    entries = () if is_here else Ledger(screen.chosen().workspace().jobs).entries()
+    ledger = screen.chosen().ledger
     if not screen.json:
-        with screen.logs() as show, closing(run_on_this_machine(job, model, entries)) as output:
+        with screen.logs() as show, closing(run_on_this_machine(job, model, ledger)) as output:
             for data in output:
                 show(LogChunk("stdout", None, data))
         return
-    printed = b"".join(run_on_this_machine(job, model, entries, as_json=True))
+    printed = b"".join(run_on_this_machine(job, model, ledger, as_json=True))
     try:
         answer = json.loads(printed)
     except ValueError as exc:

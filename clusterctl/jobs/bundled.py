@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Final
 
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.jobs.earlier import locate_run
+from clusterctl.jobs.earlier import folders_on_cluster
 from clusterctl.jobs.source import Source
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import MODEL_JOBS, JobSpec, Weights, sweep_arguments
 from clusterctl.spec.names import FROM_RUN
-from clusterctl.state.submissions import JobEntry
+from clusterctl.state.submissions import Ledger, NamedRun, find_run
 from clusterctl.transport.tree import list_items
 from clusterctl.util.assets import data_folder, file_sha256
 from clusterctl.util.process import Result, run, stdout_pieces
@@ -129,14 +129,6 @@ class ChosenModel:
     weights: Weights
 
 
-@dataclass(frozen=True, slots=True)
-class _ModelLocation:
-    """Folders of a run's model: ``here`` exists on this machine, ``remote`` may exist on the cluster."""
-
-    here: Path | None
-    remote: str | None
-
-
 def reject_unless_fitting(jobs: Sequence[JobSpec], chosen: ChosenModel | None) -> None:
     """Raise UsageError if a job lacks the model that it needs, or can't use the ``chosen`` model of --run."""
     for job in jobs:
@@ -157,31 +149,23 @@ def reject_unless_fitting(jobs: Sequence[JobSpec], chosen: ChosenModel | None) -
             )
 
 
-def _find(run: str, entries: Sequence[JobEntry], *, former: bool = False) -> _ModelLocation:
-    """Locate a run's model. Raises UsageError for an unknown run, or a local run folder without a model."""
-    location = locate_run(run, entries, former=former)
-    here = _model_of(location.here) if location.here is not None else None
-    if here is None and location.is_folder:
-        raise _no_model(run, f"there is no {MODEL}/{RECORD} in {location.here}")
-    return _ModelLocation(here, f"{location.remote}/{MODEL}" if location.remote else None)
-
-
-def _model_of(run: Path) -> Path | None:
+def _model_of(run: Path | None) -> Path | None:
     """Return the folder that contains a model: ``run``/model or ``run`` itself; otherwise None."""
-    return next((folder for folder in (run / MODEL, run) if (folder / RECORD).is_file()), None)
+    folders = (run / MODEL, run) if run is not None else ()
+    return next((folder for folder in folders if (folder / RECORD).is_file()), None)
 
 
 def with_model(
     jobs: Sequence[JobSpec],
     chosen: ChosenModel | None,
-    entries: Sequence[JobEntry],
+    ledger: Ledger,
     session: Session | None = None,
 ) -> tuple[Sequence[JobSpec], Source | None]:
     """Return the jobs with arguments for the chosen model, and the model's files to send with the job.
 
     The files are None if the cluster's shared folder has the model, or if ``chosen`` is None.
 
-    entries: the jobs submitted from this machine. session: to check that the cluster has the model.
+    ledger: the jobs of the cluster. session: to check that the cluster has the model.
 
     Raises:
         UsageError: neither the cluster nor this machine has the model.
@@ -189,14 +173,16 @@ def with_model(
     """
     if chosen is None:
         return jobs, None
-    location = _find(chosen.run, entries)
-    remote = location.remote if session is None else _shared_path(session, location)
-    if remote is None and location.here is None:
-        raise _missing_model(chosen.run, location)
+    named = find_run(chosen.run, ledger)
+    here = _model_of(named.folder)
+    remote = f"{named.remote}/{MODEL}" if named.remote else None
+    if session is not None:
+        remote = _shared_path(session, named, here)
+    if remote is None and here is None:
+        raise _missing_model(named, session)
     (job,) = jobs
     args = (*model_arguments(remote or MODEL, chosen), *job.args)
-    here = location.here if remote is None else None
-    sent = _model_files(here, chosen.weights) if here is not None else None
+    sent = _model_files(here, chosen.weights) if here is not None and remote is None else None
     return (job.model_copy(update={"args": args}),), sent
 
 
@@ -205,14 +191,15 @@ def model_arguments(folder: str, chosen: ChosenModel) -> tuple[str, ...]:
     return (MODEL_FLAG, folder, "--weights", chosen.weights.value)
 
 
-def _shared_path(session: Session, location: _ModelLocation) -> str | None:
-    """Return the model's path in the shared folder; None if it is missing or differs from the local model."""
-    if session.unshared_nodes or location.remote is None:
-        return None
-    argv = ["sh", "-c", 'sha256sum <"$1"', "sh", f"{location.remote}/{RECORD}"]
-    looked = session.transport.run(argv, check=False)
-    is_same = location.here is None or looked.stdout.startswith(file_sha256(location.here / RECORD))
-    return location.remote if looked.rc == 0 and is_same else None
+def _shared_path(session: Session, run: NamedRun, here: Path | None) -> str | None:
+    """Return the model's path in the shared folder; None if it is missing or is not the model ``here``."""
+    known = file_sha256(here / RECORD) if here is not None else ""
+    for folder in folders_on_cluster(session, run):
+        argv = ["sh", "-c", 'sha256sum <"$1"', "sh", f"{folder}/{MODEL}/{RECORD}"]
+        looked = session.transport.run(argv, check=False)
+        if looked.rc == 0 and looked.stdout.startswith(known):
+            return f"{folder}/{MODEL}"
+    return None
 
 
 def _model_files(model: Path, weights: Weights) -> Source:
@@ -235,27 +222,22 @@ def _weights_file(model: Path, weights: Weights) -> str | None:
 def run_on_this_machine(
     job: JobSpec,
     chosen: ChosenModel,
-    entries: Sequence[JobEntry],
+    ledger: Ledger | None,
     *,
     as_json: bool = False,
 ) -> Generator[bytes, None, None]:
     """Run a bundled job's program with a model on this machine, and yield its output as it arrives.
 
-    entries: the jobs submitted from this machine, to find the run of a job id.
+    ledger: the jobs of the cluster in reach, to find the run of a job id.
     as_json: the program prints JSON, if it can.
 
     Raises:
         UsageError: the run is not on this machine, or the program rejects its arguments.
         ClusterctlError: the program failed.
     """
-    model = _find(chosen.run, entries, former=True).here
-    if model is None:
-        raise UsageError(
-            f"the model of run {chosen.run} is not on this machine",
-            code="run-not-collected",
-            why="--local needs a collected run",
-            fix=f"run `clusterctl collect {chosen.run}`, or leave out --local to run the job on the cluster",
-        )
+    named = find_run(chosen.run, ledger)
+    if (model := _model_of(named.folder)) is None:
+        raise _missing_model(named)
     output_option = ("--output", "json") if as_json and job.bundled in {"sample", "predict"} else ()
     arguments = (*model_arguments(str(model), chosen), *output_option, *job.args)
     program = [sys.executable, "-P", "-m", "payload", str(job.bundled), *arguments]
@@ -267,21 +249,15 @@ def run_on_this_machine(
         raise kind(error["what"] if error else last_line, code=(error and error["code"]) or "")
 
 
-def _no_model(run: str, reason: str, fix: str = "") -> UsageError:
+def _missing_model(run: NamedRun, session: Session | None = None) -> UsageError:
+    """Return the error for a run without a model, or for a run that must be collected before its use."""
+    if run.folder is None and (session is None or session.unshared_nodes):
+        return run.not_collected()
+    places = [str(run.folder)] if run.folder else []
+    places += [f"{run.remote} on the cluster"] if run.remote and session else []
     return UsageError(
-        f"run {run} has no model",
+        f"run {run.name} has no model",
         code="run-without-model",
-        why=reason,
-        fix=f"{fix}use a run of `train`, which saves a model when it ends",
+        why=f"there is no {MODEL}/{RECORD} in {' or '.join(places) or 'the folder of its job'}",
+        fix="use a run of `train`, which saves a model when it ends",
     )
-
-
-def _missing_model(run: str, location: _ModelLocation) -> UsageError:
-    if location.remote is None:
-        return UsageError(
-            f"job {run} was not submitted from this machine, so its model is unknown",
-            code="unknown-job",
-            fix="`clusterctl jobs` lists the jobs submitted from this machine",
-        )
-    reason = f"neither this machine nor the cluster's shared folder has {location.remote}/{RECORD}"
-    return _no_model(run, reason, f"`clusterctl collect {run}` first; or ")

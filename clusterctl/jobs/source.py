@@ -19,9 +19,8 @@ from clusterctl.jobs.project import project_obstacle
 from clusterctl.scheduler.script import is_array
 from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec.job import JobSpec, repository_of
-from clusterctl.state.submissions import RUN_FILE, TASK
+from clusterctl.state.submissions import TASK, token_of_run
 from clusterctl.state.workspace import cache_home, state_home
-from clusterctl.transport.remote_open import read_json
 from clusterctl.transport.tree import Item, Kind, format_size, gitignore_spec, unreadable_error
 
 if TYPE_CHECKING:
@@ -33,9 +32,6 @@ LARGE_BYTES, LARGE_FILES = 100 << 20, 5_000
 _NEVER = ".git"
 _LEFT_OUT = frozenset({"__pycache__", "node_modules", ".ipynb_checkpoints"})
 _LEAVE_OUT = "exclude files with --exclude or a .gitignore, or copy data once with `clusterctl put`"
-# Maximum size of a run.json in bytes.
-_MOST_RECORD = 16 << 20
-_TOKEN = re.compile(r"[0-9a-f]{8}")
 GITIGNORE = ".gitignore"
 
 
@@ -285,24 +281,7 @@ def _holds_no_source(folder: Path) -> bool:
     # The working folder of a run that is being collected.
     if folder.name.startswith(".") and folder.name.endswith(".incomplete"):
         return True
-    return token_of_run(folder) is not None or folder.resolve() in {
-        state_home().resolve(),
-        cache_home().resolve(),
-    }
-
-
-def token_of_run(folder: Path) -> str | None:
-    """Return the token that identifies a collected run's job; None if the folder is not a collected run."""
-    token = field_of_run(folder, "token")
-    return token if isinstance(token, str) and _TOKEN.fullmatch(token) else None
-
-
-def field_of_run(folder: Path, name: str) -> object:
-    """Return a field of a collected run's record; None without a readable record that has it."""
-    try:
-        return read_json(os.fsencode(folder), RUN_FILE.encode(), _MOST_RECORD)[name]
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
+    return bool(token_of_run(folder)) or folder.resolve() in {state_home().resolve(), cache_home().resolve()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,9 +150,8 @@ class Preparer:
         spec: ClusterSpec | None = None,
     ) -> tuple[PreparedJob, ...]:
         replay = submission.replay
-        entries = ledger.entries()
-        jobs, model = with_model(submission.jobs, submission.model, entries, session)
-        continued = [with_from_run(job, entries, session) for job in jobs]
+        jobs, model = with_model(submission.jobs, submission.model, ledger, session)
+        continued = [with_from_run(job, ledger, session) for job in jobs]
         for note in dict.fromkeys(note for _, note in continued if note):
             self.note(note)
         jobs = [job for job, _ in continued]

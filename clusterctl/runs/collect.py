@@ -56,7 +56,7 @@ from clusterctl.scheduler.records import await_ends
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, Session, resolve_submissions
 from clusterctl.scheduler.session import connect_session as session_of
 from clusterctl.state.facts import facts_of, facts_of_spec
-from clusterctl.state.ledger import RunRecord, note_runs_folder
+from clusterctl.state.ledger import RunRecord
 from clusterctl.state.submissions import (
     OUTPUTS_FILE,
     PROGRAM_FOLDER,
@@ -65,6 +65,8 @@ from clusterctl.state.submissions import (
     SOURCE_FILE,
     JobEntry,
     Ledger,
+    job_id_of,
+    note_runs_folder,
 )
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.get import Sender
@@ -103,7 +105,8 @@ def collect_runs(
     A run that was collected before is not copied again, with two exceptions: the copy of a then running job
     is replaced, and files that stayed on the cluster are fetched if ``selection`` exceeds the default.
 
-    ids: job ids; a task's id selects its whole array. None: the uncollected jobs from this machine.
+    ids: job ids, or names of runs; a task's id selects its whole array. None: the uncollected jobs from
+        this machine.
     discard: job ids to leave out if ``ids`` is None.
     selection: the files to copy. The record's ``skipped`` lists the files that stay on the cluster.
 
@@ -143,7 +146,8 @@ def _entries_to_collect(
 ) -> list[JobEntry]:
     resolve_submissions(session.scheduler, session.ledger)
     if ids:
-        return list(dict.fromkeys(_find_or_add_entry(session, job_id) for job_id in ids))
+        job_ids = [job_id_of(name, session.ledger) for name in ids]
+        return list(dict.fromkeys(_find_or_add_entry(session, job_id) for job_id in job_ids))
     entries = (e for e in session.ledger.entries() if _is_uncollected(e) or _needs_more(e, selection))
     return [e for e in entries if e.job_id not in discard]
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import re
-import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,10 +13,8 @@ from clusterctl.errors import CollectError, UsageError
 from clusterctl.scheduler.base import format_exit
 from clusterctl.spec.names import did_you_mean
 from clusterctl.spec.sweep import Goal, goal_of
-from clusterctl.state.ledger import Metric, RunRecord, TaskRecord, Value, runs_folders
-from clusterctl.state.submissions import RUN_FILE
-
-_JOB: Final = re.compile(r"(?:(?P<cluster>[a-z][a-z0-9-]*)/)?(?P<job>[A-Za-z]?\d+)(?:_(?P<task>\d+))?")
+from clusterctl.state.ledger import Metric, RunRecord, TaskRecord, Value
+from clusterctl.state.submissions import RUN_FILE, Ledger, find_run, may_be_run, run_folders, runs_folders
 
 
 @dataclass(frozen=True)
@@ -145,7 +140,7 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[RunRecord], list[Path]]:
     """
     runs: list[RunRecord] = []
     damaged: list[Path] = []
-    for path in dict.fromkeys(path for folder in folders for path in _run_folders(folder)):
+    for path in dict.fromkeys(path for folder in folders for path in run_folders(folder)):
         try:
             runs.append(RunRecord.load(path))
         except CollectError:
@@ -156,38 +151,6 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[RunRecord], list[Path]]:
 def submitted_at(run: RunRecord) -> float:
     """Return when the run was submitted or, if unknown, collected, in Unix seconds."""
     return run.submit_time or run.collected_at
-
-
-def _run_folders(folder: Path) -> Iterator[Path]:
-    """Yield the folder if it has a run.json; otherwise its subfolders with a run.json or without access."""
-    folder = Path(os.path.realpath(folder))
-    if _may_be_run(folder):
-        yield folder
-        return
-    try:
-        with os.scandir(folder) as entries:
-            subfolders = [entry for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
-    except OSError as exc:
-        raise UsageError(
-            "the folder of runs can't be read",
-            code="file-unreadable",
-            where=str(folder),
-            why=exc.strerror or str(exc),
-            fix="use a folder that `clusterctl collect` created",
-        ) from exc
-    for entry in subfolders:
-        if _may_be_run(entry.path):
-            yield Path(os.path.realpath(entry.path) if entry.is_symlink() else entry.path)
-
-
-def _may_be_run(folder: Path | str) -> bool:
-    try:
-        return stat.S_ISREG(os.stat(f"{folder}/{RUN_FILE}").st_mode)  # noqa: PTH116 - of thousands
-    except PermissionError:
-        # The caller reports the folder as unreadable.
-        return True
-    except OSError:
-        return False
 
 
 def ordered(rows: Sequence[Row], key: str, *, reverse: bool = False) -> list[Row]:
@@ -241,7 +204,7 @@ def latest_tasks(run: Row) -> list[Row]:
 def _array_runs(run: Row, token: str) -> Iterator[RunRecord]:
     """Yield the collected run of an array (with this token), and the later runs of its failed tasks."""
     folders = dict.fromkeys((run.run.directory.parent, *runs_folders()))
-    for path in dict.fromkeys(path for folder in folders for path in _run_folders(folder)):
+    for path in dict.fromkeys(path for folder in folders for path in run_folders(folder)):
         with suppress(OSError, CollectError):
             # Searching the bytes is faster than loading every record.
             if token.encode() in (path / RUN_FILE).read_bytes():
@@ -283,49 +246,27 @@ def reject_unknown_keys(rows: Sequence[Row], keys: Iterable[str]) -> None:
         )
 
 
-def named_run(name: str) -> Row:
-    """Return the run or array task with this path, folder name or job id.
+def named_run(name: str, ledger: Ledger | None = None) -> Row:
+    """Return the collected run or array task with this name.
+
+    name: the path of the run's folder, the folder's name, or the job id: ``12``, ``demo/12``, ``12_3``.
+    ledger: the jobs of the cluster in reach, which a job id may mean too.
 
     Raises:
-        UsageError: no run has the name, or several runs have the job id.
+        UsageError: no collected run has the name, or several runs have the job id.
         CollectError: the run.json can't be read.
     """
-    folders = runs_folders()
-    for path in (Path(name), *(folder / name for folder in folders)):
-        if name and os.path.isdir(path) and (row := _at(path)):  # noqa: PTH112 - any name
-            return row
-    match = _JOB.fullmatch(name)
-    runs = find_runs(folders)[0] if match else []
-    matching = [run for run in runs if match and _is_job(run, match)]
-    if len(matching) > 1:
+    named = find_run(name, ledger)
+    if named.run_folder is None:
+        raise named.not_collected()
+    if not may_be_run(named.run_folder):
         raise UsageError(
-            f"{len(matching)} runs have the job id {name}",
-            code="run-ambiguous",
-            why=", ".join(str(run.directory) for run in matching[:5]),
-            fix="use the run's folder instead of the job id",
+            f"the folder {named.run_folder} is not a collected run",
+            code="not-a-run",
+            fix="pass a folder that was created by `clusterctl collect`",
         )
-    if not matching or match is None:
-        raise UsageError(
-            f"there is no collected run {name!r}",
-            code="unknown-run",
-            why=f"searched folders: {', '.join(map(str, folders)) or 'none, as no run was collected yet'}",
-            fix="`clusterctl runs` lists the runs; pass a run's folder, the folder's name or the job id",
-        )
-    (run,) = matching
-    return _task_of(run, match["task"]) if match["task"] else Row(run)
-
-
-def _is_job(run: RunRecord, named: re.Match[str]) -> bool:
-    return run.job_id == named["job"] and named["cluster"] in {None, run.cluster}
-
-
-def _at(path: Path) -> Row | None:
-    path = Path(os.path.realpath(path))
-    if _may_be_run(path):
-        return Row(RunRecord.load(path))
-    if path.name.startswith("task-") and _may_be_run(path.parent):
-        return _task_of(RunRecord.load(path.parent), path.name.removeprefix("task-"))
-    return None
+    run = RunRecord.load(named.run_folder)
+    return _task_of(run, named.task) if named.task else Row(run)
 
 
 def _task_of(run: RunRecord, number: str) -> Row:

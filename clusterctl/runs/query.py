@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 from clusterctl.errors import MachineError, Notice, UsageError
 from clusterctl.runs.find import FIELDS, TIMES, Row, find_runs, ordered, reject_unknown_keys, submitted_at
 from clusterctl.spec.units import parse_duration_s, parse_slurm_time_s
-from clusterctl.state.ledger import Value, runs_folders
-from clusterctl.state.submissions import RUNS
+from clusterctl.state.ledger import Value
+from clusterctl.state.submissions import RUNS, runs_folders
 
 if TYPE_CHECKING:
     import polars

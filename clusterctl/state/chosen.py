@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +20,7 @@ from clusterctl.errors import (
     excluded,
 )
 from clusterctl.spec.names import DEFAULT_CLUSTER, find_spec, is_cluster_name
+from clusterctl.state.submissions import Ledger
 from clusterctl.state.workspace import Workspace, clusters_up
 from clusterctl.util.progress import SILENT, LineReporter
 
@@ -91,6 +92,13 @@ class ChosenCluster:
             )
         self.note(Notice("only-cluster-up", f"using cluster {clusters[0]!r} (the only cluster that is up)"))
         return clusters[0]
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """The jobs submitted to the cluster, for commands that need no cluster; None if none is chosen."""
+        with suppress(UsageError, NotUpError):
+            return Ledger(replace(self, note=SILENT.note).workspace().jobs)
+        return None
 
     def _workspace_of_file(self, path: Path) -> Workspace:
         # Importing the spec models takes longer than everything else that most verbs do.

@@ -1,15 +1,12 @@
-"""Collected runs (results of jobs, copied to this machine): the record run.json, and the folders with runs.
+"""Collected runs (results of jobs, copied to this machine): the record run.json.
 
 Unknown keys in run.json are ignored, because another version of clusterctl may have written the file.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,13 +14,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict  # until Python 3.12
 
-from clusterctl.errors import CollectError, MachineError
-from clusterctl.state.submissions import RUN_FILE, RUNS, UNCHANGED
-from clusterctl.state.workspace import state_home
-from clusterctl.util.disk import append_line, read_rows
-
-# In the folder of all workspaces.
-_FOLDERS = "runs.jsonl"
+from clusterctl.errors import CollectError
+from clusterctl.state.submissions import RUN_FILE, UNCHANGED
 
 
 class _Stored(BaseModel):
@@ -212,21 +204,3 @@ class RunRecord(_Stored):
     def as_json(self) -> str:
         """Return the content of run.json, without the path of its folder."""
         return self.model_dump_json(indent=2, exclude={"directory"}) + "\n"
-
-
-def runs_folders() -> tuple[Path, ...]:
-    """Return ./runs and all other folders with collected runs on this machine, if they exist."""
-    recorded = [row.get("folder") for row in read_rows(state_home() / _FOLDERS)]
-    paths = (
-        RUNS.absolute(),
-        *(Path(text) for text in recorded if isinstance(text, str) and text.startswith("/")),
-    )
-    return tuple(dict.fromkeys(path for path in paths if os.path.isdir(path)))  # noqa: PTH112 - no error
-
-
-def note_runs_folder(folder: Path) -> None:
-    """Add a folder to the list of folders with runs. Ignore a full disk: the runs are already copied."""
-    path = state_home() / _FOLDERS
-    if all(row.get("folder") != str(folder) for row in read_rows(path)):
-        with suppress(MachineError):
-            append_line(path, json.dumps({"folder": str(folder)}))

@@ -1,4 +1,7 @@
-"""The list of submitted jobs (jobs.jsonl), and the names of clusterctl's files in folders of jobs and runs.
+"""The list of submitted jobs (jobs.jsonl), the collected runs, and which job or run a name means.
+
+A run on this machine is recognized by its record, run.json. The model of a record is in ledger.py, which is
+slow to import. Also here: the names of clusterctl's files in folders of jobs and runs.
 
 Unknown keys in jobs.jsonl are ignored, because another version of clusterctl may have written the file.
 """
@@ -9,18 +12,28 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+import stat
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from clusterctl.errors import DiskError
-from clusterctl.state.workspace import Workspace
+from clusterctl.errors import DiskError, MachineError, UsageError
+from clusterctl.spec.names import did_you_mean
+from clusterctl.state.workspace import Workspace, state_home
 from clusterctl.util.disk import append_line, read_rows, translating_write_errors
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 _TOKEN = re.compile(r"[A-Za-z0-9]+")
+# In the folder of all workspaces.
+_FOLDERS: Final = "runs.jsonl"
+_JOB: Final = re.compile(r"(?:(?P<cluster>[a-z][a-z0-9-]*)/)?(?P<job>[A-Za-z]?\d+)(?:_(?P<task>\d+))?")
+_TASK_FOLDER: Final = re.compile(r"task-(\d+)")
+_RUN_TOKEN: Final = re.compile(r"[0-9a-f]{8}")
+# Maximum size of a run.json.
+_MOST_RECORD: Final = 16 << 20  # bytes
+_MOST_CHOICES: Final = 5
 
 RUN_FILE = "run.json"
 SOURCE_FILE = "source.json"
@@ -231,3 +244,213 @@ def job_paths(path: bytes, files: bytes) -> Iterator[bytes]:
         yield above + name + rest
         name = name[: -len(FROM_JOB)]
     yield above + name + rest
+
+
+@dataclass(frozen=True, slots=True)
+class NamedRun:
+    """The run, or the task of an array, that a name means.
+
+    name: as the user gave it.
+    run_folder: the run's folder on this machine, or another folder that the user named. None: not collected.
+    token: identifies the run's job. "" if the folder is not a run's, or no run is on this machine.
+    entry: the job in the cluster's ledger. None: the job was not submitted from here to this cluster.
+    job_id: the job's id, if the user named an id. task: the array task's number. Empty: the whole run.
+    """
+
+    name: str
+    run_folder: Path | None = None
+    token: str = ""
+    entry: JobEntry | None = None
+    job_id: str = ""
+    task: str = ""
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder on this machine of the run, or of the task; None if it is missing."""
+        folder = self.run_folder and self.run_folder.joinpath(*self._below)
+        return folder if folder and folder.is_dir() else None
+
+    @property
+    def remote(self) -> str | None:
+        """The folder on the cluster with the program's files of the run, or of the task; None if unknown."""
+        known = self.entry.program_dir if self.entry else ""
+        return self.below(known) if known else None
+
+    def below(self, folder: str) -> str:
+        """Return the folder of the named task in the folder of its array; the folder itself for a run."""
+        return "/".join((folder, *self._below))
+
+    @property
+    def _below(self) -> tuple[str, ...]:
+        return (f"task-{self.task}",) if self.task else ()
+
+    def not_collected(self) -> UsageError:
+        """Return the error for a run that is not on this machine."""
+        job = f"{self.entry.shown} was submitted from this machine" if self.entry else "no such job is known"
+        return UsageError(
+            f"run {self.name} is not on this machine",
+            code="run-not-collected",
+            why=f"{job}, and no collected run has its id" if self.entry else f"{job} here",
+            fix=f"`clusterctl collect {self.name}` copies the run, if the cluster has the job",
+        )
+
+
+def find_run(name: str, ledger: Ledger | None = None) -> NamedRun:
+    """Return the run that a name means: first a run on this machine, then a job in the cluster's ledger.
+
+    A job id that neither has is returned too, because the job may come from another machine.
+
+    name: the path of a run's folder, the folder's name, or a job id, ``[CLUSTER/]ID``; ``12_3`` is a task.
+        Any other folder, such as a model's, comes last.
+    ledger: the jobs of the cluster in reach. None: no cluster is in reach.
+
+    Raises UsageError: nothing has the name, or several runs have the job id.
+    """
+    folders = runs_folders()
+    texts = (name, *(f"{folder}/{name}" for folder in folders)) if name else ()
+    paths = [Path(os.path.realpath(text)) for text in texts if os.path.isdir(text)]  # noqa: PTH112
+    for path in paths:
+        task = _TASK_FOLDER.fullmatch(path.name)
+        for run, number in ((path, ""), *([(path.parent, task[1])] if task else ())):
+            if token := token_of_run(run):
+                return NamedRun(name, run, token, _entry_of(ledger, token), task=number)
+    if match := _JOB.fullmatch(name):
+        return _run_of_job(name, match, folders, ledger)
+    if paths:
+        return NamedRun(name, paths[0])
+    raise _unknown(name, folders)
+
+
+def job_id_of(name: str, ledger: Ledger) -> str:
+    """Return the id on the cluster of the job with this id, or of the run with this name.
+
+    Raises UsageError: the run is not of a job of this cluster, or nothing has the name.
+    """
+    match = _JOB.fullmatch(name)
+    if match and not match["cluster"]:
+        return name
+    run = find_run(name, ledger)
+    if run.entry is None or not run.entry.job_id:
+        cluster = ledger.workspace.root.name
+        raise UsageError(
+            f"run {name} is not of a job of cluster {cluster!r}",
+            code="run-of-other-cluster",
+            where=str(run.folder or ""),
+            fix="use the files in that folder, or choose the run's cluster with --cluster",
+        )
+    return f"{run.entry.job_id}_{run.task}" if run.task else run.entry.job_id
+
+
+def _run_of_job(name: str, match: re.Match[str], folders: Iterable[Path], ledger: Ledger | None) -> NamedRun:
+    """Return the only run of a job id. Raise UsageError if there are several."""
+    job_id, cluster, task = match["job"], match["cluster"], match["task"] or ""
+    found: dict[str, NamedRun] = {}
+    mentions_id = re.compile(rb'"job_id":\s*"%s"' % job_id.encode())
+    for path in dict.fromkeys(path for folder in folders for path in run_folders(folder)):
+        record = read_record(path, mentions_id)
+        token = str(record.get("token"))
+        if record.get("job_id") == job_id and cluster in {None, record.get("cluster")}:
+            found.setdefault(token, NamedRun(name, path, token, _entry_of(ledger, token), job_id, task))
+    here = ledger is not None and cluster in {None, ledger.workspace.root.name}
+    entry = ledger.find(job_id) if ledger is not None and here else None
+    if entry is not None:
+        found.setdefault(entry.token, NamedRun(name, None, entry.token, entry, job_id, task))
+    if len(found) > 1:
+        choices = [str(run.run_folder or f"job {job_id}, not collected") for run in found.values()]
+        collect = f"; `clusterctl collect {job_id}` collects the job" if entry and not entry.run_dir else ""
+        raise UsageError(
+            f"{len(found)} runs have the job id {name}",
+            code="run-ambiguous",
+            why=", ".join(choices[:_MOST_CHOICES]),
+            fix=f"pass the name of the run's folder instead of the job id{collect}",
+        )
+    if not found and cluster is not None:
+        raise _unknown(name, folders)
+    return next(iter(found.values()), NamedRun(name, job_id=job_id, task=task))
+
+
+def _entry_of(ledger: Ledger | None, token: str) -> JobEntry | None:
+    return next((entry for entry in ledger.entries() if entry.token == token), None) if ledger else None
+
+
+def _unknown(name: str, folders: Iterable[Path]) -> UsageError:
+    names = [path.name for folder in folders for path in folder.glob("*")]
+    return UsageError(
+        f"there is no run {name!r}",
+        code="unknown-run",
+        why=f"searched folders: {', '.join(map(str, folders)) or 'none, as no run was collected yet'}",
+        fix=did_you_mean(name, names)
+        or "`clusterctl runs` lists the runs, and `clusterctl jobs` the jobs; "
+        "pass a run's folder, the folder's name or the job id",
+    )
+
+
+def read_record(folder: Path, pattern: re.Pattern[bytes] | None = None) -> dict[str, Any]:
+    """Return the content of a run's record; {} if it can't be read or does not contain ``pattern``."""
+    path = folder / RUN_FILE
+    with suppress(OSError, ValueError, RecursionError):
+        status = path.stat()
+        if stat.S_ISREG(status.st_mode) and status.st_size <= _MOST_RECORD:
+            text = path.read_bytes()
+            record = json.loads(text) if pattern is None or pattern.search(text) else {}
+            return record if isinstance(record, dict) else {}
+    return {}
+
+
+def token_of_run(folder: Path) -> str:
+    """Return the token that identifies a collected run's job; "" if the folder is not a collected run."""
+    token = read_record(folder).get("token")
+    return token if isinstance(token, str) and _RUN_TOKEN.fullmatch(token) else ""
+
+
+def run_folders(folder: Path) -> Iterator[Path]:
+    """Yield the folder if it has a run.json; otherwise its subfolders with a run.json or without access.
+
+    Raises UsageError if the folder can't be read.
+    """
+    folder = Path(os.path.realpath(folder))
+    if may_be_run(folder):
+        yield folder
+        return
+    try:
+        with os.scandir(folder) as entries:
+            subfolders = [entry for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+    except OSError as exc:
+        raise UsageError(
+            "the folder of runs can't be read",
+            code="file-unreadable",
+            where=str(folder),
+            why=exc.strerror or str(exc),
+            fix="use a folder that `clusterctl collect` created",
+        ) from exc
+    for entry in subfolders:
+        if may_be_run(entry.path):
+            yield Path(os.path.realpath(entry.path) if entry.is_symlink() else entry.path)
+
+
+def may_be_run(folder: Path | str) -> bool:
+    """Return whether a folder has a run.json, or can't be entered, which the reader of the record reports."""
+    try:
+        return stat.S_ISREG(os.stat(f"{folder}/{RUN_FILE}").st_mode)  # noqa: PTH116 - of thousands
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+
+
+def runs_folders() -> tuple[Path, ...]:
+    """Return ./runs and all other folders with collected runs on this machine, if they exist."""
+    recorded = [row.get("folder") for row in read_rows(state_home() / _FOLDERS)]
+    paths = (
+        RUNS.absolute(),
+        *(Path(text) for text in recorded if isinstance(text, str) and text.startswith("/")),
+    )
+    return tuple(dict.fromkeys(path for path in paths if os.path.isdir(path)))  # noqa: PTH112 - no error
+
+
+def note_runs_folder(folder: Path) -> None:
+    """Add a folder to the list of folders with runs. Ignore a full disk: the runs are already copied."""
+    path = state_home() / _FOLDERS
+    if all(row.get("folder") != str(folder) for row in read_rows(path)):
+        with suppress(MachineError):
+            append_line(path, json.dumps({"folder": str(folder)}))

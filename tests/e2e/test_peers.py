@@ -32,7 +32,7 @@ partitions:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two nodes with cores for a suite and for the jobs that it submits, and with the packages that suites need."""
+    """Two nodes with cores for a suite and for the jobs that it submits, and with packages of the suites."""
     name = f"p{secrets.token_hex(3)}"
     home, cwd = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("cwd")
     packages = json.dumps([package for suite in SUITES.values() for package in suite.get("packages", ())])

@@ -151,7 +151,7 @@ def test_what_is_wrong_is_a_usage_error(here: Session) -> None:
         (lambda: demo.rehearse("train", faults="rank-kiled"), "did you mean rank-killed?"),
         (demo.down, "pass yes=True"),
         (lambda: clusterctl.list_runs("lr ? 2"), "is not a valid condition"),
-        (lambda: clusterctl.named_run("nowhere"), "no collected run"),
+        (lambda: clusterctl.named_run("nowhere"), "no run 'nowhere'"),
     ):
         with pytest.raises(UsageError) as raised:
             call()

@@ -11,11 +11,11 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.jobs.bundled import ChosenModel, reject_unless_fitting, run_on_this_machine, with_model
-from clusterctl.jobs.earlier import locate_run
 from clusterctl.jobs.source import Source
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec, Weights, job_spec
-from clusterctl.state.submissions import PROGRAM_FOLDER
+from clusterctl.state.submissions import PROGRAM_FOLDER, find_run, job_id_of, note_runs_folder
+from clusterctl.state.workspace import state_home
 from clusterctl.transport.copies import read_copies
 from clusterctl.transport.remote_copies import digest
 from tests.support.messages import refused as rejected
@@ -61,14 +61,16 @@ def bring_home(session: Session, job_id: str, folder: Path, run: Path) -> None:
     known = record(int(job_id), token=entry.token, remote_dir=str(folder))
     (run / "run.json").write_text(json.dumps(known))
     session.ledger.update(entry, run_dir=str(run.absolute()))
+    state_home().mkdir(parents=True, exist_ok=True)
+    note_runs_folder(run.absolute().parent)
 
 
 def chosen(
     run: str, session: Session, weights: Weights = Weights.BEST, *, look: bool = True
 ) -> tuple[list[str], Source | None]:
     """What a job is called with, and what is sent."""
-    entries = session.ledger.entries()
-    (job,), sent = with_model([PREDICT], ChosenModel(run, weights), entries, session if look else None)
+    model = ChosenModel(run, weights)
+    (job,), sent = with_model([PREDICT], model, session.ledger, session if look else None)
     assert job.args[2:] == ("--weights", weights.value, "a.png")
     assert job.args[0] == "--model-folder"
     return job.args[1], sent
@@ -141,7 +143,7 @@ def test_hosts_without_a_shared_folder_are_sent_what_is_here(session: Session, h
     job_id, _ = trained(session, here / "runs" / "demo-1-train")
     assert chosen(job_id, apart)[0] == "model"
     other, _ = trained(session)
-    with rejected("run-without-model", UsageError, f"clusterctl collect {other}"):
+    with rejected("run-not-collected", UsageError, f"clusterctl collect {other}"):
         chosen(other, apart)
 
 
@@ -179,21 +181,66 @@ def test_only_jobs_that_use_a_model_get_one() -> None:
         reject_unless_fitting([job.model_copy(update={"args": (flag, "/shared/c")})], None)
 
 
-def test_a_number_names_a_run_of_a_cluster_that_is_down(here: Path) -> None:
-    for name, job_id in (("demo-14-train", "14"), ("my-14-3-train", "3")):
-        run = model(here / "runs" / name)
-        (run / "run.json").write_text(json.dumps({"job_id": job_id, "token": "0" * 8}))
-    assert locate_run("14", (), former=True).here == here / "runs/demo-14-train"
-    # A job of the cluster that is up may have this number.
-    assert locate_run("14", ()).here is None
-    assert locate_run("14_2", (), former=True).here is None
-    assert locate_run("4", (), former=True).here is None
-    model(here / "runs/other-14-train")
-    (here / "runs/other-14-train/run.json").write_text(json.dumps({"job_id": "14", "token": "1" * 8}))
-    assert locate_run("14", (), former=True).here is None
+def saved(here: Path, name: str, job_id: str, cluster: str = "old", token: str = "0" * 8) -> Path:
+    """A collected run of a cluster that is down."""
+    run = model(here / "runs" / name)
+    (run / "run.json").write_text(json.dumps(record(int(job_id), cluster=cluster, token=token)))
+    return run
 
 
-def test_here_only_what_is_here_can_be_used(session: Session) -> None:
+def test_find_run_by_a_job_id_of_a_former_cluster(here: Path) -> None:
+    run = saved(here, "demo-14-train", "14")
+    (run / "task-2").mkdir()
+    saved(here, "my-14-3-train", "3", token="1" * 8)
+    for name in ("14", "old/14", "demo-14-train", "runs/demo-14-train", str(run)):
+        assert find_run(name).folder == run, name
+    for name in ("14_2", "demo-14-train/task-2"):
+        assert (find_run(name).folder, find_run(name).run_folder) == (run / "task-2", run)
+    assert find_run("4").folder is None
+    with rejected("unknown-run", UsageError):
+        find_run("demo/14")
+
+
+def test_find_run_refuses_a_job_id_of_two_runs(session: Session, here: Path) -> None:
+    """A job of the cluster in reach, and a collected run of a former cluster."""
+    job_id, folder = trained(session)
+    former = saved(here, f"former-{job_id}-train", job_id)
+    with rejected("run-ambiguous", UsageError, str(former), f"clusterctl collect {job_id}") as caught:
+        chosen(job_id, session)
+    assert f"job {job_id}, not collected" in caught.value.why
+    cluster = session.workspace.root.name
+    assert chosen(f"{cluster}/{job_id}", session) == (f"{folder}/model", None)
+    assert chosen(f"old/{job_id}", session)[0] == "model"
+    assert chosen(former.name, session)[0] == "model"
+    bring_home(session, job_id, folder.parent, here / "runs" / "demo-1-train")
+    with rejected("run-ambiguous", UsageError, str(former), str(here / "runs" / "demo-1-train")):
+        find_run(job_id, session.ledger)
+
+
+def test_job_id_of_finds_the_job_of_a_runs_folder(session: Session, here: Path) -> None:
+    job_id, _ = trained(session, here / "runs" / "demo-1-train")
+    saved(here, f"former-{job_id}-train", job_id)
+    cluster = session.workspace.root.name
+    for name in ("demo-1-train", "runs/demo-1-train"):
+        assert job_id_of(name, session.ledger) == job_id
+    # The commands that ask the cluster mean its own job, if they are given an id.
+    assert job_id_of(job_id, session.ledger) == job_id
+    assert job_id_of(f"{job_id}_2", session.ledger) == f"{job_id}_2"
+    for name in (f"former-{job_id}-train", f"old/{job_id}"):
+        with rejected("run-of-other-cluster", UsageError, str(here / "runs" / f"former-{job_id}-train")):
+            job_id_of(name, session.ledger)
+    assert job_id_of(f"{cluster}/{job_id}", session.ledger) == job_id
+
+
+def test_here_only_what_is_here_can_be_used(session: Session, here: Path) -> None:
+    """A run that has no model is not a run that was not collected."""
     job_id, _ = trained(session)
-    with rejected("run-not-collected", UsageError, f"clusterctl collect {job_id}"):
-        list(run_on_this_machine(PREDICT, ChosenModel(job_id, Weights.BEST), session.ledger.entries()))
+    run = here / "runs" / "old-14-train"
+    run.mkdir()
+    (run / "run.json").write_text(json.dumps(record(14)))
+    for name, code, shown in (
+        (job_id, "run-not-collected", f"clusterctl collect {job_id}"),
+        ("14", "run-without-model", "runs/old-14-train"),
+    ):
+        with rejected(code, UsageError, shown):
+            list(run_on_this_machine(PREDICT, ChosenModel(name, Weights.BEST), session.ledger))

@@ -34,7 +34,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "runs" / "old-1-sum"
     (run / "task-3").mkdir(parents=True)
-    (run / "run.json").write_text(json.dumps(record(1, token=TOKEN)))
+    (run / "run.json").write_text(json.dumps(record(901, token=TOKEN)))
     (run / "telemetry").mkdir()
     (run / "state.txt").write_text("of the array")
     (run / "task-3" / "state.txt").write_text("of task 3")
@@ -66,7 +66,7 @@ def test_from_run_of_another_machine_is_found_by_slurm(session, cluster, here, m
     job_id = finished(session, cluster, here, "echo saved >state.txt")
     elsewhere = replace(session, ledger=Ledger(here / "other" / "jobs.jsonl"))
     job = JobSpec(name="go", script=here / "job.sh", from_run=job_id)
-    folder = with_from_run(job, (), elsewhere)[0].env[FROM_RUN]
+    folder = with_from_run(job, elsewhere.ledger, elsewhere)[0].env[FROM_RUN]
     assert Path(folder, "state.txt").read_text() == "saved\n"
 
 
@@ -112,10 +112,10 @@ def test_from_run_is_visible_in_a_container(session, here):
     assert """ --bind="$SLURM_SUBMIT_DIR",'/other/a run' """ in prepared.script
 
 
-def test_dry_run_does_not_look_for_a_run_of_another_machine():
+def test_dry_run_does_not_look_for_a_run_of_another_machine(session):
     job = job_spec("train", {"from_run": "999"})
     with refused("run-gone", UsageError) as found:
-        with_from_run(job, (), None)
+        with_from_run(job, session.ledger, None)
     assert found.value.why.startswith("--dry-run")
 
 
@@ -124,9 +124,9 @@ def test_from_run_on_nodes_without_shared_folder_is_sent(session, cluster, here)
     job_id = finished(session, cluster, here, "echo saved >state.txt")
     job = JobSpec(name="go", script=here / "job.sh", from_run=job_id)
     with refused("run-gone", UsageError, f"clusterctl collect {job_id}"):
-        with_from_run(job, apart.ledger.entries(), apart)
+        with_from_run(job, apart.ledger, apart)
     job = job.model_copy(update={"from_run": "old-1-sum"})
-    folder = with_from_run(job, apart.ledger.entries(), apart)[0].env[FROM_RUN]
+    folder = with_from_run(job, apart.ledger, apart)[0].env[FROM_RUN]
     assert Path(folder, "state.txt").is_file()
 
 
@@ -159,4 +159,4 @@ def test_from_run_continues_train_from_its_checkpoints(session):
     own = job.model_copy(update={"args": ("--resume", "never")})
     assert with_restarts(session.facts, own).args == ("--resume", "never")
     with refused("no-run-here", ClusterctlError, "--run RUN"):
-        with_from_run(job_spec("bench", {"from_run": "old-1-sum"}), (), None)
+        with_from_run(job_spec("bench", {"from_run": "old-1-sum"}), session.ledger, None)

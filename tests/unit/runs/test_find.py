@@ -11,7 +11,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.runs.find import Row, find_runs, named_run, ordered
 from clusterctl.runs.query import RunQuery, select_runs
-from clusterctl.state.ledger import note_runs_folder, runs_folders
+from clusterctl.state.submissions import note_runs_folder, runs_folders
 from tests.support.messages import refused
 from tests.unit.runs.made import TIME, made_run
 
@@ -120,7 +120,7 @@ def test_a_run_has_several_names(out: Path) -> None:
     for name in ("", "7", "other/2", "notes", "../runs", "2_1"):
         with pytest.raises(UsageError):
             named_run(name)
-    made_run(out, 2, name="again")
+    made_run(out, 2, name="again", token="f" * 8)
     with refused("run-ambiguous", UsageError):
         named_run("2")
 
