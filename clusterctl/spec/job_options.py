@@ -282,19 +282,27 @@ def job_options(flags: Mapping[str, object]) -> JobOptions:
     try:
         return JobOptions.model_validate(flags, context={HERE: Path.cwd()})
     except ValidationError as exc:
-        messages = tuple(_explained(exc, flags).values())
-        failures = tuple(Failure(message.code, message) for message in messages)
-        if len(messages) == 1:
-            raise UsageError(messages[0], code=messages[0].code, failures=failures) from exc
-        summary = f"{len(messages)} flags are wrong"
-        raise UsageError(summary, code="bad-flags", why="\n".join(messages), failures=failures) from exc
+        raise wrong_flags(exc, flags) from exc
+
+
+def wrong_flags(exc: ValidationError, flags: Mapping[str, object]) -> UsageError:
+    """Return the error for wrong flags; ``failures`` has an entry for each. ``flags``: field -> value."""
+    messages = tuple(_explained(exc, flags).values())
+    failures = tuple(Failure(message.code, message) for message in messages)
+    if len(messages) == 1:
+        return UsageError(messages[0], code=messages[0].code, failures=failures)
+    summary = f"{len(messages)} flags are wrong"
+    return UsageError(summary, code="bad-flags", why="\n".join(messages), failures=failures)
+
+
+_FLAGS: Final = {"args": "the arguments after --", "modules": "--module"}
 
 
 def _explained(error: ValidationError, flags: Mapping[str, object]) -> dict[str, Notice]:
     wrong: dict[str, Notice] = {}
     for entry in error.errors(include_url=False, include_input=False):
         field, kind = str(entry["loc"][0]), entry["type"]
-        flag = "the arguments after --" if field == "args" else f"--{field.replace('_', '-')}"
+        flag = _FLAGS.get(field, f"--{field.replace('_', '-')}")
         value, (at, *_) = flags[field], (*entry["loc"][1:], None)
         if isinstance(value, list | tuple) and isinstance(at, int):
             value = value[at]

@@ -7,13 +7,14 @@ on the cluster, and the folder there keeps its id.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from ClusterShell.NodeSet import NodeSet
+from ClusterShell.NodeSet import NodeSet, NodeSetException
+from pydantic import ValidationError
 
 from clusterctl.errors import UsageError
 from clusterctl.providers.existing.first_job import leave_proof
@@ -21,13 +22,15 @@ from clusterctl.providers.existing.place import Placed
 from clusterctl.providers.existing.probe import Choices, Probed, probe
 from clusterctl.providers.existing.prove import Proof, ProofOptions, Unproven, place_and_prove
 from clusterctl.providers.existing.provider import placed_facts, proof_facts, site_facts
-from clusterctl.providers.existing.site import Fact, Site, SitePartition, save_site
+from clusterctl.providers.existing.site import Fact, Site, SitePartition, load_site
+from clusterctl.spec.base import PATTERNS
 from clusterctl.spec.common import MOST_GPUS, Gpus, Partition
 from clusterctl.spec.existing import ExistingSettings
+from clusterctl.spec.job_options import wrong_flags
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import Launcher, is_cluster_name
-from clusterctl.spec.units import format_duration
+from clusterctl.spec.units import format_duration, shown
 from clusterctl.state.facts import PartitionFacts
 from clusterctl.state.inventory import CONTROLLER, Host, Inventory, SharedFolder, applied_if_known
 from clusterctl.state.workspace import WAIT_S, Workspace, state_home, write_atomic
@@ -40,7 +43,7 @@ from clusterctl.util.progress import SILENT, Reporter
 
 _NEW: Final = ".attach-"
 # Of Slurm's `gpu:a100:4(S:0-1)`: the type and the number. A site may leave out the type.
-_GRES: Final = re.compile(r"gpu(?::([A-Za-z0-9_.-]+?))?:([0-9]+)(?:\(.*\))?")
+_GRES: Final = re.compile(r"gpu(?::([^:,()\s]+?))?:([0-9]+)(?:\(.*\))?")
 PATIENCE_S: Final = 60.0
 
 
@@ -104,53 +107,123 @@ def attach(request: Request) -> Attached:
         TransportError: it can't be reached. LockedError: another `attach` is at work.
     """
     request = replace(request, login=checked_login(request.login))
+    _reject_wrong_flags(request)
     earlier = _known_workspace(request)
     with ExitStack() as stack:
-        if earlier is not None:
+        if earlier is not None and login_of(earlier.ssh_config) == request.login:
             stack.enter_context(earlier.lock("attach", wait_s=request.wait_s, waiting=request.reporter.note))
-            previous = request.spec or applied_if_known(earlier)
-            workspace, probed = earlier, _probed(request, earlier, previous)
+            start = _start(request, earlier)
+            workspace, probed = earlier, _probed(request, earlier, start.choices)
         else:
-            previous = request.spec
-            workspace, probed = _probed_first(request, stack)
-        return _completed(request, workspace, previous, probed)
+            start = _start(request, earlier)
+            workspace, probed = _probed_first(request, start, stack)
+        return _completed(request, workspace, start, probed)
+
+
+def _reject_wrong_flags(request: Request) -> None:
+    names = ("folder", "account", "qos", "modules", "python")
+    flags = {name: value for name in names if (value := getattr(request, name))}
+    try:
+        ExistingSettings.model_validate({"type": "existing", "login": request.login, **flags})
+    except ValidationError as exc:
+        raise wrong_flags(exc, flags) from exc
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """What `attach` starts from.
+
+    spec: the given spec, or else that of an earlier `attach`. site: of the earlier one, if it got so far.
+    choices: the user's. found: settings of the spec that the earlier one found, to be tried first, by name.
+    """
+
+    spec: ClusterSpec | None
+    site: Site | None
+    choices: Choices
+    found: Mapping[str, Any]
+
+
+def _start(request: Request, workspace: Workspace | None) -> _Start:
+    recorded = applied_if_known(workspace) if workspace else None
+    site = None
+    with suppress(UsageError):
+        site = load_site(workspace) if workspace and recorded else None
+    spec = request.spec or recorded
+    values, before = _values(spec), _values(recorded) if site else {}
+    names = {*(site.chosen if site else ()), *(name for name in values if values[name] != before.get(name))}
+    given = {field.name: getattr(request, field.name, None) for field in fields(Choices)}
+    chosen = {name: value for name, value in values.items() if name in names}
+    chosen |= {name: value for name, value in given.items() if value}
+    chosen["modules"] = tuple(chosen.get("modules", ()))
+    found = {key: value for key, value in values.items() if key in {"modules", "launcher"} - names}
+    return _Start(spec, site, Choices(**chosen), found)
+
+
+def _values(spec: ClusterSpec | None) -> dict[str, Any]:
+    """Return the settings in a spec that are fields of ``Choices``, by name."""
+    settings = _settings(spec)
+    if spec is None or settings is None:
+        return {}
+    values = settings.model_dump(exclude_none=True, exclude_defaults=True)
+    named = {field.name: values[field.name] for field in fields(Choices) if field.name in values}
+    return {**named, "partition": spec.partitions[0].name}
 
 
 def _known_workspace(request: Request) -> Workspace | None:
     """Return the workspace with this name, or else with this login. UsageError: the name is taken."""
+    if request.name:
+        named = _checked_name(request.name)
+        return named if named.root.exists() else None
     with_login = [
         Workspace(path.parent)
         for path in sorted(state_home().glob("*/login"))
         if login_of(path.with_name("ssh_config")) == request.login and not path.parent.name.startswith(".")
     ]
-    if not request.name:
-        return with_login[0] if len(with_login) == 1 else None
-    named = _checked_name(request)
-    return named if named in with_login else None
+    return with_login[0] if len(with_login) == 1 else None
 
 
-def _checked_name(request: Request) -> Workspace:
-    """Return the workspace of the requested name. UsageError: another cluster has this name."""
-    if not is_cluster_name(request.name):
+def _checked_name(name: str) -> Workspace:
+    """Return the workspace with this name. UsageError: `clusterctl up` has created such a cluster."""
+    if not is_cluster_name(name):
         raise UsageError(
-            f"--name {request.name} can't be the name of a cluster",
+            f"--name {name} can't be the name of a cluster",
             code="not-a-cluster-name",
             fix="use a lower-case letter, then at most 19 lower-case letters, digits or dashes",
         )
-    workspace = Workspace.of(request.name)
-    if workspace.root.exists() and (login := login_of(workspace.ssh_config)) != request.login:
-        raise UsageError(
-            f"there is another cluster with the name {request.name!r}",
-            code="name-taken",
-            where=str(workspace.root),
-            why=f"it is attached as {login}" if login else "`clusterctl up` has created it",
-            fix="choose another name with --name",
-        )
+    workspace = Workspace.of(name)
+    if workspace.root.exists() and not workspace.is_attached:
+        raise _name_taken(workspace, "`clusterctl up` has created it")
     return workspace
 
 
-def _probed_first(request: Request, stack: ExitStack) -> tuple[Workspace, Probed]:
-    """Probe a new cluster, and create its workspace, which is named after the answer. Lock it.
+def _name_taken(workspace: Workspace, why: str, fix: str = "") -> UsageError:
+    return UsageError(
+        f"there is another cluster with the name {workspace.root.name!r}",
+        code="name-taken",
+        where=str(workspace.root),
+        why=why,
+        fix=f"choose another name with --name{fix}",
+    )
+
+
+def _reject_other_site(workspace: Workspace, request: Request, start: _Start, site: Site) -> None:
+    """Raise UsageError unless the requested login leads to the cluster and account of the workspace."""
+    login, name, known = login_of(workspace.ssh_config), workspace.root.name, start.site
+    if not workspace.root.exists() or login == request.login:
+        return
+    if not request.name:
+        fix = f", or use the new login for this cluster with --name {name}"
+        raise _name_taken(workspace, f"it is attached as {login}", fix)
+    whose = "{0.account} on Slurm's cluster {0.cluster_name!r} with the home {0.home}"
+    if known is None:
+        raise _name_taken(workspace, f"`attach {login}` has not finished")
+    if (known.cluster_name, known.account, known.home) != (site.cluster_name, site.account, site.home):
+        why = f"{login} is {whose.format(known)}, and {request.login} is {whose.format(site)}"
+        raise _name_taken(workspace, why)
+
+
+def _probed_first(request: Request, start: _Start, stack: ExitStack) -> tuple[Workspace, Probed]:
+    """Probe a new cluster, or a new login of a known cluster. Create and lock its workspace.
 
     The probe's folder becomes the workspace, with its open connection, so a second factor is asked only once.
     """
@@ -160,13 +233,15 @@ def _probed_first(request: Request, stack: ExitStack) -> tuple[Workspace, Probed
     with temporary_folder(home, prefix=_NEW) as folder:
         first = Workspace(folder / "new")
         try:
-            probed = _probed(request, first, request.spec)
-            request = replace(request, name=request.name or _name_of(probed.site, request))
-            workspace = _checked_name(request)
+            probed = _probed(request, first, start.choices)
+            workspace = _checked_name(request.name or _name_of(probed.site, request))
             stack.enter_context(
                 workspace.lock("attach", wait_s=request.wait_s, waiting=request.reporter.note)
             )
-            if not workspace.root.exists():
+            _reject_other_site(workspace, request, start, probed.site)
+            if workspace.root.exists():
+                end_all_connections(workspace.ssh_config)
+            else:
                 with translating_write_errors(workspace.root):
                     first.root.rename(workspace.root)
         finally:
@@ -186,19 +261,9 @@ def _name_of(site: Site, request: Request) -> str:
     return "cluster"
 
 
-def _probed(request: Request, workspace: Workspace, previous: ClusterSpec | None) -> Probed:
+def _probed(request: Request, workspace: Workspace, choices: Choices) -> Probed:
     workspace.create()
     write_login_files(request.login, workspace)
-    settings = _settings(previous)
-    kept = settings.model_dump(exclude_none=True) if settings else {}
-    choices = Choices(
-        request.account or kept.get("account", ""),
-        request.qos or kept.get("qos", ""),
-        request.partition or (previous.partitions[0].name if previous else ""),
-        request.python or kept.get("python", ""),
-        tuple(request.modules or kept.get("modules", ())),
-        kept.get("slurm_path", ""),
-    )
     request.reporter.step("probe")
     with Connections(workspace.ssh_config, stays=LOGIN_HOST) as connections:
         return probe(connections.to(LOGIN_HOST), choices)
@@ -208,67 +273,83 @@ def _settings(spec: ClusterSpec | None) -> ExistingSettings | None:
     return spec.provider if spec is not None and isinstance(spec.provider, ExistingSettings) else None
 
 
-def _completed(
-    request: Request, workspace: Workspace, previous: ClusterSpec | None, probed: Probed
-) -> Attached:
+def _completed(request: Request, workspace: Workspace, start: _Start, probed: Probed) -> Attached:
     """Place and prove, then write the spec, the site and the hosts of a probed cluster."""
     write_login_files(request.login, workspace)
     workspace.removing.unlink(missing_ok=True)
-    settings = _new_settings(request, _settings(previous), probed)
-    spec = _spec(workspace.root.name, settings, probed, previous)
+    site = replace(
+        probed.site,
+        chosen=start.choices.names,
+        proven_pythons=start.site.proven_pythons if start.site else {},
+        proven_glibc=start.site.proven_glibc if start.site else "",
+        facts=start.site.facts if start.site else (),
+    )
+    settings = _new_settings(request, start, probed)
+    spec = _spec(workspace.root.name, settings, probed, start.spec)
+    site.save(workspace)
     # From now on, `detach` knows the folder, even if this process is killed.
     write_atomic(workspace.spec, dump_spec(spec))
     request.reporter.step("place and prove")
     options = ProofOptions(
-        probed.partition,
-        probed.account,
-        settings.qos or "",
-        settings.modules,
-        settings.launcher,
-        request.patience_s,
-        settings.python,
-        request.reporter,
+        partition=probed.partition,
+        account=probed.account,
+        qos=start.choices.qos,
+        modules=settings.modules,
+        others=not start.choices.modules,
+        launcher=settings.launcher,
+        patience_s=request.patience_s,
+        python=settings.python,
+        reporter=request.reporter,
     )
     # The login node's `python3` may be too old for clusterctl's programs.
-    folders = ":".join(dict.fromkeys(str(Path(python).parent) for python in probed.site.pythons))
+    folders = ":".join(dict.fromkeys(str(Path(python).parent) for python in site.pythons))
     with Connections(workspace.ssh_config, stays=LOGIN_HOST, path=folders) as connections:
         placed, outcome = place_and_prove(
-            connections.to(LOGIN_HOST), probed.site, settings.folder, workspace.cluster_id(), options
+            connections.to(LOGIN_HOST), site, settings.folder, workspace.cluster_id(), options
         )
         is_pending = isinstance(outcome, Unproven) and outcome.code == "pending"
         if is_pending and settings.launcher is None:
-            leave_proof(connections.to(LOGIN_HOST), probed.site, placed, options, probed.proof_nodes)
+            leave_proof(connections.to(LOGIN_HOST), site, placed, options, probed.proof_nodes)
     workspace.adopt_id(placed.cluster_id)
-    proven = outcome.settings if isinstance(outcome, Proof) else {}
-    settings = settings.model_copy(update={"folder": placed.folder, **proven})
+    proven: dict[str, object] = {"folder": placed.folder}
+    if isinstance(outcome, Proof):
+        proven |= outcome.settings
+        glibc = f"2.{outcome.nodes.oldest_glibc(placed.node.glibc_minor)}"
+        site = replace(site, proven_pythons={placed.python: placed.version}, proven_glibc=glibc)
+    settings = _fitting({**settings.model_dump(), **proven}, request.reporter)
     spec = spec.model_copy(update={"provider": settings})
     write_atomic(workspace.spec, dump_spec(spec))
     attached = Attached(workspace, spec, probed, placed, outcome)
-    save_site(workspace, probed.site, attached.placed_facts)
+    replace(site, facts=attached.placed_facts).save(workspace)
     inventory = _inventory(spec, probed, placed, outcome)
     write_atomic(workspace.inventory, inventory.model_dump_json(indent=2) + "\n")
     return attached
 
 
-def _new_settings(request: Request, previous: ExistingSettings | None, probed: Probed) -> ExistingSettings:
-    """Return the settings: as requested, or else as before, or else as the site says."""
-    kept = previous.model_dump(exclude_none=True) if previous else {}
-    folder = request.folder or (previous.folder if previous else "~/clusterctl")
-    requested = {
-        "folder": re.sub("^~/", f"{probed.site.home}/", folder),
-        "qos": request.qos,
-        "modules": tuple(request.modules),
-        "python": request.python,
-    }
-    of_site = {
+def _new_settings(request: Request, start: _Start, probed: Probed) -> ExistingSettings:
+    """Return the settings: as the user has chosen, or else as before, or else as the site says."""
+    previous = _settings(start.spec)
+    chosen = {name: getattr(start.choices, name) for name in start.choices.names if name != "partition"}
+    values = {
+        **start.found,
+        **chosen,
         "type": "existing",
         "login": request.login,
+        "folder": request.folder or (previous.folder if previous else "~/clusterctl"),
         "account": probed.account or None,
-        "slurm_path": probed.site.slurm_path,
     }
-    return ExistingSettings.model_validate(
-        {**kept, **{key: value for key, value in requested.items() if value}, **of_site}
-    )
+    return _fitting(values, request.reporter)
+
+
+def _fitting(values: Mapping[str, Any], reporter: Reporter) -> ExistingSettings:
+    """Return the settings, without those of the site that a spec can't hold: jobs get them all the same."""
+    try:
+        return ExistingSettings.model_validate(values)
+    except ValidationError as exc:
+        unfit = {str(error["loc"][0]) for error in exc.errors(include_url=False)}
+        for name in sorted(unfit):
+            reporter.note(f"the spec leaves out {name}: it can't hold {shown(values[name])}")
+        return ExistingSettings.model_validate({k: v for k, v in values.items() if k not in unfit})
 
 
 def _spec(name: str, settings: ExistingSettings, probed: Probed, previous: ClusterSpec | None) -> ClusterSpec:
@@ -297,11 +378,18 @@ def gpus_of(partition: SitePartition) -> Gpus | None:
         return None
     name, count = kinds[0]
     kind = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
-    return (
-        Gpus(type=kind if len(kind) > 1 else "gpu", count=int(count))
-        if 1 <= int(count) <= MOST_GPUS
-        else None
-    )
+    if not PATTERNS["gpu_type"].matches(kind):
+        # Slurm's type may begin with a digit, as that of a part of a GPU does: 1g.5gb.
+        kind = f"gpu-{kind}"[:31].strip("-")
+    return Gpus(type=kind, count=int(count)) if 1 <= int(count) <= MOST_GPUS else None
+
+
+def _node_names(nodes: str) -> tuple[str, ...]:
+    """Return the names of nodes that sinfo printed. (): ClusterShell can't read the text."""
+    try:
+        return tuple(NodeSet(nodes))
+    except NodeSetException:
+        return ()
 
 
 def _inventory(spec: ClusterSpec, probed: Probed, placed: Placed, outcome: Proof | Unproven) -> Inventory:
@@ -324,7 +412,7 @@ def _inventory(spec: ClusterSpec, probed: Probed, placed: Placed, outcome: Proof
         partitions=tuple(
             PartitionFacts(
                 partition.name,
-                tuple(NodeSet(partition.nodes)),
+                _node_names(partition.nodes),
                 partition.max_time_s,
                 gpus.count if (gpus := gpus_of(partition)) else None,
             )
@@ -341,7 +429,7 @@ def _inventory(spec: ClusterSpec, probed: Probed, placed: Placed, outcome: Proof
         no_accounting=site.accounting,
         is_foreign=True,
         slurm_path=site.slurm_path,
-        account=settings.account or "",
+        account=probed.account,
         qos=settings.qos or "",
         baked=True,
     )

@@ -23,7 +23,7 @@ _READ: Final = 'cd -- "$1/proof.active" 2>/dev/null && grep -qx end facts && cat
 
 def leave_proof(transport: Transport, site: Site, placed: Placed, options: ProofOptions, nodes: int) -> None:
     """Have the user's first job on ``nodes`` nodes or more run the proof before its program."""
-    script = proof_script(site, placed, options.modules, options.launcher)
+    script = proof_script(site, placed, options)
     argv = ["sh", "-c", _LEAVE, "leave", placed.folder, str(nodes), str(len(script))]
     transport.run(argv, stdin=script + probe_texts())
 

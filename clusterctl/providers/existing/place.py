@@ -134,7 +134,8 @@ def place(
     both share it, and its id.
 
     folder: an absolute path, or a path that begins with ~/ or a variable such as $SCRATCH/.
-    python: path of a Python on the cluster. Default: the first of the site's that jobs can use.
+    python: path of a Python on the cluster. Default: the Python that a job has proven, or else the first of
+        the site's that jobs can use.
     modules: environment modules that are loaded before each job.
 
     Raises:
@@ -145,8 +146,9 @@ def place(
         TransportError: the environment can't be installed, or the connection was lost.
     """
     started = time.monotonic()
-    path = choose_python(site.pythons, python)
-    node = platform_of(site.pythons[path], site.glibc, site.arch)
+    pythons = {**site.proven_pythons, **site.pythons}
+    path = choose_python(pythons, python)
+    node = platform_of(pythons[path], site.proven_glibc or site.glibc, site.arch)
     wheels = [*sorted(wheelhouse(job_lock(), node).glob("*.whl")), pip_wheel()]
     lock = lock_of(wheels, node)
     answer, cluster_id = _claim(transport, folder, cluster_id, site.cluster_name)
@@ -164,7 +166,7 @@ def place(
             python=path,
         )
     write_profile(transport, at, modules, site.slurm_path, environment=lock.key)
-    return Placed(at, cluster_id, path, site.pythons[path], node, time.monotonic() - started, built)
+    return Placed(at, cluster_id, path, pythons[path], node, time.monotonic() - started, built)
 
 
 def _claim(
@@ -191,17 +193,19 @@ def _claim(
         )
     (path,), (mark,), (marked_name,) = answer["folder"], answer["mark"], answer["cluster"]
     if not mark:
-        problem, why = "has files that are not clusterctl's", "is not empty, and it has no mark of clusterctl"
+        problem = "has files that are not clusterctl's"
+        why = f"{path} is not empty, and it has no mark of clusterctl"
     elif marked_name != cluster_name:
-        problem, why = "belongs to another Slurm cluster", f"is in use for Slurm's cluster {marked_name!r}"
+        problem = "belongs to another Slurm cluster"
+        why = f"{path} is in use for Slurm's cluster {printable(marked_name)!r}"
     else:
         return answer, mark
     raise UsageError(
         f"the folder on the cluster {problem}",
         code="folder-taken",
         where=where,
-        why=f"{path} {printable(why)}",
-        fix=f"choose a new folder, for example with `--folder {path}-{cluster_name or 2}`",
+        why=why,
+        fix=f"choose a new folder, for example with `--folder {path}-2`",
     )
 
 

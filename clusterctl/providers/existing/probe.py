@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from clusterctl.errors import MachineError, SlurmError, UsageError
 from clusterctl.providers.existing.site import Association, Site, SitePartition
+from clusterctl.spec.base import PATTERNS
 from clusterctl.spec.units import parse_slurm_time_s
 from clusterctl.transport.base import Transport
 
@@ -41,7 +42,7 @@ _LEARNED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The decisions of the user about an attached cluster. Empty: clusterctl decides."""
+    """The settings of an attached cluster that the user has chosen. Empty: clusterctl finds the setting."""
 
     account: str = ""
     qos: str = ""
@@ -49,6 +50,11 @@ class Choices:
     python: str = ""
     modules: tuple[str, ...] = ()
     slurm_path: str = ""
+    launcher: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(field.name for field in fields(self) if getattr(self, field.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +134,7 @@ def parse(text: str, choices: Choices, host: str, now: float) -> Probed:
             fix="attach with a login node of the cluster, on which `sbatch` works",
         )
     partitions = _partitions(rows)
-    attempts = tuple(
-        Attempt(account, partition, int(nodes), code == "0", answer)
-        for account, partition, nodes, code, answer in rows.get("try", ())
-    )
+    attempts = tuple(_attempt(*row) for row in _whole(rows, "try", 5))
     if choices.partition and choices.partition not in {partition.name for partition in partitions}:
         names = ", ".join(partition.name for partition in partitions)
         raise UsageError(
@@ -140,11 +143,19 @@ def parse(text: str, choices: Choices, host: str, now: float) -> Probed:
             where=host,
             fix=f"use one of these with --partition: {names}",
         )
-    if "chosen" not in rows:
+    # Empty if no job is accepted, and otherwise the account and the partition.
+    account, partition = next(iter(_whole(rows, "chosen", 2)), ("", ""))
+    probed = Probed(_site(rows, partitions, now), account, partition, attempts)
+    if not probed.usable:
         raise _nothing_accepted(attempts, choices, host)
-    account, partition = rows["chosen"][0]
-    site = _site(rows, partitions, now)
-    return Probed(site, account, partition, attempts)
+    return replace(probed, partition=probed.usable[0].name)
+
+
+def _attempt(account: str, partition: str, nodes: str, code: str, answer: str) -> Attempt:
+    """Return an attempt. A partition whose name a spec can't hold counts as refused."""
+    if not PATTERNS["slurm_name"].matches(partition):
+        return Attempt(account, partition, int(nodes), accepted=False, answer="clusterctl can't use its name")
+    return Attempt(account, partition, int(nodes), code == "0", answer)
 
 
 def _nothing_accepted(attempts: Sequence[Attempt], choices: Choices, host: str) -> SlurmError:
@@ -168,22 +179,24 @@ def _nothing_accepted(attempts: Sequence[Attempt], choices: Choices, host: str) 
 def _site(
     rows: Mapping[str, Sequence[Sequence[str]]], partitions: tuple[SitePartition, ...], now: float
 ) -> Site:
-    config = {row[0]: row[1] for row in rows.get("config", ())}
+    config = {row[0]: row[1] for row in _whole(rows, "config", 2)}
     # Without associations, there is a line with an empty account.
-    told = [row for row in rows.get("association", ()) if row[0]]
+    told = [row for row in _whole(rows, "association", 5) if row[0]]
     associations = tuple(
         Association(account, partition, tuple(filter(None, qos.split(","))))
-        for account, partition, _, _, qos in told
+        for account, partition, _, _, qos, *_ in told
     )
-    limits = [int(limit) for _, _, limit, *_ in told if limit.isdecimal()]
-    first = {key: _first(rows, key) for key in ("slurm_path", "account", "shell", "home", "host", "system")}
+    limits = [int(row[2]) for row in told if row[2].isdecimal()]
+    first: dict[str, Any] = {
+        key: _first(rows, key) for key in ("slurm_path", "account", "shell", "home", "host", "system")
+    }
     age = config.get("MinJobAge", "").partition(" ")[0]
     return Site(
         **first,
         slurm_version=_first(rows, "slurm_version").rpartition(" ")[2],
         cluster_name=config.get("ClusterName", ""),
         accounting=_first(rows, "sacct"),
-        pythons={path: version for path, version in rows.get("python", ()) if version},
+        pythons={path: version for path, version in _whole(rows, "python", 2) if version},
         module_command=bool(rows.get("module_command")),
         modules=_column(rows, "module"),
         partitions=partitions,
@@ -206,9 +219,9 @@ def _site(
 def _partitions(rows: Mapping[str, Sequence[Sequence[str]]]) -> tuple[SitePartition, ...]:
     """Return the partitions. sinfo has a line for each kind of nodes in a partition."""
     partitions: dict[str, SitePartition] = {}
-    lines = [(row, False) for row in rows.get("partition", ())]
+    lines = [(row, False) for row in _whole(rows, "partition", 9)]
     visible = {row[0].removesuffix("*") for row, _ in lines}
-    lines += [(row, True) for row in rows.get("named", ()) if row[0].removesuffix("*") not in visible]
+    lines += [(row, True) for row in _whole(rows, "named", 9) if row[0].removesuffix("*") not in visible]
     for row, hidden in lines:
         shown, limit, default_limit, count, nodes, cpus, memory, gres, state, *_ = row
         name = shown.removesuffix("*")
@@ -252,6 +265,11 @@ def _seconds(limit: str) -> int | None:
 
 def _number(text: str, default: int) -> int:
     return int(text) if text.isdecimal() else default
+
+
+def _whole(rows: Mapping[str, Sequence[Sequence[str]]], key: str, least: int) -> Iterator[Sequence[str]]:
+    """Yield the rows of a key, without rows with less than ``least`` values."""
+    return (row for row in rows.get(key, ()) if len(row) >= least)
 
 
 def _first(rows: Mapping[str, Sequence[Sequence[str]]], key: str) -> str:

@@ -111,7 +111,8 @@ class Unproven:
 class ProofOptions:
     """The options of the proof's job, and of the environment that it tests.
 
-    modules: environment modules to load. Default: first no module, then each MPI module of the site.
+    modules: environment modules to load first. Default: none.
+    others: whether to try no module, and each MPI module of the site, after ``modules``.
     launcher: the launcher to try first.
     patience_s: longest wait for the start of the job, which is then cancelled.
     python: path of the jobs' Python. Default: the first of the site's that jobs can use.
@@ -122,6 +123,7 @@ class ProofOptions:
     account: str = ""
     qos: str = ""
     modules: Sequence[str] = ()
+    others: bool = True
     launcher: Launcher | None = None
     patience_s: float = 60.0
     python: str | None = None
@@ -137,8 +139,7 @@ def prove(transport: Transport, site: Site, placed: Placed, options: ProofOption
         TransportError: the connection was lost. The job is cancelled.
     """
     sizes = [part.node_count for part in site.partitions if part.name == options.partition]
-    script = proof_script(site, placed, options.modules, options.launcher)
-    probe = probe_texts()
+    script, probe = proof_script(site, placed, options), probe_texts()
     words = [f"--nodes={min([2, *sizes])}", "--ntasks-per-node=1", f"--time={_TIME_LIMIT}"]
     named = {"partition": options.partition, "account": options.account, "qos": options.qos}
     words += [f"--{name}={value}" for name, value in named.items() if value]
@@ -161,15 +162,14 @@ def probe_texts() -> bytes:
     return module_texts("payload.commands.probe", data_folder("payload").parent).encode()
 
 
-def proof_script(
-    site: Site, placed: Placed, modules: Sequence[str], launcher: Launcher | None = None
-) -> bytes:
+def proof_script(site: Site, placed: Placed, options: ProofOptions) -> bytes:
     """Return the proof's batch script."""
     types = {name.partition("_")[0] for name in site.mpi_types}
     launchers = [name for name in LAUNCHERS if not types or name in {"mpirun", *types}]
-    if launcher is Launcher.MPIRUN:
-        launchers.sort(key=lambda name: name != launcher)
-    variants = [" ".join(modules)] if modules else ["", *_mpi_modules(site.modules)]
+    if options.launcher is Launcher.MPIRUN:
+        launchers.sort(key=lambda name: name != options.launcher)
+    others = ["", *_mpi_modules(site.modules)] if options.others else []
+    variants = dict.fromkeys([" ".join(options.modules), *others])
     head = {"root": placed.folder, "slurm_path": site.slurm_path, "boot": BOOT}
     lines = ["#!/bin/bash", *(f"{name}={shlex.quote(value)}" for name, value in head.items())]
     lines += [f"launchers=({shlex.join(launchers)})", f"variants=({shlex.join(variants)})"]
@@ -273,7 +273,14 @@ def place_and_prove(
     nodes = outcome.nodes
     if isinstance(outcome, Unproven) and outcome.code == "python" and nodes.pythons:
         # The site's login node has other software than its compute nodes.
-        site = replace(site, pythons=nodes.pythons, glibc=nodes.glibc or site.glibc, arch=nodes.arch)
+        site = replace(
+            site,
+            pythons=nodes.pythons,
+            glibc=nodes.glibc or site.glibc,
+            arch=nodes.arch,
+            proven_pythons={},
+            proven_glibc="",
+        )
         placed = place(
             transport, site, folder, cluster_id, python=options.python, modules=modules, report=report
         )

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final, NoReturn
 
 from clusterctl.providers.base import Leftover, Prompts, Provider
@@ -14,7 +15,7 @@ from clusterctl.providers.existing.first_job import read_first_proof
 from clusterctl.providers.existing.place import Placed, write_profile
 from clusterctl.providers.existing.probe import Choices, Probed, probe
 from clusterctl.providers.existing.prove import Proof, Unproven
-from clusterctl.providers.existing.site import Fact, Site, save_site, saved_facts
+from clusterctl.providers.existing.site import Fact, Site, load_site
 from clusterctl.providers.storage import KeptStorage
 from clusterctl.spec.existing import ExistingSettings, existing_cluster, operators_only
 from clusterctl.spec.load import dump_spec
@@ -75,7 +76,7 @@ def examine_site(spec: ClusterSpec, workspace: Workspace) -> tuple[Fact, ...]:
     with Connections(workspace.ssh_config, stays=LOGIN_HOST) as connections:
         transport = connections.to(LOGIN_HOST)
         probed = probe(transport, choices)
-        saved = saved_facts(workspace)
+        saved = load_site(workspace).facts
         if not any(fact.fact == "MPI" for fact in saved):
             saved += tuple(facts_of_first_job(transport, probed.site, spec, workspace))
         entries = AttachedFolder(transport, inventory.folder, inventory.cluster_id).entries()
@@ -112,7 +113,8 @@ def facts_of_first_job(
         record = inventory.model_copy(update=changes).model_dump_json(indent=2)
         write_atomic(workspace.inventory, f"{record}\n")
         write_atomic(workspace.spec, dump_spec(spec.model_copy(update={"provider": settings})))
-        save_site(workspace, site, (*saved_facts(workspace), *facts))
+        known = load_site(workspace)
+        replace(known, facts=(*known.facts, *facts), proven_glibc=f"2.{glibc_minor}").save(workspace)
     yield from facts
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from clusterctl.errors import UsageError
 from clusterctl.state.workspace import Workspace, write_atomic
@@ -73,6 +73,10 @@ class Site:
     quotas: lines of `quota`. glibc, arch: of the login node, such as `2.36` and `x86_64`.
     clock_ahead_s: by how many seconds the login node's clock is ahead of this machine's.
     learned: name of a field -> the command that printed it.
+    chosen: names of the settings in the spec that the user has chosen; `attach` found the others.
+    proven_pythons: path -> version of the Python that ran on the nodes, in the last job that proved MPI.
+    proven_glibc: the nodes' glibc in that job. Empty: no job has proven MPI yet.
+    facts: those that `doctor` does not ask for again.
     """
 
     slurm_version: str
@@ -101,19 +105,20 @@ class Site:
     arch: str = "x86_64"
     clock_ahead_s: float = 0.0
     learned: Mapping[str, str] = field(default_factory=dict)
+    chosen: tuple[str, ...] = ()
+    proven_pythons: Mapping[str, str] = field(default_factory=dict)
+    proven_glibc: str = ""
+    facts: tuple[Fact, ...] = ()
+
+    def save(self, workspace: Workspace) -> None:
+        write_atomic(workspace.root / _NAME, json.dumps(asdict(self), indent=1) + "\n")
 
 
-def save_site(workspace: Workspace, site: Site, facts: Iterable[Fact]) -> None:
-    """Write `site.json`. facts: those that `doctor` does not ask for again."""
-    record = {**asdict(site), "facts": [asdict(fact) for fact in facts]}
-    write_atomic(workspace.root / _NAME, json.dumps(record, indent=1) + "\n")
-
-
-def saved_facts(workspace: Workspace) -> tuple[Fact, ...]:
-    """Return the facts in `site.json`. Raise UsageError if it can't be read."""
+def load_site(workspace: Workspace) -> Site:
+    """Read `site.json`. Raise UsageError if it is missing or damaged."""
     path = workspace.root / _NAME
     try:
-        return tuple(Fact(**row) for row in json.loads(path.read_bytes())["facts"])
+        return site_of_record(json.loads(path.read_bytes()))
     except (OSError, ValueError, LookupError, TypeError) as exc:
         raise UsageError(
             f"the description of the site of cluster {workspace.root.name!r} can't be read",
@@ -122,3 +127,14 @@ def saved_facts(workspace: Workspace) -> tuple[Fact, ...]:
             why=str(exc),
             fix="run `clusterctl attach` again, which writes the file",
         ) from exc
+
+
+def site_of_record(record: Mapping[str, Any]) -> Site:
+    """Return the site that ``dataclasses.asdict`` has turned into JSON."""
+    lists = {key: tuple(value) for key, value in record.items() if isinstance(value, list)}
+    lists["partitions"] = tuple(SitePartition(**row) for row in record["partitions"])
+    lists["associations"] = tuple(
+        Association(row["account"], row["partition"], tuple(row["qos"])) for row in record["associations"]
+    )
+    lists["facts"] = tuple(Fact(**row) for row in record["facts"])
+    return Site(**{**record, **lists})

@@ -1,19 +1,32 @@
-"""Test of the record of an attached cluster."""
+"""`attach` on this machine as the login node, with commands that answer as Slurm's, and its record."""
 
 from __future__ import annotations
 
+import json
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from clusterctl.providers.existing.attach import _inventory
+from clusterctl.errors import UsageError
+from clusterctl.providers.existing.attach import Attached, Request, _inventory, attach
 from clusterctl.providers.existing.probe import Probed
 from clusterctl.providers.existing.prove import Unproven
-from clusterctl.spec.common import Partition
-from clusterctl.spec.existing import ExistingSettings
+from clusterctl.providers.existing.site import load_site
+from clusterctl.spec.common import Gpus, Partition
+from clusterctl.spec.existing import ExistingSettings, existing_cluster
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import Launcher
+from clusterctl.state.facts import facts_of
+from clusterctl.state.inventory import applied_spec
+from clusterctl.transport.login import HERE, login_of, write_login_files
+from tests.support.messages import refused
+from tests.unit.existing.conftest import Commands
 from tests.unit.existing.test_prove import PLACED, SITE
+
+PROVEN = Path(__file__).parent / "captures/proof-22.05-pmix.txt"
+RELEASE = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
 @pytest.mark.parametrize(
@@ -25,3 +38,95 @@ def test_earlier_launcher_stays_without_a_new_proof(launcher: Launcher | None, p
     spec = ClusterSpec(version=1, name="campus", provider=settings, partitions=partitions)
     probed = Probed(replace(SITE, mpi_types=("pmix",)), "", "short", ())
     assert _inventory(spec, probed, PLACED, Unproven("pending", "Resources")).pmix is pmix
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"folder": "work"},
+        {"folder": "/scratch/a:b"},
+        {"folder": "~/clusterctl/.."},
+        {"account": "two words"},
+        {"qos": "-x"},
+        {"modules": ["openmpi", "a;b"]},
+        {"python": "python3.12"},
+    ],
+    ids=" ".join,
+)
+def test_wrong_option_is_refused_before_the_login(wrong: dict[str, object]) -> None:
+    with refused("bad-format", UsageError):
+        attach(Request("nowhere.invalid", **wrong))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wheel: None) -> Path:
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+def attached(**more: object) -> Attached:
+    return attach(Request(HERE, python=sys.executable, **more))  # type: ignore[arg-type]
+
+
+def test_odd_names_of_a_site_are_accepted_or_left_out(commands: Commands, state: Path) -> None:
+    commands("Short.2", "a/b", accounts=1, accepted="*--account=proj/0*", gres="gpu:1g.5gb:7")
+    sacctmgr = state.parent / "slurm+bin/sacctmgr"
+    sacctmgr.write_text(sacctmgr.read_text().replace("proj0", "proj/0"))
+    result = attached()
+    spec, facts = applied_spec(result.workspace), facts_of(result.workspace)
+    assert [(p.name, p.gpus) for p in spec.partitions] == [("Short.2", Gpus(type="gpu-1g-5gb", count=7))]
+    assert [attempt.partition for attempt in result.probed.refused] == ["a/b"]
+    assert (existing_cluster(spec.provider).account, facts.account) == (None, "proj/0")
+    assert facts.slurm_path.endswith("slurm+bin")
+
+
+def test_attach_again_keeps_what_a_job_has_proven(commands: Commands, state: Path) -> None:
+    commands("short", "gpuq", proof=PROVEN)
+    first = attached()
+    assert first.proof is not None
+    proven = facts_of(first.workspace)
+    assert (proven.python, proven.glibc_minor, proven.pmix) == (RELEASE, 36, True)
+    site = load_site(first.workspace)
+    assert (dict(site.proven_pythons), site.chosen) == ({sys.executable: first.placed.version}, ("python",))
+    # The queue is closed now, and the user has chosen no Python.
+    commands("short", "gpuq")
+    record = json.loads((first.workspace.root / "site.json").read_text())
+    (first.workspace.root / "site.json").write_text(json.dumps(record | {"chosen": []}))
+    again = attach(Request(HERE))
+    assert (again.proof, again.placed.python, again.placed.built) == (None, sys.executable, False)
+    assert facts_of(again.workspace) == proven
+    settings = existing_cluster(again.spec.provider)
+    assert (settings.modules, settings.launcher) == (("openmpi/4.1.4",), Launcher.SRUN)
+    profile = Path(again.placed.folder) / "job-profile.sh"
+    assert "openmpi/4.1.4" in profile.read_text()
+
+
+def test_attach_again_keeps_only_the_users_choices(commands: Commands, state: Path) -> None:
+    commands("short", "gpuq", accounts=2, accepted="*--account=proj0*")
+    attached(account="proj0")
+    commands("short", "gpuq", accounts=2, accepted="*--partition=gpuq*")
+    # The partition was found, so another one may be found.
+    again = attached()
+    assert (again.probed.account, again.probed.partition) == ("proj0", "gpuq")
+    assert load_site(again.workspace).chosen == ("account", "python")
+
+
+def test_new_login_is_accepted_for_the_same_account(commands: Commands, state: Path) -> None:
+    commands("short")
+    first = attached()
+    workspace, cluster_id = first.workspace, first.placed.cluster_id
+    write_login_files("ada@old.invalid", workspace)
+    with refused("name-taken", UsageError, "--name campus"):
+        attached()
+    site = workspace.root / "site.json"
+    record = json.loads(site.read_text())
+    for field in ("cluster_name", "account", "home"):
+        site.write_text(json.dumps(record | {field: "other"}))
+        with refused("name-taken", UsageError, "other"):
+            attached(name="campus")
+    assert login_of(workspace.ssh_config) == "ada@old.invalid"
+    site.write_text(json.dumps(record))
+    again = attached(name="campus")
+    assert (again.workspace, again.placed.cluster_id) == (workspace, cluster_id)
+    assert login_of(workspace.ssh_config) == existing_cluster(again.spec.provider).login == HERE
+    assert [path.name for path in state.iterdir() if path.is_dir()] == ["campus"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from clusterctl.providers.existing.first_job import leave_proof, read_first_proo
 from clusterctl.providers.existing.place import Placed
 from clusterctl.providers.existing.prove import ProofOptions
 from clusterctl.providers.existing.provider import facts_of_first_job
-from clusterctl.providers.existing.site import Fact, Site, save_site, saved_facts
+from clusterctl.providers.existing.site import Fact, Site, load_site
 from clusterctl.spec.existing import existing_cluster
 from clusterctl.spec.load import parse_spec
 from clusterctl.spec.names import Launcher
@@ -65,7 +66,7 @@ def workspace(tmp_path: Path) -> Workspace:
     (tmp_path / "there/proof.active").mkdir(parents=True)
     inventory = inventory_of(folder=str(tmp_path / "there"), pmix=True, glibc_minor=42, is_foreign=True)
     workspace.inventory.write_text(inventory.model_dump_json())
-    save_site(workspace, SITE, (FOLDER,))
+    replace(SITE, facts=(FOLDER,)).save(workspace)
     return workspace
 
 
@@ -81,8 +82,8 @@ def facts(workspace: Workspace, capture: str | None) -> list[Fact]:
 
 def test_proof_of_the_first_job_is_recorded(workspace: Workspace) -> None:
     found = facts(workspace, "proof-24.11-mpirun.txt")
-    assert {fact.learned for fact in found} == {"job 12 on fx2-c1, fx2-c2"}
-    assert saved_facts(workspace) == (FOLDER, *found)
+    assert {fact.learned for fact in found} == {"job 12 on c1, c2"}
+    assert load_site(workspace).facts == (FOLDER, *found)
     settings = existing_cluster(applied_spec(workspace).provider)
     assert (settings.launcher, settings.modules) == (Launcher.MPIRUN, ("openmpi/5.0",))
     inventory = recorded_inventory(workspace)
@@ -93,7 +94,7 @@ def test_proof_of_the_first_job_is_recorded(workspace: Workspace) -> None:
 def test_first_job_without_mpi_is_a_problem(workspace: Workspace) -> None:
     (fact,) = facts(workspace, "proof-24.11-no-mpi.txt")
     assert (fact.fact, fact.learned, fact.is_problem) == ("MPI", "job 12", True)
-    assert saved_facts(workspace) == (FOLDER,)
+    assert load_site(workspace).facts == (FOLDER,)
 
 
 def test_no_job_yet_is_no_problem(workspace: Workspace) -> None:

@@ -12,17 +12,15 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import TransferError, TransportError, UsageError
-from clusterctl.packages.wheelhouse import NodePlatform, new_wheelhouse
+from clusterctl.packages.wheelhouse import NodePlatform
 from clusterctl.providers.existing import detach as detach_module
 from clusterctl.providers.existing import place as place_module
 from clusterctl.providers.existing.detach import AttachedFolder
 from clusterctl.providers.existing.place import Placed, choose_python, place, platform_of, rooms_of
 from clusterctl.providers.existing.site import Site
-from clusterctl.util.assets import job_lock
 from tests.support.disks import small_disk
 from tests.support.here import LocalTransport
 from tests.support.messages import refused
-from tests.support.wheels import a_wheel
 
 VERSION = ".".join(map(str, sys.version_info[:3]))
 SITE = Site("24.11.5", "campus", "ada", "/bin/bash", "/home/ada", "/opt/slurm/bin", glibc="2.36")
@@ -31,19 +29,8 @@ Place = Callable[..., Placed]
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "home").mkdir()
-    return tmp_path / "home"
-
-
-@pytest.fixture
-def call(home: Path) -> Place:
+def call(wheel: None) -> Place:
     """Call ``place`` with a wheel of a package `first` in place of the packages of all jobs."""
-    node = NodePlatform(f"{sys.version_info[0]}.{sys.version_info[1]}", 36)
-    with new_wheelhouse(job_lock(), node) as folder:
-        a_wheel(folder, "first", "1.0")
 
     def place_here(folder: str = "~/ours", cluster_id: str = "a1b2", **more: object) -> Placed:
         transport = more.pop("transport", LocalTransport())

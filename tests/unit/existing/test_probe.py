@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from clusterctl.errors import MachineError, SlurmError, UsageError
 from clusterctl.providers.existing.attach import gpus_of
 from clusterctl.providers.existing.probe import Choices, Probed, parse
-from clusterctl.providers.existing.site import Fact, SitePartition, save_site, saved_facts
+from clusterctl.providers.existing.site import Fact, SitePartition, load_site
 from clusterctl.spec.common import Gpus
 from clusterctl.state.workspace import Workspace
 from tests.support.messages import refused
@@ -95,16 +96,39 @@ def test_machine_without_slurm_is_refused() -> None:
         parse("slurm_path\t\n", Choices(), "login", NOW)
 
 
-def test_node_facts_survive_the_site_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "key", ["partition", "named", "try", "association", "config", "python", "chosen", ""]
+)
+def test_row_without_its_values_is_skipped(key: str) -> None:
+    good = probed("slurm-24.11-associations")
+    lines = (CAPTURES / "slurm-24.11-associations.txt").read_text().splitlines()
+    assert parse("\n".join([f"{key}\tx", *lines]), Choices(), "login", NOW) == good
+
+
+def test_partition_with_a_name_that_a_spec_cannot_hold_is_not_usable() -> None:
+    lines = ["chosen\tproj1\ta/b", "try\tproj1\ta/b\t1\t0\tJob 1", "try\tproj1\tshort\t1\t0\tJob 2"]
+    text = with_lines("slurm-22.05-no-accounting", *lines, without="chosen")
+    answer = parse(text, Choices(), "login", NOW)
+    assert answer.partition == "short"
+    assert {attempt.partition for attempt in answer.refused} == {"a/b", "gpuq"}
+
+
+def test_site_without_a_partition_of_its_answers_is_refused() -> None:
+    with refused("no-partition-accepts", SlurmError):
+        parse(with_lines("slurm-24.11-associations", without="partition"), Choices(), "login", NOW)
+
+
+def test_site_survives_its_file(tmp_path: Path) -> None:
     facts = (Fact("MPI", "srun with PMIx", "a job on c1, c2"),)
-    save_site(Workspace(tmp_path), probed("slurm-24.11-associations").site, facts)
-    assert saved_facts(Workspace(tmp_path)) == facts
+    site, workspace = replace(probed("slurm-24.11-associations").site, facts=facts), Workspace(tmp_path)
+    site.save(workspace)
+    assert load_site(workspace) == site
 
 
 def test_damaged_site_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "site.json").write_text("{}")
     with refused("site-damaged", UsageError):
-        saved_facts(Workspace(tmp_path))
+        load_site(Workspace(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -118,6 +142,10 @@ def test_damaged_site_file_is_refused(tmp_path: Path) -> None:
         ("none gpu:1", None),
         ("gpu:72", None),
         ("craynetwork:4", None),
+        ("gpu:1g.5gb:7", Gpus(type="gpu-1g-5gb", count=7)),
+        ("gpu:nvidia_h100_80gb_hbm3_2g.20gb:3", Gpus(type="nvidia-h100-80gb-hbm3-2g-20gb", count=3)),
+        ("gpu:nvidia_h100_80gb_hbm3_1g.10gb_me:1", Gpus(type="gpu-nvidia-h100-80gb-hbm3-1g-10", count=1)),
+        ("gpu:a+b:1", Gpus(type="a-b", count=1)),
     ],
 )
 def test_gpus_of_a_partition(text: str, gpus: Gpus | None) -> None:

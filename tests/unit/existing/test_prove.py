@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.packages.wheelhouse import NodePlatform
 from clusterctl.providers.existing.place import Placed
-from clusterctl.providers.existing.prove import Proof, Unproven, proof_script, read_facts
+from clusterctl.providers.existing.prove import Proof, ProofOptions, Unproven, proof_script, read_facts
 from clusterctl.providers.existing.site import Site
 from clusterctl.spec.names import Launcher
 
@@ -119,7 +119,8 @@ def test_a_bad_line_spoils_only_itself(line: str) -> None:
 def test_trials_are_those_that_the_site_has(types, modules, asked, launchers, variants) -> None:
     names = ("openmpi/4.1", "python/3.11", "mpi/mpich-x86_64", "libopenmpi/1")
     site = Site("", "", "", "", "", "", mpi_types=types, modules=names)
-    lines = proof_script(site, PLACED, asked).decode().splitlines()
+    options = ProofOptions("short", modules=asked, others=not asked)
+    lines = proof_script(site, PLACED, options).decode().splitlines()
     assert f"launchers=({launchers})" in lines
     assert f"variants=({variants})" in lines
 
@@ -129,4 +130,5 @@ def test_trials_are_those_that_the_site_has(types, modules, asked, launchers, va
     [(Launcher.MPIRUN, "mpirun pmix"), (Launcher.SRUN, "pmix mpirun")],
 )
 def test_launcher_of_the_spec_is_tried_first(launcher: Launcher, launchers: str) -> None:
-    assert f"launchers=({launchers})" in proof_script(SITE, PLACED, (), launcher).decode().splitlines()
+    options = ProofOptions("short", launcher=launcher)
+    assert f"launchers=({launchers})" in proof_script(SITE, PLACED, options).decode().splitlines()

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,52 +11,15 @@ from clusterctl.errors import SlurmError
 from clusterctl.providers.existing.probe import Choices, probe
 from tests.support.here import LocalTransport
 from tests.support.messages import refused
-
-# The words of captures/slurm-22.05-no-accounting.txt.
-SINFO = """\
-case "$*" in
-'-h -o %R') printf '%s\\n' PARTITIONS ;;
-'-h -o %P') printf '%s\\n' PARTITIONS | sed '1s/$/DEFAULT/' ;;
-*-O*) for name in PARTITIONS; do echo "$name|30:00|10:00|1|fx1-c1|2|1800|(null)|up|"; done ;;
-esac
-"""
-SBATCH = """\
-echo "$*" >>CALLS
-case "$*" in
-ACCEPTED) echo "sbatch: Job 33 to start at 2026-11-27T06:59:54 using 1 processors on nodes c1" ;;
-*) echo "allocation failure: Invalid account or account/partition combination specified" >&2; exit 1 ;;
-esac
-"""
-Commands = Callable[..., Path]
-
-
-@pytest.fixture
-def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
-    """Put commands first into PATH. Return the file of the arguments that sbatch was called with."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-
-    def write(*partitions: str, default: bool = True, accepted: str = "*", accounts: int = 0) -> Path:
-        sinfo = SINFO.replace("PARTITIONS", " ".join(partitions)).replace("DEFAULT", "*" * default)
-        associations = "".join(f"echo 'proj{number}||||'\n" for number in range(accounts))
-        calls = tmp_path / "calls"
-        sbatch = SBATCH.replace("CALLS", shlex.quote(str(calls))).replace("ACCEPTED", accepted)
-        texts = {"sinfo": sinfo, "sbatch": sbatch, "sacctmgr": associations}
-        for name in ("sinfo", "sbatch", "sacctmgr", "sacct", "scontrol", "srun", "curl"):
-            (folder / name).write_text(f"#!/bin/sh\n{texts.get(name, 'exit 1')}")
-            (folder / name).chmod(0o755)
-        return calls
-
-    return write
+from tests.unit.existing.conftest import Commands
 
 
 def test_named_folder_of_slurm_comes_first(commands: Commands, tmp_path: Path) -> None:
     commands("short")
     other = tmp_path / "opt/slurm"
     other.mkdir(parents=True)
-    (other / "sbatch").symlink_to(tmp_path / "bin/sbatch")
-    assert probe(LocalTransport(), Choices()).site.slurm_path == str(tmp_path / "bin")
+    (other / "sbatch").symlink_to(tmp_path / "slurm+bin/sbatch")
+    assert probe(LocalTransport(), Choices()).site.slurm_path == str(tmp_path / "slurm+bin")
     assert probe(LocalTransport(), Choices(slurm_path=str(other))).site.slurm_path == str(other)
 
 

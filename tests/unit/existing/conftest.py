@@ -1,0 +1,85 @@
+"""Commands that answer as on a cluster with Slurm 22.05, and the wheel that ``place`` sends."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clusterctl.packages.wheelhouse import NodePlatform, new_wheelhouse
+from clusterctl.util.assets import job_lock
+from tests.support.wheels import a_wheel
+
+# The words of captures/slurm-22.05-no-accounting.txt.
+SINFO = """\
+case "$*" in
+'-h -o %R') printf '%s\\n' PARTITIONS ;;
+'-h -o %P') printf '%s\\n' PARTITIONS | sed '1s/$/DEFAULT/' ;;
+*-O*) for name in PARTITIONS; do echo "$name|30:00|10:00|1|fx1-c1|2|1800|GRES|up|"; done ;;
+esac
+"""
+SBATCH = """\
+echo "$*" >>CALLS
+case "$*" in
+*--parsable*) PROOF ;;
+ACCEPTED) echo "sbatch: Job 33 to start at 2026-11-27T06:59:54 using 1 processors on nodes c1" ;;
+*) echo "allocation failure: Invalid account or account/partition combination specified" >&2; exit 1 ;;
+esac
+"""
+Commands = Callable[..., Path]
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
+    """Put commands first into PATH. Return the file of the arguments that sbatch was called with."""
+    folder = tmp_path / "slurm+bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def write(
+        *partitions: str,
+        default: bool = True,
+        accepted: str = "*",
+        accounts: int = 0,
+        gres: str = "(null)",
+        proof: Path | None = None,
+    ) -> Path:
+        sinfo = SINFO.replace("PARTITIONS", " ".join(partitions)).replace("DEFAULT", "*" * default)
+        sinfo = sinfo.replace("GRES", gres)
+        associations = "".join(f"echo 'proj{number}||||'\n" for number in range(accounts))
+        calls = tmp_path / "calls"
+        sbatch = SBATCH.replace("CALLS", shlex.quote(str(calls))).replace("ACCEPTED", accepted)
+        # sbatch of the proof's job, which ends at once.
+        job = (
+            "echo 'queue is closed' >&2; exit 1" if proof is None else f"cat {proof} >facts; echo end >>facts"
+        )
+        sbatch = sbatch.replace("PROOF", f"{job}; echo 33")
+        config = "echo 'ClusterName             = campus'\n"
+        texts = {"sinfo": sinfo, "sbatch": sbatch, "sacctmgr": associations, "scontrol": config}
+        texts["getconf"] = "echo glibc 2.36\n"
+        for name in (*texts, "sacct", "srun", "curl"):
+            (folder / name).write_text(f"#!/bin/sh\n{texts.get(name, 'exit 1')}")
+            (folder / name).chmod(0o755)
+        return calls
+
+    return write
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "home").mkdir()
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def wheel(home: Path) -> None:
+    """A wheel of a package `first`, in place of the packages of all jobs."""
+    node = NodePlatform(f"{sys.version_info[0]}.{sys.version_info[1]}", 36)
+    with new_wheelhouse(job_lock(), node) as folder:
+        a_wheel(folder, "first", "1.0")
