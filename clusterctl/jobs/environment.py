@@ -21,7 +21,8 @@ from clusterctl.packages.wheelhouse import (
     resolve,
     wheel_path,
 )
-from clusterctl.scheduler.script import Environment, partition_name
+from clusterctl.scheduler.partition import partition_name
+from clusterctl.scheduler.script import Environment
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.distributions import DEFAULT, Distribution, distribution_of
 from clusterctl.spec.job import JobSpec

@@ -32,12 +32,12 @@ from clusterctl.jobs.entry import enter
 from clusterctl.jobs.project import folder_project
 from clusterctl.jobs.source import Source, source_of
 from clusterctl.jobs.submit import SentSource, Submitter, new_token, remove_folder
+from clusterctl.scheduler.partition import partition_of
 from clusterctl.scheduler.refusals import Asked
 from clusterctl.scheduler.script import (
     FILES,
     Environment,
     common_words,
-    partition_of,
     program_variables,
     rank_starter,
     resource_options,

@@ -24,11 +24,10 @@ from clusterctl.jobs.submit import (
     start_receiver,
 )
 from clusterctl.scheduler.base import Outcome, worst_job
+from clusterctl.scheduler.partition import partition_name, partition_of, reject_long_script
 from clusterctl.scheduler.script import (
     Environment,
     array_of,
-    partition_name,
-    partition_of,
     reject_pmix,
     with_account,
     with_gpus,
@@ -167,6 +166,7 @@ class Preparer:
         for job in jobs:
             _reject_excluded_nodes(facts, job)
             _reject_large_array(facts, job)
+            reject_long_script(facts, job)
         # All jobs are checked before packages are resolved or a job is sent.
         scripts = [script_of(facts, job) for job in jobs]
         for job in jobs:

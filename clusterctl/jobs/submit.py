@@ -30,10 +30,10 @@ from clusterctl.jobs.source import Source, manifest, source_hash
 from clusterctl.scheduler.base import JobRequest
 from clusterctl.scheduler.first import First
 from clusterctl.scheduler.mpirun_script import render_mpirun_script, with_nodes
+from clusterctl.scheduler.partition import partition_name
 from clusterctl.scheduler.script import (
     PLAIN,
     Environment,
-    partition_name,
     render_script,
     resource_options,
 )

@@ -7,6 +7,7 @@ from typing import Final
 
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.base import JobRequest
+from clusterctl.scheduler.partition import partition_of
 from clusterctl.scheduler.script import (
     PLAIN,
     Environment,
@@ -14,7 +15,6 @@ from clusterctl.scheduler.script import (
     common_words,
     mapping,
     mpirun_exports,
-    partition_of,
     program,
     watch_options,
 )

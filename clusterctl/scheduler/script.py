@@ -16,7 +16,7 @@ from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec.job import JOB_FIELDS, ONE_RANK_JOBS, JobSpec, is_python
 from clusterctl.spec.names import FOLDER, FROM_RUN, ROOT, Launcher
 from clusterctl.spec.sbatch import quoted, requests_of
-from clusterctl.spec.units import format_duration, parse_slurm_time_s
+from clusterctl.spec.units import parse_slurm_time_s
 from clusterctl.state.submissions import PROGRAM_FOLDER, SWEEP_FILE
 from clusterctl.transport.base import BOOT, module_texts
 from clusterctl.transport.put import archives_of
@@ -25,7 +25,7 @@ from clusterctl.util.assets import data_folder, render
 if TYPE_CHECKING:
     from clusterctl.packages.wheelhouse import Lock
     from clusterctl.spec.job_options import JobOptions
-    from clusterctl.state.facts import ClusterFacts, PartitionFacts
+    from clusterctl.state.facts import ClusterFacts
 
 # Variables that mpirun passes to the ranks.
 _EXPORTED: Final = (
@@ -101,14 +101,6 @@ PLAIN: Final = Environment()
 def _in_shell(path: str, home: str = '"$HOME"') -> str:
     """Return a path on the cluster, quoted for a node's shell. A relative path starts at the home folder."""
     return shlex.quote(path) if path.startswith("/") else f"{home}/{shlex.quote(path)}"
-
-
-def partition_name(facts: ClusterFacts, job: JobSpec) -> str | None:
-    """Return the partition of a job, or None if the script's #SBATCH lines set it."""
-    script = UserScript.read(job.script) if job.partition is None and job.script is not None else None
-    if script is not None and script.directives.last("partition"):
-        return None
-    return partition_of(facts, job).name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,37 +228,6 @@ def is_launched(job: JobSpec, script: UserScript | None) -> bool:
     if script is None or not script.is_python:
         return script is None
     return job.tasks > 1 or bool(script.directives.lines) or job.launcher is Launcher.TORCHRUN
-
-
-def partition_of(facts: ClusterFacts, job: JobSpec) -> PartitionFacts:
-    """Return a job's partition (default: the first); raise UsageError if it is unknown or too small."""
-    by_name = {partition.name: partition for partition in facts.partitions}
-    partition = facts.partitions[0] if job.partition is None else by_name.get(job.partition)
-    if partition is None:
-        raise UsageError(
-            f"partition {job.partition!r} does not exist",
-            code="unknown-partition",
-            fix=f"use one of these with --partition: {', '.join(by_name)}",
-        )
-    count = len(partition.nodes)
-    if job.nodes > count:
-        raise UsageError(
-            f"the job asks for {job.nodes} nodes",
-            code="too-many-nodes",
-            why=f"partition {partition.name} has {count}",
-            fix=f"use --nodes {count} or fewer, or another partition",
-        )
-    longest = partition.max_time
-    # In slurm.conf a limit of 90 s becomes 2 minutes.
-    unit = 60 if facts.has_slurm else 1
-    if job.time is not None and longest is not None and -(-job.time // unit) > -(-longest // unit):
-        raise UsageError(
-            f"the job asks for a time limit of {format_duration(job.time)}",
-            code="time-above-limit",
-            why=f"the time limit (max_time) of partition {partition.name} is {format_duration(longest)}",
-            fix="use a shorter --time, or another partition",
-        )
-    return partition
 
 
 def with_gpus(facts: ClusterFacts, job: JobSpec) -> JobSpec:

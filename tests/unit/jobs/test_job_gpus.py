@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.scheduler.script import partition_of, with_gpus
+from clusterctl.scheduler.partition import partition_of, reject_long_script
+from clusterctl.scheduler.script import with_gpus
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.facts import PartitionFacts
 from tests.support.inventories import facts_with
@@ -69,3 +72,46 @@ def test_slurm_rounds_times_up_to_minutes_and_mpirun_does_not(scheduler: str, ti
     facts = facts_with(PartitionFacts("train", ("n1",), max_time=90), has_slurm=scheduler == "slurm")
     with nullcontext() if fits else refused("time-above-limit", UsageError, "partition train", "1m30s"):
         partition_of(facts, JobSpec(name="train", bundled="train", time=time))
+
+
+OF_OTHERS = replace(
+    facts_with(PartitionFacts("short", ("n1",), max_time=1800), PartitionFacts("long", ("n1",))),
+    is_foreign=True,
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "given", "fits"),
+    [
+        ("--time=30", {}, True),
+        ("-t 0-01", {}, False),
+        ("--time=1:00:00 --partition=long", {}, True),
+        ("--time=31 --partition=short", {}, False),
+        ("--time=31 --partition=long,short", {}, True),
+        ("--time=31", {"time": "5m"}, True),
+        ("--time=31", {"partition": "long"}, True),
+        ("--time=UNLIMITED", {}, True),
+    ],
+)
+def test_script_above_the_time_limit_is_refused_as_the_flag(
+    tmp_path: Path, lines: str, given: dict[str, Any], fits: bool
+) -> None:
+    """The Slurm of others may accept such a job, which then never starts."""
+    script = tmp_path / "job.sh"
+    script.write_text(f"#!/bin/bash\n#SBATCH {lines}\n")
+    partition = {} if "--partition" in lines else {"partition": "short"}
+    job = JobSpec(name="j", script=script, **{**partition, **given})
+    with nullcontext() if fits else refused("time-above-limit", UsageError, "partition short", "30m"):
+        reject_long_script(OF_OTHERS, job)
+    reject_long_script(replace(OF_OTHERS, is_foreign=False), job)
+
+
+def test_partition_that_attach_left_out_names_attach() -> None:
+    """On a cluster of others, another account may open the partition."""
+    job = JobSpec(name="t", bundled="train", partition="gpuq")
+    fix = "clusterctl attach LOGIN --account NAME --partition gpuq"
+    with refused("unknown-partition", UsageError, fix):
+        partition_of(OF_OTHERS, job)
+    with refused("unknown-partition", UsageError) as caught:
+        partition_of(replace(OF_OTHERS, is_foreign=False), job)
+    assert fix not in caught.value.fix
