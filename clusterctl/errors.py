@@ -75,6 +75,15 @@ class ClusterctlError(Exception):
     had_side_effects = False
     answer: Mapping[str, Any] = MappingProxyType({})
 
+    def __init_subclass__(
+        cls, *, code: str | None = None, exit_code: int | None = None, retryable: bool | None = None
+    ) -> None:
+        """Set the attributes that are given for a subclass, and inherit the others."""
+        super().__init_subclass__()
+        for name, value in (("code", code), ("exit_code", exit_code), ("retryable", retryable)):
+            if value is not None:
+                setattr(cls, name, value)
+
     def __init__(
         self,
         what: str,
@@ -146,11 +155,8 @@ class ClusterctlError(Exception):
         return "\n".join(lines)
 
 
-class UsageError(ClusterctlError):
+class UsageError(ClusterctlError, code="usage", exit_code=2):
     """The command or its arguments are wrong."""
-
-    code = "usage"
-    exit_code = 2
 
 
 def excluded(first: str, second: str) -> UsageError:
@@ -207,10 +213,8 @@ class Problem:
         return f"{text} ({self.hint})" if self.hint else text
 
 
-class SpecError(UsageError):
+class SpecError(UsageError, code="spec"):
     """A spec or a job file is wrong; ``problems`` holds every problem of the file, in file order."""
-
-    code = "spec"
 
     def __init__(self, file: str, problems: tuple[Problem, ...], *, kind: str = "spec") -> None:
         count = f"{len(problems)} problem{'s' if len(problems) != 1 else ''}"
@@ -228,97 +232,69 @@ class SpecError(UsageError):
         return "\n".join([printable(str(p)) for p in self.problems] + [super().__str__()])
 
 
-class BundleError(UsageError):
+class BundleError(UsageError, code="bundle"):
     """A bundle (software for offline hosts) is damaged, incomplete or wrong. ``failures``: each fault."""
 
-    code = "bundle"
 
-
-class MachineError(ClusterctlError):
+class MachineError(ClusterctlError, code="machine"):
     """This machine lacks a tool, a right, a kernel feature or a free subnet."""
 
-    code = "machine"
 
-
-class DiskError(MachineError):
+class DiskError(MachineError, code="disk"):
     """A disk of this machine can't be written: it is full, read-only or failing, or a quota is exceeded."""
 
-    code = "disk"
 
-
-class ProvisionError(ClusterctlError):
+class ProvisionError(ClusterctlError, code="provision"):
     """A provider could not create or remove something."""
 
-    code = "provision"
 
-
-class CloudError(ProvisionError):
+class CloudError(ProvisionError, code="cloud"):
     """A cloud's API rejected a request, or did not answer; ``status`` is the HTTP status or 0."""
 
-    code = "cloud"
     status = 0
 
 
-class CredentialsError(CloudError):
+class CredentialsError(CloudError, code="credentials"):
     """There are no credentials, or the cloud rejects them."""
 
-    code = "credentials"
 
-
-class PermissionDeniedError(CloudError):
+class PermissionDeniedError(CloudError, code="permission"):
     """The credentials are valid but lack a permission."""
 
-    code = "permission"
 
-
-class ApiOffError(CloudError):
+class ApiOffError(CloudError, code="api-off"):
     """The cloud project has not enabled an API that clusterctl needs."""
 
-    code = "api-off"
 
-
-class TerraformError(ProvisionError):
+class TerraformError(ProvisionError, code="terraform"):
     """Terraform or the cloud failed in part; ``failures`` has an entry for each cause and host.
 
     ``transient``: all causes are temporary, so a later retry helps. ``already_exists``: Terraform address ->
     ID of each resource that could not be created, because it exists already.
     """
 
-    code = "terraform"
     transient = False
     already_exists: Mapping[str, str] = MappingProxyType({})
 
 
-class StalePlanError(ProvisionError):
+class StalePlanError(ProvisionError, code="stale-plan", retryable=True):
     """The changes that the user confirmed are out of date, because something changed in the meantime."""
 
-    code = "stale-plan"
-    retryable = True
 
-
-class OnlyCopyError(ClusterctlError):
+class OnlyCopyError(ClusterctlError, code="only-copy"):
     """A removal would destroy data or jobs that exist nowhere else; ``failures`` lists them."""
 
-    code = "only-copy"
 
-
-class LeftoversError(ClusterctlError):
+class LeftoversError(ClusterctlError, code="leftovers"):
     """Resources of a cluster still exist after `down` has removed the cluster."""
 
-    code = "leftovers"
 
-
-class TransportError(ClusterctlError):
+class TransportError(ClusterctlError, code="transport"):
     """Communication with a host failed."""
 
-    code = "transport"
 
-
-class UnreachableError(TransportError):
+class UnreachableError(TransportError, code="unreachable", retryable=True):
     """A host could not be reached; a retry may help."""
-
-    code = "unreachable"
-    retryable = True
 
 
 class TunnelError(UnreachableError):
@@ -330,13 +306,12 @@ class TunnelError(UnreachableError):
     has_grace = False
 
 
-class TunnelRefusedError(TransportError):
+class TunnelRefusedError(TransportError, code="tunnel-refused"):
     """The service that carries the SSH connection rejects the login.
 
     ``has_grace``: the login may be valid for a new host within a minute. Otherwise, retries do not help.
     """
 
-    code = "tunnel-refused"
     has_grace = False
 
 
@@ -344,29 +319,22 @@ class NoAnswerError(UnreachableError):
     """A command on a host printed nothing within its timeout and was killed."""
 
 
-class AnswerLostError(TransportError):
+class AnswerLostError(TransportError, code="answer-lost"):
     """A command was sent to a host, but it is unknown whether the host ran it."""
 
-    code = "answer-lost"
     had_side_effects = True
 
 
-class KeyRefusedError(TransportError):
+class KeyRefusedError(TransportError, code="key-refused"):
     """A host rejects clusterctl's key, or lacks the account."""
 
-    code = "key-refused"
 
-
-class HostKeyError(TransportError):
+class HostKeyError(TransportError, code="host-key"):
     """A host's key differs from the recorded key, or is unknown. Unknown keys are never trusted."""
 
-    code = "host-key"
 
-
-class CommandError(TransportError):
+class CommandError(TransportError, code="command"):
     """A command on a host failed; ``rc`` is its exit status, ``why`` the last part of its stderr."""
-
-    code = "command"
 
     def __init__(
         self,
@@ -385,87 +353,57 @@ class CommandError(TransportError):
         self.stderr = stderr
 
 
-class ConfigureError(ClusterctlError):
+class ConfigureError(ClusterctlError, code="configure"):
     """Tasks of Ansible failed; ``failures`` has an entry for each host, with role and task in ``phase``."""
 
-    code = "configure"
 
-
-class SchedulerError(ClusterctlError):
+class SchedulerError(ClusterctlError, code="scheduler"):
     """The scheduler rejected a request, or does not know the job, node or reservation."""
 
-    code = "scheduler"
 
-
-class SlurmError(SchedulerError):
+class SlurmError(SchedulerError, code="slurm"):
     """Slurm rejected a request, or its output could not be parsed."""
 
-    code = "slurm"
 
-
-class VerifyError(ClusterctlError):
+class VerifyError(ClusterctlError, code="verify"):
     """The cluster was configured, but its verification job failed on a node."""
 
-    code = "verify"
 
-
-class LockedError(ClusterctlError):
+class LockedError(ClusterctlError, code="locked", retryable=True):
     """Another clusterctl process holds the lock of this cluster."""
 
-    code = "locked"
-    retryable = True
 
-
-class CollectError(ClusterctlError):
+class CollectError(ClusterctlError, code="collect", retryable=True):
     """A run could not be collected completely. Collected files are kept, and the next collect resumes.
 
     ``jobs``: the IDs of the runs' jobs, as far as known.
     """
 
-    code = "collect"
-    retryable = True
     jobs: tuple[str, ...] = ()
 
 
-class TransferError(ClusterctlError):
+class TransferError(ClusterctlError, code="transfer", retryable=True):
     """Files could not be transferred completely. Transferred files are kept, and the same command resumes."""
 
-    code = "transfer"
-    retryable = True
 
-
-class JobFailedError(ClusterctlError):
+class JobFailedError(ClusterctlError, code="job-failed", exit_code=4):
     """The job that `submit` waited for failed."""
 
-    code = "job-failed"
-    exit_code = 4
 
-
-class JobCancelledError(ClusterctlError):
+class JobCancelledError(ClusterctlError, code="job-cancelled", exit_code=5):
     """The job was cancelled or reached its time limit."""
 
-    code = "job-cancelled"
-    exit_code = 5
 
-
-class JobStuckError(JobFailedError):
+class JobStuckError(JobFailedError, code="job-stuck"):
     """The job that `submit` waited for never starts, unless a person changes the job or the cluster."""
 
-    code = "job-stuck"
 
-
-class WaitTimeoutError(ClusterctlError):
+class WaitTimeoutError(ClusterctlError, code="wait-timeout", exit_code=6):
     """`submit` stopped waiting; the job keeps running. Not retryable: `submit` again starts a second job."""
 
-    code = "wait-timeout"
-    exit_code = 6
 
-
-class RehearsalError(ClusterctlError):
+class RehearsalError(ClusterctlError, code="not-survived", exit_code=7):
     """The job did not survive all faults of a rehearsal."""
-
-    code = "not-survived"
-    exit_code = 7
 
 
 def printable(text: str) -> str:

@@ -1,7 +1,7 @@
 """Write docs/errors.md: every code with its messages. `--uncoded` lists places in the source without a code.
 
 The source is parsed, not run. A code is the argument ``code="…"`` of a call, the literal code of a
-``Finding`` or a ``Notice``, or the attribute of an error class for a single condition. The codes for causes
+``Finding`` or a ``Notice``, or that of an error class for a single condition. The codes for causes
 of failed jobs, faults of GPUs, and refusals of Google, ssh and sudo are in data files.
 """
 
@@ -195,7 +195,8 @@ def classes_with_codes(every: Iterable[_Module]) -> Mapping[str, tuple[str, str]
     for module in every:
         for node in module.nodes:
             if isinstance(node, ast.ClassDef) and node.name.endswith("Error") and node.name not in BROAD:
-                for value in _assigned(ast.Module(node.body, []), "code"):
+                given = [keyword.value for keyword in node.keywords if keyword.arg == "code"]
+                for value in (*given, *_assigned(ast.Module(node.body, []), "code")):
                     if isinstance(value, ast.Constant):
                         found[node.name] = (
                             str(value.value),

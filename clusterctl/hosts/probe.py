@@ -244,10 +244,8 @@ class HostReport:
     openmpi: str = ""
 
 
-class StoppingError(TransportError):
+class StoppingError(TransportError, code="host-stopping"):
     """The host answers, but is shutting down."""
-
-    code = "host-stopping"
 
 
 def parse_report(text: str) -> HostReport:
