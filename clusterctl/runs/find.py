@@ -96,11 +96,6 @@ def _exit(row: Row) -> Value:
     return int(text) if text.isdecimal() else text or None
 
 
-def _elapsed(row: Row) -> int | None:
-    start, end = row.record.start_time, row.record.end_time
-    return end - start if start is not None and end is not None and end >= start else None
-
-
 def _job(row: Row) -> Value:
     number = row.task.id if row.task else row.run.job_id
     return int(number) if number.isdecimal() else number
@@ -121,7 +116,7 @@ FIELDS: Final[Mapping[str, Callable[[Row], Value]]] = {
     "started": lambda row: row.record.start_time,
     "ended": lambda row: row.record.end_time,
     "collected": lambda row: int(row.run.collected_at),
-    "elapsed": _elapsed,
+    "elapsed": lambda row: row.record.elapsed_s,
     "cost": lambda row: row.run.cost_usd,
     "tags": lambda row: ",".join(row.run.tags),
     "note": lambda row: row.run.note,

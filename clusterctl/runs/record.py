@@ -7,7 +7,9 @@ import os
 import re
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,13 @@ from clusterctl.errors import SchedulerError, printable
 from clusterctl.providers.registry import node_price
 from clusterctl.runs.fetch import Manifest
 from clusterctl.runs.folder import ACCOUNTING, GOING_ON, write_kept, write_sums
-from clusterctl.runs.series import restarts_in, summarize
+from clusterctl.runs.series import attempts_in, restarts_in, summarize
 from clusterctl.scheduler.base import AccountingAwayError, JobInfo, Jobs, JobState, Outcome, worst_job
 from clusterctl.scheduler.evidence import diagnose_run
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import sweep_arguments
 from clusterctl.state.facts import applied_text
-from clusterctl.state.ledger import RunRecord, Skipped, TaskRecord, node_hours
+from clusterctl.state.ledger import AttemptRecord, RunRecord, Skipped, TaskRecord, node_hours
 from clusterctl.state.submissions import (
     CLIENT_FACTS,
     ENVIRONMENT_FILE,
@@ -44,6 +46,7 @@ class Recorder:
 
     accounting: sacct's record of the job as JSON; None if it is not available. missing: the reason, or "".
     accounting_away: whether the reason is that the accounting does not answer.
+    attempts: all attempts of the job and of its tasks, as the accounting has them.
     """
 
     session: Session
@@ -53,21 +56,27 @@ class Recorder:
     missing: str
     version: str | None
     accounting_away: bool = False
+    attempts: Sequence[JobInfo] = ()
 
     @classmethod
     def of(cls, session: Session, entry: JobEntry, jobs: Sequence[JobInfo]) -> Recorder:
         version = session.scheduler.version()
         has_final_state = all(job.ended for job in jobs) and jobs[0].state is not JobState.PURGED
+        attempts: Sequence[JobInfo] = ()
         try:
             accounting = _accounting(session.scheduler, jobs[0].whole_id, ended=has_final_state)
+            missing, is_away = "", False
         except SchedulerError as exc:
             if exc.retryable and not isinstance(exc, AccountingAwayError):
                 raise
             is_away = isinstance(exc, AccountingAwayError)
-            return cls(
-                session, entry, jobs, None, printable(exc.what if is_away else exc.cause), version, is_away
-            )
-        return cls(session, entry, jobs, accounting, "", version)
+            accounting, missing = None, printable(exc.what if is_away else exc.cause)
+        if not is_away:
+            with suppress(AccountingAwayError):
+                attempts = session.scheduler.attempts(jobs[0].whole_id)
+        # An earlier job may have had this id, before the cluster was created again.
+        own = [attempt for attempt in attempts if attempt.work_dir == entry.remote_dir]
+        return cls(session, entry, jobs, accounting, missing, version, is_away, own)
 
     def write(self, tree: Path, manifest: Manifest) -> RunRecord:
         """Write clusterctl's files and the checksums of all files into ``tree``. Return the run's record."""
@@ -81,7 +90,7 @@ class Recorder:
         facts = _json(kept.get(CLIENT_FACTS, b""))
         (tree / ENVIRONMENT_FILE).write_text(_environment(tree, manifest, facts, self.version))
         source = _json(kept.get(SOURCE_FILE, b""))
-        record = _record(self.session, self.entry, self.jobs, manifest, source["hash"] if source else None)
+        record = self._record(tree, manifest, source["hash"] if source else None)
         record = _with_summary(record, tree, facts, _json(kept.get(SWEEP_FILE, b"")))
         if (job := worst_job(self.jobs)).outcome in {Outcome.FAILED, Outcome.CANCELLED}:
             diagnosis = diagnose_run(self.session, job, tree).as_dict()
@@ -89,6 +98,69 @@ class Recorder:
         (tree / RUN_FILE).write_text(record.as_json())
         write_sums(tree, manifest.sha256)
         return record
+
+    def _task(self, job: JobInfo, tree: Path) -> TaskRecord:
+        """Return the record of a job or of an array's task, with its attempts and restarts."""
+        task = TaskRecord.model_validate(job, from_attributes=True)
+        folder = tree / task.folder if task.number else tree
+        accounted = [attempt for attempt in self.attempts if attempt.task == job.task]
+        attempts = [*(_attempts(accounted) or attempts_in(folder) or _attempts([job]))]
+        # A job that was cancelled before it started again has no nodes.
+        if attempts and job.nodes:
+            attempts[-1] = attempts[-1].model_copy(update={"end_time": job.end_time})
+        first = attempts[0].start_time if attempts else job.start_time
+        nodes = attempts[-1].nodes if attempts else ()
+        restarts = tuple(restart.as_dict() for restart in restarts_in(folder))
+        facts = {"start_time": first, "nodes": job.nodes or nodes, "attempts": tuple(attempts)}
+        return task.model_copy(update={**facts, "interruptions": restarts})
+
+    def _record(self, tree: Path, manifest: Manifest, source: str | None) -> RunRecord:
+        jobs, head = self.jobs, worst_job(self.jobs)
+        tasks = tuple(self._task(job, tree) for job in jobs)
+        starts = [task.start_time for task in tasks if task.start_time is not None]
+        submits = [job.submit_time for job in (*self.attempts, *jobs) if job.submit_time is not None]
+        ends = [job.end_time for job in jobs if job.end_time is not None]
+        ended = all(job.ended for job in jobs)
+        start, end = min(starts, default=None), max(ends, default=None) if ended else None
+        elapsed_s = end - start if start is not None and end is not None else None
+        price = node_price(self.session.spec, head.partition)
+        shown = head if ended else next(job for job in jobs if not job.ended)
+        used = (attempt.nodes for task in tasks for attempt in task.attempts)
+        return RunRecord(
+            token=self.entry.token,
+            cluster=self.session.facts.cluster,
+            scheduler=self.session.spec.scheduler,
+            job_id=head.whole_id,
+            name=self.entry.name,
+            user=head.user,
+            partition=head.partition,
+            account=head.account,
+            state=shown.state.value,
+            final=ended,
+            tasks=tasks,
+            nodes=tuple(dict.fromkeys(chain(*used, *(job.nodes for job in jobs)))),
+            submit_time=min(submits, default=None),
+            start_time=start,
+            end_time=end,
+            elapsed_s=elapsed_s if tasks[0].number else tasks[0].elapsed_s,
+            price_per_hour=price,
+            cost_usd=round(price * node_hours(tasks), 6) if price is not None and ended else None,
+            collected_at=time.time(),
+            remote_dir=self.entry.remote_dir or "",
+            files=len(manifest.files),
+            bytes=sum(manifest.files.values()),
+            source=source,
+            skipped=manifest.skipped,
+        )
+
+
+def _attempts(jobs: Sequence[JobInfo]) -> list[AttemptRecord]:
+    """Return the attempts that had nodes. A job that was cancelled in the queue may have a start time too."""
+    return [
+        AttemptRecord.model_validate(job, from_attributes=True)
+        for job in jobs
+        if job.start_time is not None and job.nodes
+    ]
 
 
 def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunRecord:
@@ -98,8 +170,7 @@ def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunR
     submitted = {"args": args, "tags": tuple(dict.fromkeys(job.get("tag") or ())), "note": job.get("note")}
     submitted |= {key: facts[key] for key in ("replay_of", "of_failed") if key in facts}
     if not record.is_array:
-        tasks = [_with_restarts(task, tree) for task in record.tasks]
-        return record.model_copy(update={**submitted, "tasks": tuple(tasks), **vars(summarize(tree, args))})
+        return record.model_copy(update={**submitted, **vars(summarize(tree, args))})
     values, form = (sweep.pop("tasks"), sweep.get("form")) if isinstance(sweep, dict) else ([], None)
     tasks = []
     for task in record.tasks:
@@ -107,52 +178,8 @@ def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunR
         has_values = number.isdecimal() and int(number) < len(values)
         own = sweep_arguments(values[int(number)], form) if has_values else ()
         summary = summarize(folder, (*args, *own))
-        tasks.append(_with_restarts(task, folder).model_copy(update=vars(summary)))
+        tasks.append(task.model_copy(update=vars(summary)))
     return record.model_copy(update={**submitted, "tasks": tuple(tasks), "sweep": sweep})
-
-
-def _with_restarts(task: TaskRecord, folder: Path) -> TaskRecord:
-    told = tuple(restart.as_dict() for restart in restarts_in(folder))
-    return task.model_copy(update={"interruptions": told})
-
-
-def _record(
-    session: Session, entry: JobEntry, jobs: Sequence[JobInfo], manifest: Manifest, source: str | None
-) -> RunRecord:
-    head = worst_job(jobs)
-    starts = [job.start_time for job in jobs if job.start_time is not None]
-    ends = [job.end_time for job in jobs if job.end_time is not None]
-    ended = all(job.ended for job in jobs)
-    start, end = min(starts, default=None), max(ends, default=None) if ended else None
-    price = node_price(session.spec, head.partition)
-    tasks = tuple(TaskRecord.model_validate(job, from_attributes=True) for job in jobs)
-    shown = head if ended else next(job for job in jobs if not job.ended)
-    return RunRecord(
-        token=entry.token,
-        cluster=session.facts.cluster,
-        scheduler=session.spec.scheduler,
-        job_id=head.whole_id,
-        name=entry.name,
-        user=head.user,
-        partition=head.partition,
-        account=head.account,
-        state=shown.state.value,
-        final=ended,
-        tasks=tasks,
-        nodes=tuple(dict.fromkeys(node for job in jobs for node in job.nodes)),
-        submit_time=head.submit_time,
-        start_time=start,
-        end_time=end,
-        elapsed_s=end - start if start is not None and end is not None else None,
-        price_per_hour=price,
-        cost_usd=round(price * node_hours(tasks), 6) if price is not None and ended else None,
-        collected_at=time.time(),
-        remote_dir=entry.remote_dir or "",
-        files=len(manifest.files),
-        bytes=sum(manifest.files.values()),
-        source=source,
-        skipped=manifest.skipped,
-    )
 
 
 def _accounting(scheduler: Jobs, job_id: str, *, ended: bool) -> str | None:

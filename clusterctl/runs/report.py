@@ -335,12 +335,12 @@ def _scheduler_section(row: Row, facts: _Facts) -> Section:
         ("run", facts.began or record.start_time, facts.ended or record.end_time),
         ("exit, after the last metric", facts.ended, record.end_time),
     )
-    intervals = ((name, end - start) for name, start, end in moments if start and end)
-    spans = [(name, max(0.0, span)) for name, span in intervals if span > -_CLOCK_S]
+    spans = [(name, max(0.0, b - a)) for name, a, b in moments if a and b and b - a > -_CLOCK_S]
     bars = [Series(name, [(run.name, span)]) for name, span in spans]
     keys = "job state exit user cluster partition nodes elapsed cost".split()
     lines = [
         *((key, _shown(row.value(key), key)) for key in keys),
+        ("attempts", "; ".join(map(str, record.attempts if record.attempts[1:] else ()))),
         ("account", run.account),
         ("on", _listed(record.nodes)),
         *((name, f"{span:.1f} s") for name, span in spans),

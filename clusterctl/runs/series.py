@@ -23,9 +23,17 @@ from typing import Any, Final
 
 from clusterctl.errors import printable
 from clusterctl.runs.tensorboard import EventFiles
-from clusterctl.scheduler.attempts import EVENTS_FILE, Hang, Restart, events_of, hangs_of, restarts_of
+from clusterctl.scheduler.attempts import (
+    EVENTS_FILE,
+    Hang,
+    Restart,
+    events_of,
+    hangs_of,
+    restarts_of,
+    spans_of,
+)
 from clusterctl.scheduler.remote_logs import END, end_of
-from clusterctl.state.ledger import Metric, Value
+from clusterctl.state.ledger import AttemptRecord, Metric, Value
 from clusterctl.state.submissions import METRICS_FILE, SOURCE_FILE
 from clusterctl.transport.remote_open import open_file, read_json
 
@@ -102,6 +110,14 @@ def records(folder: Path) -> Iterator[Record]:
 def hangs_in(folder: Path) -> tuple[Hang, ...]:
     """Return the hangs of the job or array task with this folder of a collected run."""
     return hangs_of(events_of(end_of(str(folder), EVENTS_FILE, END)))
+
+
+def attempts_in(folder: Path) -> tuple[AttemptRecord, ...]:
+    """Return the attempts that the job or array task with this folder has recorded itself."""
+    spans = spans_of(events_of(end_of(str(folder), EVENTS_FILE, END)))
+    return tuple(
+        AttemptRecord(start_time=int(start), end_time=int(end), nodes=nodes) for start, end, nodes in spans
+    )
 
 
 def restarts_in(folder: Path) -> tuple[Restart, ...]:

@@ -168,9 +168,8 @@ def ending_of(events: Sequence[Event]) -> Ending:
         return Ending(state="CANCELLED", reason=_NEVER)
     start, later = _attempts(events)[-1]
     later = later if start else [*events]
-    nodes = tuple(_text({"name": node}, "name") for node in _list(start, "nodes"))
     facts: dict[str, Any] = {
-        "nodes": tuple(filter(None, nodes)),
+        "nodes": _nodes(start),
         "partition": _text(start, "partition"),
         "restarts": int(_number(start, "restarts") or 0),
         "started": _number(start, "time"),
@@ -198,6 +197,19 @@ def _state_by_slurm(start: Event, later: Sequence[Event]) -> str:
         until = _number(start, "until") or _LATEST
         return "TIMEOUT" if told[-1]["time"] >= until - _EARLY_S else "CANCELLED"
     return state if state in {*_BY_SLURM, "REQUEUED"} else ""
+
+
+def spans_of(events: Sequence[Event]) -> tuple[tuple[float, float, tuple[str, ...]], ...]:
+    """Return start, end and nodes of each attempt of a job, from its events.
+
+    The end is that of the last event, so an attempt that was killed may have ended later.
+    """
+    attempts = [(start, later) for start, later in _attempts(events) if start]
+    return tuple((start["time"], [start, *later][-1]["time"], _nodes(start)) for start, later in attempts)
+
+
+def _nodes(start: Event) -> tuple[str, ...]:
+    return tuple(filter(None, (_text({"name": node}, "name") for node in _list(start, "nodes"))))
 
 
 def hangs_of(events: Sequence[Event]) -> tuple[Hang, ...]:
@@ -258,7 +270,7 @@ def _restart(number: int, start: Event, later: Sequence[Event], following: Event
     hang = next((hang for hang, _ in _hangs(later) if hang.ended_job), None)
     end = _last(later, "end") or requeue
     status = _number(end, "status")
-    nodes = tuple(_text({"name": node}, "name") for node in _list(start, "nodes"))
+    nodes = _nodes(start)
     return Restart(
         number=int(_number(following, "restarts") or number),
         cause=_cause(_failure(later, following), requeue, hang, status, nodes),

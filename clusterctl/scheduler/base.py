@@ -459,6 +459,10 @@ class Jobs(Protocol):
         """Return a job's accounting record as JSON, or None on a cluster without accounting."""
         return None
 
+    def attempts(self, job_id: str) -> tuple[JobInfo, ...]:
+        """Return all attempts of a job and of an array's tasks, in order; () without accounting."""
+        return ()
+
     def accounting_failure(self) -> str:
         """Return why the accounting does not answer; "" if it answers or the cluster has no accounting."""
         return ""

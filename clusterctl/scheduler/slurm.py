@@ -358,6 +358,11 @@ class SlurmClient(Jobs):
             return answer
         raise SlurmError("sacct's answer is not valid JSON", code="slurm-answer-garbled", why=answer[-200:])
 
+    def attempts(self, job_id: str) -> tuple[JobInfo, ...]:
+        self.check_id(job_id)
+        # Slurm's accounting may also have jobs of this id from before its numbers began again.
+        return () if self.no_accounting else self._accounted(f"--jobs={job_id}", "--duplicates")
+
     def accounting_failure(self) -> str:
         if self.no_accounting:
             return ""

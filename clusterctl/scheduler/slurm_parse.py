@@ -157,7 +157,10 @@ def _accounted(record: _Record) -> Iterator[JobInfo]:
     number, tasks = _accounted_id(record)
     columns = "JobName User Submit Start End ExitCode Timelimit"
     tres = _text(record, "AllocTRES") or _text(record, "ReqTRES")
-    yield from (_job(record, columns, number=number, task=task, tres=tres) for task in tasks)
+    for task in tasks:
+        job = _job(record, columns, number=number, task=task, tres=tres)
+        # An attempt of a requeued job has ended, although the job has not.
+        yield replace(job, end_time=_time(record["End"])) if job.state is JobState.REQUEUED else job
 
 
 def _accounted_id(record: _Record) -> tuple[int, Sequence[int | None]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict  # until Python 3.12
 
 from clusterctl.errors import CollectError
+from clusterctl.spec.units import format_duration
 from clusterctl.state.submissions import RUN_FILE, UNCHANGED
 
 
@@ -73,9 +75,31 @@ class SweepRecord(TypedDict, total=False):
     goal: str | None
 
 
+class AttemptRecord(_Stored):
+    """A time in which a job had its nodes: from a start to the next requeue or the end. Unix seconds."""
+
+    start_time: Time
+    end_time: Time | None = None
+    nodes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return a text such as ``2026-11-27 09:30:00 UTC on 2 nodes for 42s``."""
+        start = datetime.fromtimestamp(self.start_time, UTC)
+        lasted = "" if self.end_time is None else f" for {format_duration(self.seconds)}"
+        return f"{start:%Y-%m-%d %H:%M:%S} UTC on {len(self.nodes)} node{'s'[: len(self.nodes) != 1]}{lasted}"
+
+    @property
+    def seconds(self) -> int:
+        """Duration; 0 if the attempt has not ended."""
+        return max(0, self.end_time - self.start_time) if self.end_time is not None else 0
+
+
 class TaskRecord(_Stored):
     """The final state of a job, or of a task of a job array. Times are Unix seconds.
 
+    nodes: those of the last attempt. start_time: of the first attempt. end_time: of the job.
+    attempts: one per start, so several for a job that was requeued. Empty: the job has not started, or an
+        earlier version collected it.
     interruptions: the job's restarts, as `clusterctl jobs ID -o json` shows them.
     """
 
@@ -90,6 +114,22 @@ class TaskRecord(_Stored):
     config: dict[str, Value] = {}
     metrics: dict[str, Metric] = {}
     interruptions: tuple[dict[str, Any], ...] = ()
+    attempts: tuple[AttemptRecord, ...] = ()
+
+    @property
+    def known_attempts(self) -> tuple[AttemptRecord, ...]:
+        """The attempts; for a record of an earlier version the last attempt."""
+        if self.attempts or self.start_time is None:
+            return self.attempts
+        last = AttemptRecord(start_time=self.start_time, end_time=self.end_time, nodes=self.nodes)
+        return (last,)
+
+    @property
+    def elapsed_s(self) -> int | None:
+        """Seconds of all attempts together; None before the first start or the last end."""
+        attempts = self.known_attempts
+        is_over = bool(attempts) and attempts[-1].end_time is not None
+        return sum(attempt.seconds for attempt in attempts) if is_over else None
 
     @property
     def number(self) -> str:
@@ -102,9 +142,9 @@ class TaskRecord(_Stored):
 
 
 def node_hours(tasks: Iterable[TaskRecord]) -> float:
-    """Return the tasks' node-hours. A node shared with other jobs counts in full, an unfinished task as 0."""
-    times = ((task.start_time, task.end_time, len(task.nodes)) for task in tasks)
-    return sum(count * (end - start) for start, end, count in times if start and end) / 3600
+    """Return the tasks' node-hours in all attempts. A shared node counts in full, an unfinished one as 0."""
+    attempts = (attempt for task in tasks for attempt in task.known_attempts)
+    return sum(len(attempt.nodes) * attempt.seconds for attempt in attempts) / 3600
 
 
 class Skipped(_Stored):
@@ -133,7 +173,7 @@ class RunRecord(_Stored):
     state: Slurm's job state; for an array, the state of the worst task.
     final: False if the job was still running when it was collected.
     submit_time, start_time, end_time, collected_at: Unix seconds.
-    elapsed_s: seconds from the first start of a task to the last end.
+    elapsed_s: seconds of all attempts together; for an array, from the first start of a task to the last end.
     price_per_hour: price of a node in USD. cost_usd: cost of all nodes of all tasks.
     source: hash of the job's input files, as in source.json.
     diagnosis: why the job failed or was cancelled.
@@ -184,6 +224,11 @@ class RunRecord(_Stored):
     def not_here(self) -> list[Skipped]:
         """The files and folders in ``skipped``, without submitted files that this machine has anyway."""
         return [skipped for skipped in self.skipped if skipped.reason != UNCHANGED]
+
+    @property
+    def attempts(self) -> tuple[AttemptRecord, ...]:
+        """The attempts of a job; () for an array, whose tasks have attempts of their own."""
+        return () if self.is_array or not self.tasks else self.tasks[0].attempts
 
     @property
     def is_array(self) -> bool:

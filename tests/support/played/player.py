@@ -140,9 +140,13 @@ def sacct(argv: list[str], state: dict[str, Any]) -> None:
         jobs = [{"job_id": int(i), "state": {"current": job["state"]}} for i, job in rows(state, argv)]
         say(json.dumps({"jobs": jobs, "errors": []}))
         return
-    for job_id, job in rows(state, argv):
+    found = rows(state, argv)
+    if "--duplicates" in argv:
+        # A requeued job has a record for each attempt; without the option, sacct shows the last (sacct(1)).
+        found = [(i, attempt) for i, job in found for attempt in (*job.get("attempts", ()), job)]
+    for job_id, job in found:
         times = [str(job.get(key, "Unknown")) for key in ("submit", "start", "end")]
-        nodes = "n1" if "start" in job else "None assigned"
+        nodes = job.get("nodes", "n1" if "start" in job else "None assigned")
         fields = [job_id, job_id, *common(job), "None", f"{job['code']}:{job['signal']}", nodes, *times]
         fields += ["UNLIMITED", "", "cpu=1,mem=1G,node=1", job["dir"], job["comment"]]
         say_record(argv, fields)

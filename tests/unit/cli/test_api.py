@@ -236,7 +236,9 @@ def test_columns_of_one_name_and_of_several_kinds(tmp_path: Path) -> None:
     config = {"nodes": 3, "loss": "mse", "lr": 0.1, "depth": 2, "amp": True, "huge": 10**400}
     made_run(out, 1, config=config, metrics=[{"loss": 0.5}])
     other = {"lr": 1, "depth": "auto", "loss": "l1", "huge": 1, "amp": None}
-    made_run(out, 2, config=other, metrics=[{"nodes": 4.0, "loss.min": 7.0}], submit_time=1 << 40, end_time=5)
+    made_run(
+        out, 2, config=other, metrics=[{"nodes": 4.0, "loss.min": 7.0}], submit_time=1 << 40, elapsed_s=None
+    )
     second, first = clusterctl.frame(clusterctl.list_runs(folders=[out])).to_dicts()
     assert (first["nodes"], first["config.nodes"], second["metric.nodes"]) == (1, 3, 4.0)
     assert (first["loss"], first["metric.loss"], second["loss"]) == ("mse", 0.5, "l1")

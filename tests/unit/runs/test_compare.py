@@ -60,7 +60,10 @@ def differences(out: Path, a: dict[str, Any], b: dict[str, Any]) -> dict[tuple[s
         ({"metrics": [READ, {"loss": 1.5}]}, {("data", "bytes"), ("data", "sha256.a.b.c.d.txt")}),
         ({"metrics": [{**READ, "data": [1]}, {"loss": 1.5}]}, {}),
         ({"metrics": [{"loss": 1.25}]}, {("result", "loss"): (1.5, 1.25)}),
-        ({"state": "FAILED", "elapsed_s": 9}, {("result", "state"): ("COMPLETED", "FAILED")}),
+        (
+            {"state": "FAILED", "elapsed_s": 9},
+            {("result", "state"): ("COMPLETED", "FAILED"), ("result", "elapsed"): (60, 9)},
+        ),
         ({"cluster": "other"}, {("job", "cluster"): ("demo", "other")}),
         (
             {"job": {"script": "/elsewhere/train.py", "nodes": 4, "env": {"SEED": "2"}, "mem": None}},
@@ -174,7 +177,7 @@ def test_losses_of_arrays_are_those_of_each_task(tmp_path: Path) -> None:
 def test_a_task_of_a_sweep_and_its_replay_differ_in_nothing(tmp_path: Path) -> None:
     job = {"nodes": 1, "array": "0-1", "sweep": {"grid": {"lr": ["1", "2"]}}}
     task = {"id": "1_1", "state": "COMPLETED", "exit_code": 0, "config": {"lr": 2, "base": 7}}
-    swept = made_run(tmp_path, 1, args=["--base", "7"], job=job, tasks=[task], end_time=None, cost_usd=None)
+    swept = made_run(tmp_path, 1, args=["--base", "7"], job=job, tasks=[task], cost_usd=None)
     alone = {"nodes": 1, "array": None, "sweep": None, "env": {"SWEEP_LR": "2"}}
-    again = made_run(tmp_path, 2, args=["--base", "7", "--lr", "2"], job=alone, end_time=None)
+    again = made_run(tmp_path, 2, args=["--base", "7", "--lr", "2"], job=alone, elapsed_s=None)
     assert compare(Row(swept).tasks[0], Row(again)) == ()

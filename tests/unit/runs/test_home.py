@@ -17,6 +17,7 @@ from clusterctl.cli.collect import not_brought_home
 from clusterctl.errors import CollectError, SchedulerError, UnreachableError, UsageError
 from clusterctl.runs.collect import collect, collect_runs
 from clusterctl.runs.fetch import ALL, Selection
+from clusterctl.runs.find import Row
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
@@ -106,6 +107,55 @@ def test_all_nodes_of_all_tasks_are_paid_for() -> None:
         TaskRecord(id="7_3", state="CANCELLED", nodes=(), start_time=None, end_time=2800),
     ]
     assert node_hours(tasks) == 2.5
+
+
+def test_all_attempts_of_a_requeued_job_count(session, cluster, tmp_path, out):
+    """Also if the job was cancelled before it started again, and not those of an earlier job with its id."""
+    for cancelled, elapsed, usd in ((False, 90, 0.1), (True, 60, 0.0833333)):
+        job_id = finished(session, cluster, tmp_path, "true")
+        job = cluster.job(job_id)
+        start = job["start"]
+        first = {**job, "state": "REQUEUED", "submit": start - 200, "start": start - 100, "end": start - 40}
+        first["nodes"] = "n[1-5]"
+        with cluster.state() as state:
+            end = {"state": "CANCELLED", "nodes": "None assigned"} if cancelled else {"nodes": "n[2-3]"}
+            state["jobs"][job_id] |= end | {
+                "end": start + (0 if cancelled else 30),
+                "attempts": [{**first, "dir": "/other", "start": 1, "end": 9}, first],
+                "forgotten": True,
+            }
+        (run,) = collect(priced(session, 1.0), [job_id], out=out)
+        assert [(a.start_time, a.end_time, len(a.nodes)) for a in run.attempts] == [
+            (start - 100, start - 40, 5),
+            *([] if cancelled else [(start, start + 30, 2)]),
+        ]
+        assert (run.submit_time, run.start_time, run.elapsed_s) == (start - 200, start - 100, elapsed)
+        assert Row(run).value("elapsed") == elapsed
+        assert node_hours(run.tasks) == pytest.approx(usd)
+        assert run.cost_usd == pytest.approx(usd, abs=1e-4)
+        assert run.nodes == ("n1", "n2", "n3", "n4", "n5")
+        assert run.tasks[0].nodes == (run.nodes if cancelled else ("n2", "n3"))
+        assert RunRecord.load(run.directory) == run
+
+
+def test_attempts_without_accounting_are_those_of_the_job_itself(session, cluster, tmp_path, out):
+    events = (
+        {"time": 1000.0, "event": "start", "nodes": ["n1", "n2"]},
+        {"time": 1060.5, "event": "end", "status": 3},
+        {"time": 1061.0, "event": "requeue", "reason": "failed"},
+        {"time": 2000.0, "event": "start", "restarts": 1, "nodes": ["n1"]},
+        {"time": 2030.0, "event": "end", "status": 0},
+    )
+    lines = "\n".join(map(json.dumps, events))
+    job_id = finished(session, cluster, tmp_path, f"cat >../job.events <<'END'\n{lines}\nEND")
+    cluster.change(job_id, forgotten=True)
+    quick = cluster.session(patience_s=0.0)
+    quick.slurm.no_accounting, quick.slurm.ledger = "closed", session.ledger
+    (run,) = collect(quick, [job_id], out=out)
+    assert [(a.start_time, a.end_time, a.nodes) for a in run.attempts] == [
+        (1000, 1061, ("n1", "n2")),
+        (2000, run.end_time, ("n1",)),
+    ]
 
 
 HOSTILE = """cd ..
@@ -299,7 +349,9 @@ def test_a_job_that_slurm_knows_no_more_comes_home_all_the_same(session, cluster
     with cluster.state() as state:
         del state["jobs"][purged]
     (run,) = collect(session, out=out)
-    assert (run.job_id, run.state, run.final, run.nodes) == (purged, "PURGED", True, ())
+    assert (run.job_id, run.state, run.final) == (purged, "PURGED", True)
+    # The job has recorded its start itself.
+    assert (run.nodes, len(run.attempts)) == (("n1",), 1)
     assert (run.directory / "stdout.log").read_text() == "a\n"
     assert collect(session, out=out) == ()
     assert sorted(path.name for path in out.iterdir()) == ["demo-1-a", "demo-2-b"]

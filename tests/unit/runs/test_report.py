@@ -155,7 +155,7 @@ def test_a_straggler_is_named(tmp_path: Path) -> None:
     [
         ("FAILED", {"diagnosis": {"job_id": "1", "cause": "out of memory", "fix": "--mem", "lines": ["x"]}},
          "out of memory; fix: --mem"),
-        ("CANCELLED", {"end_time": None}, "CANCELLED on 2 nodes"),
+        ("CANCELLED", {"elapsed_s": None}, "CANCELLED on 2 nodes"),
         ("NODE_FAIL", {}, "NODE_FAIL after 1m on 2 nodes"),
         ("RUNNING", {"final": False, "end_time": None}, "RUNNING when it was collected"),
     ],
