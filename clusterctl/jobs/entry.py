@@ -130,7 +130,7 @@ def _write(session: Session, entry: Entry) -> None:
         _make_key(folder / name)
     host_key, key = (folder / "host_key").read_bytes(), (folder / "key.pub").read_text().strip()
     program = [_SSHD, "sshd", str(len(host_key)), key]
-    command = ["sh", "-c", _ENTER, "enter", entry.job_id, *program]
+    command = ["sh", "-c", _ENTER, "enter", *session.slurm.slurm_ids([entry.job_id]), *program]
     line, script = wrap_command(command, path=facts.slurm_path)
     # The command on the login node is the first part of its input. The host key, a secret, follows.
     write_atomic(folder / "input", script + host_key)

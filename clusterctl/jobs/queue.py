@@ -132,15 +132,19 @@ def list_jobs(session: Session, most: int | None = None) -> Listing:
     resolve_submissions(session.scheduler, session.ledger)
     entries = session.ledger.entries()
     refused = {entry.token for entry in entries if entry.refused}
-    jobs = tuple(job for job in session.scheduler.own_jobs() if job.token not in refused)
-    listed = {job.whole_id for job in jobs}
+    queued = (job for job in session.scheduler.own_jobs() if job.token not in refused)
+    by_id = {job.id: job for job in queued}
+    listed = {job.whole_id for job in by_id.values()}
+    # The queue may have forgotten tasks of an array.
+    arrays = dict.fromkeys(job.whole_id for job in by_id.values() if job.task is not None)
     others = [e.job_id for e in entries if e.job_id and e.job_id not in listed and e.lost_to is None]
     queried, unlisted = others[-most:] if most else others, 0
     try:
-        jobs += session.scheduler.jobs(queried)
+        by_id |= {job.id: job for job in session.scheduler.jobs([*queried, *arrays])}
     except AccountingAwayError as exc:
-        jobs, unlisted = jobs + exc.queued, len(_missing(others, exc.queued))
-    jobs = tuple(sorted(jobs, key=lambda job: (-job.number, job.task or 0)))
+        by_id |= {job.id: job for job in exc.queued}
+        unlisted = len(_missing(others, exc.queued))
+    jobs = tuple(sorted(by_id.values(), key=lambda job: (-job.number, job.task or 0)))
     ids = list(dict.fromkeys(job.whole_id for job in jobs))
     recent = {*ids[:most]}
     shown = tuple(job for job in jobs if job.whole_id in recent or not job.ended)

@@ -25,6 +25,7 @@ from clusterctl.jobs.submit import (
 )
 from clusterctl.scheduler.base import Outcome, worst_job
 from clusterctl.scheduler.partition import partition_name, partition_of, reject_long_script
+from clusterctl.scheduler.parts import most_tasks, tasks_of
 from clusterctl.scheduler.script import (
     Environment,
     array_of,
@@ -233,7 +234,7 @@ def _with_open_dependencies(session: Session, job: JobSpec) -> JobSpec:
         job_id, _, end = dependency.partition(":")
         needed = known_jobs(session, [job_id])
         if not all(job.ended for job in needed):
-            remaining.append(dependency)
+            remaining += [f"{slurm_id}:{end}".rstrip(":") for slurm_id in session.slurm.slurm_ids([job_id])]
         elif end != "any" and ((worst := worst_job(needed)).outcome is Outcome.COMPLETED) == (end == "notok"):
             raise UsageError(
                 f"--after {dependency} can never be satisfied: job {job_id} ended as {worst.state}",
@@ -257,19 +258,28 @@ def _reject_excluded_nodes(facts: ClusterFacts, job: JobSpec) -> None:
 
 
 def _reject_large_array(facts: ClusterFacts, job: JobSpec) -> None:
-    """Raise UsageError if an index of the job's array is above Slurm's limit, which Slurm does not name."""
+    """Raise UsageError if the job's array has too many tasks, or an index above Slurm's limit."""
     indices = array_of(job, UserScript.read(job.script) if job.script is not None else None)
     # Without the step of a range, and the number of tasks at a time.
     highest = max(map(int, re.findall(r"(?<![:\d])\d+", indices.partition("%")[0])), default=0)
-    if indices and facts.has_slurm and highest >= facts.max_array:
+    limit = most_tasks(facts.max_array) if facts.is_foreign else facts.max_array
+    if indices and facts.has_slurm and highest >= limit:
         raise UsageError(
-            f"the array {indices} has an index above {facts.max_array - 1}",
+            f"the array {indices} has an index above {limit - 1}",
             code="array-too-large",
             why=f"MaxArraySize of the cluster's Slurm is {facts.max_array}",
-            fix=f"submit several arrays or sweeps, each of at most {facts.max_array} tasks"
+            fix=f"submit several arrays or sweeps, each of at most {limit} tasks"
             if facts.is_foreign
             else "submit several arrays, or raise the limit in the spec, as in "
             f"`slurm: {{extra: [MaxArraySize={highest + 1}]}}`, and run `clusterctl up`",
+        )
+    count = len(tasks_of(indices))
+    if facts.max_submit is not None and count > facts.max_submit and job.account == (facts.account or None):
+        raise UsageError(
+            f"the array {indices} has {count} tasks",
+            code="too-many-tasks",
+            why=f"your account may have {facts.max_submit} jobs in Slurm's queue (MaxSubmitJobs)",
+            fix=f"submit arrays or sweeps of at most {facts.max_submit} tasks, or use another --account",
         )
 
 

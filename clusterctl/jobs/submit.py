@@ -31,9 +31,11 @@ from clusterctl.scheduler.base import JobRequest
 from clusterctl.scheduler.first import First
 from clusterctl.scheduler.mpirun_script import render_mpirun_script, with_nodes
 from clusterctl.scheduler.partition import partition_name
+from clusterctl.scheduler.parts import Part, parts_of
 from clusterctl.scheduler.script import (
     PLAIN,
     Environment,
+    array_of,
     render_script,
     resource_options,
 )
@@ -330,14 +332,39 @@ class Submitter:
             # With Slurm, the script has the remaining options.
             if not session.facts.has_slurm:
                 request = with_nodes(request, session.facts, job)
-            job_id = session.scheduler.submit(request)
+            if parts := parts_of(array_of(job, script), session.facts.max_array):
+                return self._submit_parts(request, entry, parts)
+            return self._submit_whole(request, entry)
         except (SchedulerError, UnreachableError):
             # After an AnswerLostError the job may have been submitted, so it is not handled here.
             session.ledger.update(entry, refused=True)
             remove_folder((session.transport, *session.transports_of_partition(None)), folder)
             raise
-        session.ledger.update(entry, job_id=job_id)
+
+    def _submit_whole(self, request: JobRequest, entry: JobEntry) -> str:
+        job_id = self.session.scheduler.submit(request)
+        self.session.ledger.update(entry, job_id=job_id)
         return job_id
+
+    def _submit_parts(self, request: JobRequest, entry: JobEntry, parts: Sequence[Part]) -> str:
+        """Submit the parts of an array, and return its id. No part starts before Slurm has all parts."""
+        session, ids = self.session, list[str]()
+        for number, part in enumerate(parts):
+            row = replace(entry, token=f"{entry.token}p{number}", part_of=entry.token) if number else entry
+            row = session.ledger.add(replace(row, offset=part.offset))
+            after = (f"--dependency=afterany:{ids[-1]}",) if part.in_turn and ids else ()
+            more, arguments = (*part.options, *after), part.arguments
+            of_part = replace(request, token=row.token, more=more, arguments=arguments)
+            try:
+                ids.append(self._submit_whole(of_part, row))
+            except (SchedulerError, UnreachableError):
+                session.ledger.update(row, refused=True)
+                if ids:
+                    session.scheduler.cancel([ids[0]])
+                raise
+        if not any(given.own_name == "--hold" for given in request.directives):
+            session.slurm.release(ids)
+        return ids[0]
 
 
 def remove_folder(transports: Sequence[Transport], folder: str) -> None:

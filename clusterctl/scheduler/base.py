@@ -277,8 +277,8 @@ class NodeInfo:
 class StepInfo:
     """A job step in Slurm's accounting. The first step is the job itself.
 
-    cancelled_by: uid of the user that cancelled the step, or "". peak: largest memory of a task, in bytes.
-    peak_host: node of that task.
+    cancelled_by: uid of the user that cancelled the step, or "".
+    peak, peak_host: largest memory of a task, in bytes, and its node.
     """
 
     id: str
@@ -292,8 +292,8 @@ class JobRequest:
     """A job to submit. folder: the job's folder on the cluster. script: name of the job script in it.
 
     submitted_at: Unix seconds by the local clock.
-    directives: the options in the #SBATCH lines of the user's script, which an error names.
-    options: the options that ask for resources, in the script and of flags, for the same error.
+    directives, options: of the user's script and of flags, which an error names.
+    more, arguments: further options of sbatch, and arguments of the script.
     nodes, limit_s (0: no limit): used only on clusters without a scheduler. Slurm reads them in the script.
     """
 
@@ -307,12 +307,13 @@ class JobRequest:
     submitted_at: float = 0.0
     directives: tuple[Request, ...] = ()
     options: tuple[str, ...] = ()
+    more: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
 
 
 class AccountingAwayError(SchedulerError):
-    """Slurm's accounting (slurmdbd) did not answer. The same command may succeed later.
-
-    queued: the requested jobs that the queue has. The accounting has all jobs.
+    """Slurm's accounting did not answer. A later command may succeed. queued: the requested jobs that
+    the queue has.
     """
 
     code = "accounting-away"

@@ -13,10 +13,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from ClusterShell.RangeSet import RangeSet, RangeSetException
+from ClusterShell.RangeSet import RangeSetException
 
 from clusterctl.scheduler.attempts import Ending, ending_of, events_of
 from clusterctl.scheduler.base import AccountingAwayError, JobInfo, JobState, Outcome, comment_of
+from clusterctl.scheduler.parts import tasks_of
 from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.util.progress import Clock
@@ -181,5 +182,5 @@ def _tasks(script: bytes) -> Sequence[int]:
     """Return the numbers of the tasks of an array, from the last such option in the job's script."""
     options = _ARRAY.findall(script)
     with suppress(RangeSetException, ValueError):
-        return [int(task) for task in RangeSet(options[-1].decode().replace(":", "/"))] if options else []
+        return tasks_of(options[-1].decode()) if options else []
     return []

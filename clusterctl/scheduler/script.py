@@ -307,7 +307,7 @@ def render_script(
         *watch_options(job, interval_s),
         *(["--requeue"] if job.requeue else []),
         *([f"--chain={job.chain}"] if job.chain is not None else []),
-        *(["--array"] if has_tasks else []),
+        *(['--array="$own"'] if has_tasks else []),
         *(["--sweep"] if job.sweep is not None else []),
     ]
     return render(

@@ -187,7 +187,7 @@ def resolve_submissions(scheduler: Jobs, ledger: Ledger) -> None:
     A submission stays unresolved if the job is not in the queue and the accounting does not answer.
     Then choose among the jobs of `submit --first`.
     """
-    for entry in ledger.entries():
+    for entry in ledger.entries_and_parts():
         if entry.job_id is None and not entry.refused:
             try:
                 job = scheduler.by_token(entry.token, entry.submitted_at)

@@ -38,6 +38,7 @@ from clusterctl.scheduler.base import (
     find_lost_job,
     retry,
 )
+from clusterctl.scheduler.parts import SplitArrays
 from clusterctl.scheduler.records import recorded_job, recorded_jobs, with_comments
 from clusterctl.scheduler.refusals import Asked
 from clusterctl.scheduler.slurm_parse import PartitionInfo, fold_nodes
@@ -151,8 +152,9 @@ class SlurmClient(Jobs):
             self.check_id(job_id)
         if not ids:
             return ()
-        option = "--jobs=" + ",".join(ids)
-        found_jobs = tuple(job for job in self._queued(option, nothing=_UNKNOWN_ID) if job.number)
+        found_jobs = tuple(
+            job for job in self._queued(self._jobs_option(*ids), nothing=_UNKNOWN_ID) if job.number
+        )
         # squeue soon forgets ended tasks of an array that is still running, so also ask sacct for arrays.
         complete = {str(job.number) for job in found_jobs if job.task is None} | {
             job.id for job in found_jobs
@@ -180,7 +182,7 @@ class SlurmClient(Jobs):
     def _ended(self, ids: Sequence[str]) -> Sequence[JobInfo]:
         """Return jobs from the accounting or, without it, from their own records."""
         try:
-            return self._accounted("--jobs=" + ",".join(ids))
+            return self._accounted(self._jobs_option(*ids))
         except AccountingAwayError as exc:
             numbers = [job_id.partition("_")[0] for job_id in ids]
             jobs = recorded_jobs(self.transport, self.ledger, numbers) if self.ledger is not None else ()
@@ -202,7 +204,8 @@ class SlurmClient(Jobs):
         separator: str = slurm_parse.new_separator()
         queue = [*slurm_parse.SQUEUE.command(separator), *options]
         rows, jobs = self._ask_all([query.command(separator), queue])
-        return query.parse(rows, separator), _sorted(slurm_parse.SQUEUE.parse(jobs, separator))
+        own = self._arrays().renumbered(slurm_parse.SQUEUE.parse(jobs, separator))
+        return query.parse(rows, separator), _sorted(own)
 
     def own_jobs(self) -> tuple[JobInfo, ...]:
         return _sorted(self._queued("--me"))
@@ -230,10 +233,11 @@ class SlurmClient(Jobs):
         # Appended logs survive a requeue. A second sbatch in the folder, by hand, truncates them.
         comment = comment_of(request.token)
         asked = Asked(request.options, request.directives, self.is_foreign, not self.no_accounting)
-        options = (f"--comment={comment}", f"--chdir={request.folder}", "--open-mode=append")
+        options = (f"--comment={comment}", f"--chdir={request.folder}", "--open-mode=append", *request.more)
         for tries_left in (1, 0):
             try:
-                return self.sbatch(request.folder, request.script, *options, asked=asked)
+                script, arguments = request.script, request.arguments
+                return self.sbatch(request.folder, script, *options, arguments=arguments, asked=asked)
             except (SlurmAwayError, UnreachableError, AnswerLostError) as exc:
                 was_not_sent = _NOT_SENT.search(exc.why) and not _ON_ITS_WAY.search(exc.why)
                 # Unless the request was certainly not sent, sbatch may still be working on it.
@@ -259,7 +263,18 @@ class SlurmClient(Jobs):
             host=self.transport.host,
         )
 
-    def sbatch(self, folder: str, script: str, *options: str, asked: Asked = _NOTHING) -> str:
+    def release(self, ids: Sequence[str]) -> None:
+        """Let jobs start that were submitted with --hold. ids: of Slurm."""
+        self._ask(["scontrol", "release", ",".join(ids)])
+
+    def sbatch(
+        self,
+        folder: str,
+        script: str,
+        *options: str,
+        arguments: Sequence[str] = (),
+        asked: Asked = _NOTHING,
+    ) -> str:
         """Submit a script from its folder and return the job's id. asked: the options in it, for a refusal.
 
         Raises:
@@ -269,7 +284,7 @@ class SlurmClient(Jobs):
             AnswerLostError: sbatch succeeded, but did not print a job id.
         """
         result = self.transport.run(
-            ["sh", "-c", _SBATCH, "sh", folder, "--parsable", *options, "--", script], check=False
+            ["sh", "-c", _SBATCH, "sh", folder, "--parsable", *options, "--", script, *arguments], check=False
         )
         if result.rc != 0:
             if _AWAY.search(result.stderr):
@@ -293,6 +308,7 @@ class SlurmClient(Jobs):
     def cancel(self, ids: Sequence[str]) -> Mapping[str, ClusterctlError]:
         for job_id in ids:
             self.check_id(job_id)
+        ids = self.slurm_ids(ids)
         self._forbid_requeue(ids)
         try:
             self._ask(["scancel", *ids])
@@ -301,9 +317,9 @@ class SlurmClient(Jobs):
             if not refusals:
                 raise
             return {
-                job_id: SlurmError(f"job {job_id} can't be cancelled", code="job-not-cancelled", why=reason)
+                own_id: SlurmError(f"job {own_id} can't be cancelled", code="job-not-cancelled", why=reason)
                 for job_id, reason in refusals.items()
-                if not _ENDED_MEANWHILE.search(reason)
+                if (own_id := self._arrays().own_id(job_id)) and not _ENDED_MEANWHILE.search(reason)
             }
         return {}
 
@@ -319,7 +335,7 @@ class SlurmClient(Jobs):
                 self._forbid_requeue([job_id])
 
     def run_in_job(self, job: JobInfo, argv: Sequence[str]) -> Result:
-        step = [*_STEP, f"--jobid={job.id}", f"--nodelist={job.nodes[0]}"]
+        step = [*_STEP, f"--jobid={self.slurm_ids([job.id])[0]}", f"--nodelist={job.nodes[0]}"]
         return self.transport.run([*step, *argv], timeout_s=_STEP_S, check=False)
 
     def steps(self, job_id: str) -> tuple[StepInfo, ...]:
@@ -327,7 +343,7 @@ class SlurmClient(Jobs):
         return (
             ()
             if self.no_accounting
-            else self._query(slurm_parse.STEPS, f"--jobs={job_id}", patience_s=_ACCOUNTING_S)
+            else self._query(slurm_parse.STEPS, self._jobs_option(job_id), patience_s=_ACCOUNTING_S)
         )
 
     def lost_nodes(self, job: JobInfo) -> Mapping[str, str]:
@@ -352,7 +368,7 @@ class SlurmClient(Jobs):
         self.check_id(job_id)
         if self.no_accounting:
             return None
-        answer = self._ask(["sacct", "--json", f"--jobs={job_id}"], env={}, patience_s=_ACCOUNTING_S)
+        answer = self._ask(["sacct", "--json", self._jobs_option(job_id)], env={}, patience_s=_ACCOUNTING_S)
         with suppress(ValueError):
             json.loads(answer)
             return answer
@@ -371,8 +387,19 @@ class SlurmClient(Jobs):
         silent = f"no answer to sacctmgr for {_PING_S} s"
         return "" if result.rc == 0 else result.stderr.strip() or silent
 
+    def slurm_ids(self, ids: Sequence[str]) -> list[str]:
+        """Return Slurm's ids of jobs: several of an array that Slurm has in parts."""
+        return self._arrays().slurm_ids(ids)
+
+    def _jobs_option(self, *ids: str) -> str:
+        return "--jobs=" + ",".join(self.slurm_ids(ids))
+
+    def _arrays(self) -> SplitArrays:
+        # clusterctl's own clusters take arrays of any size.
+        return SplitArrays.of(self.ledger) if self.is_foreign and self.ledger is not None else SplitArrays({})
+
     def _queued(self, *options: str, nothing: re.Pattern[str] | None = None) -> tuple[JobInfo, ...]:
-        return self._query(slurm_parse.SQUEUE, *options, nothing=nothing)
+        return self._arrays().renumbered(self._query(slurm_parse.SQUEUE, *options, nothing=nothing))
 
     def _accounted(self, *options: str) -> tuple[JobInfo, ...]:
         reason = self.no_accounting
@@ -381,7 +408,7 @@ class SlurmClient(Jobs):
                 # Without an answer, jobs may have records of their own.
                 patience_s = None if self.ledger is None else _ACCOUNTING_S
                 jobs = self._query(slurm_parse.SACCT, *options, patience_s=patience_s)
-                return with_comments(self.ledger, jobs)
+                return self._arrays().renumbered(with_comments(self.ledger, jobs))
         except SlurmAwayError:
             raise
         except SlurmError as exc:

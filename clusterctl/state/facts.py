@@ -47,6 +47,7 @@ class ClusterFacts:
         python, glibc_minor: release of the Python of jobs, such as 3.11, and glibc 2.``glibc_minor`` of the
             nodes. "": those of the hosts' distribution.
         max_array: Slurm's MaxArraySize; indices of job arrays are lower.
+        max_submit: how many jobs of ``account`` Slurm's queue takes. None: unknown, or any number.
         provider: the type of provider in the spec. "" if these properties were read from a spec.
         no_accounting: why Slurm has no accounting that the job user may read. "": it has.
         account, qos: of jobs that name none. "": Slurm's defaults.
@@ -69,6 +70,7 @@ class ClusterFacts:
     python: str = ""
     glibc_minor: int = 0
     max_array: int = MAX_ARRAY_SIZE
+    max_submit: int | None = None
     provider: str = ""
     no_accounting: str = ""
     is_foreign: bool = False
@@ -112,6 +114,7 @@ def _facts_of_record(record: dict[str, Any]) -> ClusterFacts:
         python=record.get("python", ""),
         glibc_minor=record.get("glibc_minor", 0),
         max_array=record.get("max_array", MAX_ARRAY_SIZE),
+        max_submit=record.get("max_submit"),
         no_accounting=record.get("no_accounting", ""),
         is_foreign=record.get("is_foreign", False),
         account=record.get("account", ""),

@@ -128,6 +128,7 @@ class Inventory(BaseModel):
     interval_s: int = Field(1, description="seconds between two samples of telemetry")
     requirements: str | None = Field(None, description="requirements file of the jobs' Python")
     max_array: int = Field(MAX_ARRAY_SIZE, description="Slurm's MaxArraySize")
+    max_submit: int | None = Field(None, description="how many jobs of the account Slurm's queue takes")
     root: str = Field(ROOT, description="folder with the software of jobs, such as their Python")
     folder: str = Field(FOLDER, description="folder with the job user's files of clusterctl")
     python: str = Field("", description="release of the jobs' Python, if it is not the distribution's")

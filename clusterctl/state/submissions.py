@@ -82,6 +82,8 @@ class JobEntry:
     is_across: whether these jobs are on several clusters. chosen: whether this job is to run among them.
     kept: whether the cluster knows that it runs, so that the other jobs can be cancelled.
     lost_to: the job that runs instead, for a cancelled job of `submit --first`. It is also ``refused``.
+    part_of: for a later part of an array (see clusterctl/scheduler/parts.py), the token of the array.
+    offset: for a part, also the first, the offset of its tasks' numbers to Slurm's.
     """
 
     token: str
@@ -100,6 +102,8 @@ class JobEntry:
     chosen: bool = False
     kept: bool = False
     lost_to: str | None = None
+    part_of: str | None = None
+    offset: int | None = None
 
     @property
     def program_dir(self) -> str:
@@ -132,6 +136,10 @@ class Ledger:
 
     def entries(self) -> tuple[JobEntry, ...]:
         """Return all submitted jobs, the oldest first."""
+        return tuple(entry for entry in self.entries_and_parts() if entry.part_of is None)
+
+    def entries_and_parts(self) -> tuple[JobEntry, ...]:
+        """Return all submitted jobs, and the later parts of arrays that Slurm has in parts."""
         merged: dict[str, dict[str, Any]] = {}
         for row in (*read_rows(self._path), *self._unwritten):
             if "token" in row:
@@ -151,7 +159,7 @@ class Ledger:
         append_line(self._path, json.dumps(row, separators=(",", ":")))
         return entry
 
-    def update(self, entry: JobEntry, **changes: str | bool) -> JobEntry:
+    def update(self, entry: JobEntry, **changes: str | bool | int) -> JobEntry:
         """Return the changed entry. Record the changes: in memory if the disk is full (see ``refusal``)."""
         try:
             return self.record(entry, **changes)
@@ -160,7 +168,7 @@ class Ledger:
             self.refusal = exc
         return replace(entry, **changes)  # type: ignore[arg-type]  # fields of these types
 
-    def record(self, entry: JobEntry, **changes: str | bool) -> JobEntry:
+    def record(self, entry: JobEntry, **changes: str | bool | int) -> JobEntry:
         """Return the changed entry. The changes are on disk when this method returns."""
         append_line(self._path, json.dumps({"token": entry.token, **changes}, separators=(",", ":")))
         return replace(entry, **changes)  # type: ignore[arg-type]  # fields of these types

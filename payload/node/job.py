@@ -7,7 +7,8 @@
         --chain=SECONDS       requeue the job only until its attempts have run this long together
         --files=FOLDER        the folder of the program, for an array that of the task's program
         --start=FOLDER        the folder below it in which the program starts
-        --array               create links in the folder of the task's program to the job's sent files
+        --array=ID            this is the task ID of an array in Slurm: create links in the folder of its
+                              program to the job's sent files
         --sweep               pass the array task's values in sweep-tasks.json to the program
         --nodes=HOST,...      the job's nodes, without Slurm
         --ssh=COMMAND         the command that connects to a node

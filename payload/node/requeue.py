@@ -78,9 +78,7 @@ class Restart:
         self._events, self._options = events, options
         self._program, files = program, options["files"]
         self._folders = [files, *(os.path.join(files, path) for path in restarts.folders_of(program))]
-        self._job = os.environ.get("SLURM_JOB_ID", "")
-        if "array" in options and "SLURM_ARRAY_JOB_ID" in os.environ:
-            self._job = "{SLURM_ARRAY_JOB_ID}_{SLURM_ARRAY_TASK_ID}".format_map(os.environ)
+        self._job = options.get("array") or os.environ.get("SLURM_JOB_ID", "")
 
     def begin(self, nodes: Sequence[str]) -> int | None:
         """Record the start of an attempt, and how the previous attempt ended if job.py did not see its end.

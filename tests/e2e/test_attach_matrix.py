@@ -79,11 +79,10 @@ CELLS = (
     Cell("sacct-refused", change=lambda one: one.sacct("refused")),
     Cell("sacct-truncated", change=lambda one: one.sacct("truncated")),
     Cell("sacct-gone-during-a-job", during=Site.without_slurmdbd),
-    Cell("array-size-11", refused_job=("array-too-large", ("--array", "0-14"))),
     Cell(
         "four-jobs-at-once",
         change=lambda one: one.limits("stud", MaxSubmitJobs="4"),
-        refused_job=("slurm-refused", ("--array", "0-4")),
+        refused_job=("too-many-tasks", ("--array", "0-4")),
     ),
     Cell(
         "account-and-qos-compulsory",
@@ -157,3 +156,42 @@ def use_and_detach(one: Site, user: User, cell: Cell) -> None:
         # The run lacks its accounting, which is there again.
         assert [run["job_id"] for run in ask("collect")["runs"]] == [job_id]
     user.clusterctl("--cluster", cell.kind, "detach")
+
+
+SWEPT = """\
+import os, sys
+print(os.getenv("SLURM_ARRAY_TASK_ID"), os.getenv("SLURM_ARRAY_TASK_COUNT"), *sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sweep_above_the_array_limit_is_one_run(
+    kind: Kind, sites: Mapping[str, Site], tmp_path: Path
+) -> None:
+    """Slurm has the sweep as three arrays, because MaxArraySize is 11."""
+    one, user = sites[kind], user_of(sites[kind], "stud", tmp_path)
+    one.reset_homes()
+
+    def ask(*words: str) -> Any:
+        return user.clusterctl("-o", "json", "--cluster", kind, *words).json
+
+    (user.folder / "swept.py").write_text(SWEPT)
+    values = ",".join(map(str, range(100, 125)))
+    many = one.limits("stud", MaxSubmitJobs="40") if kind == "national" else one.slurm("MaxArraySize=11")
+    with many:
+        user.clusterctl("attach", kind, "--name", kind)
+        job_id = ask("submit", "swept.py", "--sweep", f"lr={values}", "--wait")["job_id"]
+        (run,) = ask("collect", job_id)["runs"]
+        stdout = {path.name: path.read_text() for path in Path(run["dir"]).glob("stdout-*.log")}
+        assert stdout == {f"stdout-{n}.log": f"{n} 25 --lr {100 + n}\n" for n in range(25)}
+        states = {job["job_id"]: job["state"] for job in ask("jobs", job_id)["jobs"]}
+        assert states == {f"{job_id}_{n}": "COMPLETED" for n in range(25)}
+        assert user.clusterctl("logs", f"{job_id}_14").stdout == stdout["stdout-14.log"]
+        assert len(ask("runs", "show", run["dir"])["run"]["tasks"]) == 25
+        again = ask("replay", f"{run['dir']}/task-14", "--wait")["job_id"]
+        assert user.clusterctl("logs", again, rc=None).stdout.endswith("--lr 114\n")
+        held = ask("submit", "swept.py", "--sweep", f"lr={values}", "--slurm=--begin=now+1hour")["job_id"]
+        ask("cancel", f"{held}_14")
+        left = {job["job_id"] for job in ask("jobs", held)["jobs"] if job["state"] == "PENDING"}
+        assert left == {f"{held}_{n}" for n in range(25) if n != 14}
+        user.clusterctl("--cluster", kind, "detach", "--cancel", "--discard")

@@ -421,6 +421,7 @@ def _inventory(spec: ClusterSpec, probed: Probed, placed: Placed, outcome: Proof
         interval_s=spec.monitoring.interval,
         requirements=None if requirements is None else str(requirements),
         max_array=site.max_array,
+        max_submit=site.max_submit,
         root=placed.folder,
         folder=placed.folder,
         python=placed.node.python,

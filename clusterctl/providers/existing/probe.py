@@ -186,7 +186,9 @@ def _site(
         Association(account, partition, tuple(filter(None, qos.split(","))))
         for account, partition, _, _, qos, *_ in told
     )
-    limits = [int(row[2]) for row in told if row[2].isdecimal()]
+    chosen = next((row[0] for row in _whole(rows, "chosen", 2)), "")
+    limits = [row[2] for row in told if row[0] == (chosen or row[0])]
+    max_submit = max(map(int, limits)) if limits and all(map(str.isdecimal, limits)) else None
     first: dict[str, Any] = {
         key: _first(rows, key) for key in ("slurm_path", "account", "shell", "home", "host", "system")
     }
@@ -202,7 +204,7 @@ def _site(
         partitions=partitions,
         associations=associations,
         max_array=_number(config.get("MaxArraySize", ""), 1001),
-        max_submit=max(limits, default=None),
+        max_submit=max_submit,
         mpi_types=_column(rows, "mpi"),
         job_requeue=config.get("JobRequeue") != "0",
         min_job_age_s=_number(age, 300),

@@ -65,7 +65,7 @@ class Site:
     accounting: why sacct gives no answer, in its own words. Empty: it answers.
     pythons: path on the login node -> version, such as `3.11.2`.
     module_command: whether /etc/profile defines the command `module`. modules: of MPI and Python, by name.
-    max_submit: how many jobs the user may have in the queue. None: no limit is known.
+    max_submit: how many jobs of the chosen account the user may have in the queue. None: no limit is known.
     mpi_types: the values that `srun --mpi` accepts.
     min_job_age_s: for how long squeue shows ended jobs.
     sbatch_env: names of the variables SBATCH_* and SLURM_* in the user's environment there.

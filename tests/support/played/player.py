@@ -50,9 +50,11 @@ def say_record(argv: list[str], fields: list[str]) -> None:
 
 
 def sbatch(argv: list[str], state: dict[str, Any]) -> None:
+    if len(state["jobs"]) >= state.get("most", 1000):
+        fail("sbatch: error: AssocMaxSubmitJobLimit")
     if refusal := state.get("refuse"):
         fail(refusal)
-    script = Path(argv[-1]).absolute()
+    script = Path(argv[argv.index("--") + 1]).absolute()
     directives = re.findall(r"^#SBATCH --([a-z-]+)=(.*)$", script.read_text(errors="replace"), re.MULTILINE)
     asked = dict(directives)
     job_id = str(state["next"])
@@ -67,9 +69,10 @@ def sbatch(argv: list[str], state: dict[str, Any]) -> None:
         "dir": str(Path.cwd()),
         "submit": int(time.time()),
         "forgotten": False,
+        "argv": argv,
     }
     state["jobs"][job_id] = job
-    if not state.get("hold"):
+    if not state.get("hold") and "--hold" not in argv:
         job |= {"state": "RUNNING", "start": int(time.time())}
         log = {name: str(Path.cwd() / asked[name]) for name in ("output", "error")}
         job["pid"] = subprocess.Popen(
@@ -123,10 +126,17 @@ def squeue(argv: list[str], state: dict[str, Any]) -> None:
         status = job["code"] << 8 | job["signal"]
         times = [str(job.get(key, "N/A")) for key in ("submit", "start", "end")]
         nodes = "n1" if "start" in job else ""
-        fields = [job_id, job_id, "N/A", *common(job), job["reason"] or "None", str(status), nodes, *times]
+        ids = ("N/A",) if "tasks" not in job else map(str, job["tasks"])
+        fields = [*common(job), job["reason"] or "None", str(status), nodes, *times]
         fields += ["1-00:00:00", "cpu=1,mem=1G,node=1", job["dir"], job["comment"] or "(null)"]
         fields.append(str(job.get("restarts", 0)))
-        say_record(argv, fields)
+        for task in ids:
+            say_record(argv, [job_id, job_id, task, *fields])
+
+
+def scontrol(argv: list[str], state: dict[str, Any]) -> None:
+    for job_id in argv[-1].split(",") if argv[0] == "release" else ():
+        state["jobs"][job_id]["argv"].remove("--hold")
 
 
 def sacct(argv: list[str], state: dict[str, Any]) -> None:
@@ -186,7 +196,7 @@ def sacctmgr(argv: list[str], state: dict[str, Any]) -> None:
     say("default\n" if "associations" in argv else "normal\nhigh\n")
 
 
-PLAYED = {play.__name__: play for play in (sbatch, squeue, sacct, scancel, sinfo, sacctmgr)}
+PLAYED = {play.__name__: play for play in (sbatch, squeue, sacct, scancel, scontrol, sinfo, sacctmgr)}
 
 
 def main(command: str, argv: list[str]) -> None:
@@ -198,7 +208,7 @@ def main(command: str, argv: list[str]) -> None:
         os.execvp(argv[program], argv[program:])  # noqa: S606
     if command == "srun":
         return
-    if command == "scontrol" and argv != ["ping"]:
+    if command == "scontrol" and argv[0] not in ("ping", "release"):
         say("n1\nn2\n")
         return
     with opened(Path(os.environ["SLURM_PLAYER_STATE"])) as state:
@@ -208,7 +218,7 @@ def main(command: str, argv: list[str]) -> None:
         if command == "scontrol" and "away_words" in state:  # it takes connections
             is_away = False
         state["away"] = state.get("away", 0) - is_away
-        if command == "scontrol":
+        if argv == ["ping"]:
             say(f"Slurmctld(primary) at ctl is {'DOWN' if is_away else 'UP'}\n")
             rc = int(is_away)
         elif is_away:

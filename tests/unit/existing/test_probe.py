@@ -52,6 +52,26 @@ def test_site_with_associations_is_read() -> None:
     assert (answer.account, answer.partition) == ("proj1", "main")
 
 
+@pytest.mark.parametrize(
+    ("chosen", "limits", "most"),
+    [
+        ("proj1", {"proj1": "20", "proj2": "500"}, 20),
+        ("", {"proj1": "20", "proj2": "500"}, 500),
+        ("", {"proj1": "20", "proj2": ""}, None),
+        ("proj2", {"proj1": "20", "proj2": ""}, None),
+    ],
+)
+def test_limit_of_jobs_is_that_of_the_account(chosen: str, limits: dict[str, str], most: int | None) -> None:
+    """Without a choice, Slurm's default account is not known, so the limit is the largest."""
+    name, lines = (
+        "slurm-24.11-associations",
+        [f"association\t{a}\t\t{n}\t\tnormal" for a, n in limits.items()],
+    )
+    text = with_lines(name, *lines, f"chosen\t{chosen}\tmain", without="association\t")
+    text = text.replace("chosen\tproj1\tmain\n", "", 1) if chosen != "proj1" else text
+    assert parse(text, Choices(), "login", NOW).site.max_submit == most
+
+
 def test_partition_with_two_kinds_of_nodes_is_one_partition() -> None:
     (short, gpuq) = probed("slurm-22.05-no-accounting").site.partitions
     assert (short.name, short.is_default, short.nodes, short.node_count) == (

@@ -166,6 +166,18 @@ def test_a_task_of_an_array_has_a_folder_of_its_own(batch):
     assert (rc, out.splitlines()) == (0, [f"{batch.folder}/task-7", "stdout-of-mine.log", "task-configs"])
 
 
+def test_task_of_an_array_in_parts_has_its_own_number(batch):
+    """A program sees the whole array. Slurm knows the task by another number, with which it is requeued."""
+    variables = {"ARRAY_JOB_ID": "12", "ARRAY_TASK_ID": "4", "ARRAY_TASK_MAX": "9", "JOB_NODELIST": "n"}
+    batch.environment |= {f"SLURM_{name}": value for name, value in variables.items()}
+    play(batch.folder.parent / "bin" / "scontrol", 'echo "$@" >>"$SLURM_SUBMIT_DIR/scontrol-calls"')
+    show = "echo $SLURM_ARRAY_TASK_ID $SLURM_ARRAY_TASK_MIN $SLURM_ARRAY_TASK_MAX $SLURM_ARRAY_TASK_COUNT"
+    text = rendered(shell_job(batch, f"pwd; {show}; exit 75", array="0-24", requeue=True))
+    rc, out, _ = batch.run(f"set -- 10 0 24 25\n{text}")
+    assert (rc, out.splitlines()) == (75, [f"{batch.folder}/task-14", "14 0 24 25"])
+    assert (batch.folder / "scontrol-calls").read_text() == "requeue 12_4\n"
+
+
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_folders_of_a_task_are_created_on_all_its_nodes(batch, nodes):
     """If nodes share no folder, only the first node has the folders that the script creates."""

@@ -1,0 +1,139 @@
+"""Arrays above Slurm's MaxArraySize, of which Slurm gets the parts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from clusterctl.errors import SlurmError, UsageError
+from clusterctl.jobs.queue import cancel, known_jobs, list_jobs
+from clusterctl.jobs.submission import Preparer, Submission
+from clusterctl.scheduler.parts import most_tasks, parts_of
+from clusterctl.spec.job import JobSpec
+from tests.support.messages import refused
+from tests.support.played.cluster import PlayedCluster, submit
+
+
+@pytest.mark.parametrize(
+    ("array", "limit", "parts"),
+    [
+        ("0-10", 11, []),
+        ("0-10:2", 11, []),
+        ("0-11", 11, [("0-9", "stdout-%a.log"), ("0-1", "stdout-1%1a.log")]),
+        ("14", 11, [("4", "stdout-1%1a.log")]),
+        ("5,15-40:10%3", 11, [("5%3", f"stdout-{n or ''}%{'1' if n else ''}a.log") for n in range(4)]),
+        ("998-1001", 1001, [("998-999", "stdout-%a.log"), ("0-1", "stdout-1%3a.log")]),
+        ("8-9,30", 10, [("8-9", "stdout-%a.log"), ("0", "stdout-3%1a.log")]),
+    ],
+)
+def test_parts_have_the_tasks_below_the_limit(array, limit, parts):
+    found = parts_of(array, limit)
+    options = [[word.partition("=")[2] for word in part.options[:2]] for part in found]
+    assert options == [list(part) for part in parts]
+    assert {part.in_turn for part in found} <= {"%" in array}
+
+
+def test_parts_are_limited_in_number():
+    assert [most_tasks(limit) for limit in (1, 9, 10, 11, 1001)] == [1, 9, 1000, 1000, 100_000]
+
+
+def foreign(cluster: PlayedCluster, **facts):
+    """A session with a cluster of others, on which jobs wait."""
+    with cluster.state() as state:
+        state["hold"] = True
+    session = cluster.session()
+    session.slurm.is_foreign = True
+    return replace(session, facts=replace(session.facts, is_foreign=True, max_array=11, **facts))
+
+
+def array_of(folder, array: str, **more) -> JobSpec:
+    (folder / "job.sh").write_text("#!/bin/bash\ntrue\n")
+    return JobSpec(name="mine", script=folder / "job.sh", array=array, **more)
+
+
+def tasks_in(cluster: PlayedCluster, *parts) -> None:
+    for number, tasks in enumerate(parts, 1):
+        cluster.change(str(number), tasks=list(tasks))
+
+
+def test_array_in_parts_is_a_single_job(cluster, tmp_path):
+    session = foreign(cluster)
+    assert submit(session, array_of(tmp_path, "0-24")).job_id == "1"
+    argv = [cluster.job(job_id)["argv"] for job_id in "123"]
+    assert [words[words.index("--") + 2 :] for words in argv] == [
+        [first, "0", "24", "25"] for first in ("0", "10", "20")
+    ]
+    assert not any("--hold" in words for words in argv)
+    tasks_in(cluster, range(10), range(10), range(5))
+    jobs = known_jobs(session, ["1"])
+    assert [job.id for job in jobs] == [f"1_{task}" for task in range(25)]
+    assert len({job.token for job in (*jobs, *list_jobs(session).jobs)}) == 1
+    assert [entry.job_id for entry in session.ledger.entries()] == ["1"]
+    assert session.slurm.slurm_ids(["1_14", "1_9", "7", "7_3"]) == ["2_4", "1_9", "7", "7_3"]
+    cancel(session, ["1"])
+    assert {cluster.job(job_id)["state"] for job_id in "123"} == {"CANCELLED"}
+
+
+def test_list_has_the_tasks_of_parts_that_the_queue_forgot(cluster, tmp_path):
+    """Without accounting, the record of the job has them."""
+    session = foreign(cluster)
+    submit(session, array_of(tmp_path, "0-24"))
+    tasks_in(cluster, range(10), range(10), range(5))
+    cluster.change("1", forgotten=True)
+    with cluster.state() as state:
+        state["accounting_refuses"] = "disabled"
+    assert [job.id for job in list_jobs(session).jobs] == [f"1_{task}" for task in range(25)]
+
+
+def test_array_with_a_limit_of_tasks_runs_in_turn(cluster, tmp_path):
+    submit(foreign(cluster), array_of(tmp_path, "0-24%2"))
+    waits = [[word for word in cluster.job(job_id)["argv"] if "dependency" in word] for job_id in "123"]
+    assert waits == [[], ["--dependency=afterany:1"], ["--dependency=afterany:2"]]
+
+
+def test_single_task_above_the_limit_keeps_its_number(cluster, tmp_path):
+    session = foreign(cluster)
+    submit(session, array_of(tmp_path, "14"))
+    tasks_in(cluster, [4])
+    assert [job.id for job in known_jobs(session, ["1"])] == ["1_14"]
+    assert session.slurm.slurm_ids(["1_14"]) == ["1_4"]
+
+
+def test_array_is_not_submitted_if_a_part_is_refused(cluster, tmp_path):
+    session = foreign(cluster)
+    with cluster.state() as state:
+        state["most"] = 2
+    with refused("slurm-refused", SlurmError, "AssocMaxSubmitJobLimit"):
+        submit(session, array_of(tmp_path, "0-24"))
+    assert {cluster.job(job_id)["state"] for job_id in "12"} == {"CANCELLED"}
+    assert all("--hold" in cluster.job(job_id)["argv"] for job_id in "12")
+    assert [entry.refused for entry in session.ledger.entries()] == [True]
+    assert list((cluster.home / "clusterctl" / "jobs").iterdir()) == []
+
+
+def test_held_array_stays_held(cluster, tmp_path):
+    submit(foreign(cluster), array_of(tmp_path, "0-24", slurm=("--hold",)))
+    assert all("--hold" in cluster.job(job_id)["argv"] for job_id in "123")
+
+
+def test_job_waits_for_all_parts_of_an_array(cluster, tmp_path):
+    session = foreign(cluster)
+    submit(session, array_of(tmp_path, "0-24"))
+    job = JobSpec(name="next", script=tmp_path / "job.sh", after=("1:any",))
+    (prepared,) = Preparer(lambda _: None).prepare(session, Submission([job]))
+    assert "--dependency=afterany:1,afterany:2,afterany:3\n" in prepared.script
+
+
+@pytest.mark.parametrize(
+    ("array", "account", "code"),
+    [("0-24", None, "too-many-tasks"), ("0-24", "other", None), ("0-1000", "other", "array-too-large")],
+)
+def test_array_above_the_limits_is_refused(cluster, tmp_path, array, account, code):
+    session = foreign(cluster, max_submit=20, account="mine")
+    submission = Submission([array_of(tmp_path, array, account=account)])
+    if code is None:
+        Preparer(lambda _: None).prepare(session, submission)
+        return
+    with refused(code, UsageError):
+        Preparer(lambda _: None).prepare(session, submission)
