@@ -34,6 +34,10 @@ srun --ntasks-per-node=1 sh -c 'echo "host $(hostname)"'
 """
 
 
+# The account and the partition refuse jobs.
+SBATCH = "SBATCH_ACCOUNT=nobody SBATCH_PARTITION=maint SBATCH_TIMELIMIT=1 SBATCH_EXPORT=NONE"
+
+
 def unchanged(_: Site) -> AbstractContextManager[None]:
     return nullcontext()
 
@@ -91,6 +95,7 @@ CELLS = (
     ),
     Cell("job-requeue-0", change=lambda one: one.slurm("JobRequeue=0"), submit=("--requeue",)),
     Cell("sbatch-export-none", change=bashrc("export SBATCH_EXPORT=NONE\necho hello\n")),
+    Cell("variables-of-sbatch", change=bashrc(f"export {SBATCH}\necho hello\n")),
     Cell("python-3.9", change=Site.only_python39, refused="no-python"),
 )
 
