@@ -78,7 +78,7 @@ class ClusterctlError(Exception):
     def __init_subclass__(
         cls, *, code: str | None = None, exit_code: int | None = None, retryable: bool | None = None
     ) -> None:
-        """Set the attributes that are given for a subclass, and inherit the others."""
+        """Set the attributes that are given for a subclass, and inherit the rest."""
         super().__init_subclass__()
         for name, value in (("code", code), ("exit_code", exit_code), ("retryable", retryable)):
             if value is not None:

@@ -75,8 +75,8 @@ def settle(scheduler: Jobs, ledger: Ledger, first: str) -> tuple[JobEntry, ...]:
         MachineError: the choice can't be recorded.
         SchedulerError, TransportError: the cluster does not answer.
     """
-    known = [e for e in ledger.entries() if e.first == first and not e.refused]
-    entries = [e for e in known if e.job_id]
+    submitted = [e for e in ledger.entries() if e.first == first and not e.refused]
+    entries = [e for e in submitted if e.job_id]
     if not entries:
         return ()
     jobs = {job.whole_id: job for job in scheduler.jobs([str(entry.job_id) for entry in entries])}
@@ -98,8 +98,8 @@ def settle(scheduler: Jobs, ledger: Ledger, first: str) -> tuple[JobEntry, ...]:
                 scheduler.transport.run(["rm", "-rf", "--", entry.remote_dir or ""], check=False)
             ledger.update(entry, refused=True, state=state.value, lost_to=lost_to or "no job")
     active = {job_id for job_id, job in jobs.items() if not job.ended}
-    # A job whose id is not known yet may still wait.
-    if entries == known and all(entry.kept and entry.job_id not in active for entry in left):
+    # A job without a known id may still wait.
+    if entries == submitted and all(entry.kept and entry.job_id not in active for entry in left):
         scheduler.transport.run(["rm", "-f", "--", claim_of(entries[0])], check=False)
     return tuple(left)
 

@@ -194,17 +194,17 @@ def _claim(
     (path,), (mark,), (marked_name,) = answer["folder"], answer["mark"], answer["cluster"]
     if not mark:
         problem = "has files that are not clusterctl's"
-        why = f"{path} is not empty, and it has no mark of clusterctl"
+        reason = f"{path} is not empty, and it has no mark of clusterctl"
     elif marked_name != cluster_name:
         problem = "belongs to another Slurm cluster"
-        why = f"{path} is in use for Slurm's cluster {printable(marked_name)!r}"
+        reason = f"{path} is in use for Slurm's cluster {printable(marked_name)!r}"
     else:
         return answer, mark
     raise UsageError(
         f"the folder on the cluster {problem}",
         code="folder-taken",
         where=where,
-        why=why,
+        why=reason,
         fix=f"choose a new folder, for example with `--folder {path}-2`",
     )
 
