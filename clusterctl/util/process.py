@@ -106,7 +106,7 @@ def run_with_lines(
                 lines.append(line := raw.decode(errors="replace"))
                 heard(line.rstrip("\r\n"))
         except BaseException:
-            process.kill()
+            process.terminate()
             raise
     return Result(process.returncode, "".join(lines), "")
 
@@ -123,7 +123,7 @@ def stdout_pieces(
             while process.stdout and (data := process.stdout.read1()):  # type: ignore[attr-defined]
                 yield data
         except BaseException:
-            process.kill()
+            process.terminate()
             raise
         process.wait()
         errors.seek(0)

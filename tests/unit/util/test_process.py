@@ -8,12 +8,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
-from clusterctl.util.process import PREFIX, remove_stale_folders, run, temporary_folder, under_subreaper
+from clusterctl.util.process import (
+    PREFIX,
+    remove_stale_folders,
+    run,
+    run_with_lines,
+    stdout_pieces,
+    temporary_folder,
+    under_subreaper,
+)
 from tests.support import processes
 from tests.support.processes import eventually
 
@@ -90,6 +98,20 @@ def test_what_a_program_started_ends_with_it() -> None:
     with running(STARTS, "0") as (process, pids):
         assert process.wait(30) == 0
         assert all(map(gone, pids.split()))
+
+
+def test_program_without_reader_ends() -> None:
+    argv = ["sh", "-c", "echo $$; exec sleep 60"]
+    with closing(stdout_pieces(argv)) as pieces:
+        pids = [int(next(pieces))]
+
+    def stop(line: str) -> None:
+        pids.append(int(line))
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        run_with_lines(argv, stop)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 def test_a_program_whose_time_is_up_ends_with_what_it_started(tmp_path: Path) -> None:
