@@ -12,7 +12,7 @@ from clusterctl.jobs.replay import Code, Replay, ReplayRequest
 from clusterctl.runs.compare import Difference
 from clusterctl.runs.find import Row, latest_tasks
 from clusterctl.scheduler.base import JobState
-from clusterctl.scheduler.partition import partition_name
+from clusterctl.scheduler.user_script import partition_name
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.facts import ClusterFacts
 from clusterctl.util.assets import payload_hash

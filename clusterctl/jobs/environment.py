@@ -21,9 +21,9 @@ from clusterctl.packages.wheelhouse import (
     resolve,
     wheel_path,
 )
-from clusterctl.scheduler.partition import partition_name
 from clusterctl.scheduler.script import Environment
 from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.user_script import partition_name
 from clusterctl.spec.distributions import DEFAULT, Distribution, distribution_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec

@@ -32,7 +32,6 @@ from clusterctl.jobs.entry import enter
 from clusterctl.jobs.project import folder_project
 from clusterctl.jobs.source import Source, source_of
 from clusterctl.jobs.submit import SentSource, Submitter, new_token, remove_folder
-from clusterctl.scheduler.partition import partition_of
 from clusterctl.scheduler.refusals import Asked
 from clusterctl.scheduler.script import (
     FILES,
@@ -47,6 +46,7 @@ from clusterctl.scheduler.script import (
 )
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm_parse import expand_nodes
+from clusterctl.scheduler.user_script import partition_of
 from clusterctl.spec.job import JobSpec, reject_quantities_twice
 from clusterctl.spec.job_options import JobOptions
 from clusterctl.spec.sbatch import requests_of

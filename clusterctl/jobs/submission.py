@@ -24,7 +24,6 @@ from clusterctl.jobs.submit import (
     start_receiver,
 )
 from clusterctl.scheduler.base import Outcome, worst_job
-from clusterctl.scheduler.partition import partition_name, partition_of, reject_long_script
 from clusterctl.scheduler.parts import most_tasks, tasks_of
 from clusterctl.scheduler.script import (
     Environment,
@@ -36,7 +35,7 @@ from clusterctl.scheduler.script import (
 )
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm_parse import expand_nodes
-from clusterctl.scheduler.user_script import UserScript
+from clusterctl.scheduler.user_script import UserScript, partition_name, partition_of, reject_long_script
 from clusterctl.spec.job import JobSpec, is_job_file, job_spec
 from clusterctl.spec.names import Launcher
 from clusterctl.spec.units import format_duration

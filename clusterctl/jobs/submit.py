@@ -30,7 +30,6 @@ from clusterctl.jobs.source import Source, manifest, source_hash
 from clusterctl.scheduler.base import JobRequest
 from clusterctl.scheduler.first import First
 from clusterctl.scheduler.mpirun_script import render_mpirun_script, with_nodes
-from clusterctl.scheduler.partition import partition_name
 from clusterctl.scheduler.parts import Part, parts_of
 from clusterctl.scheduler.script import (
     PLAIN,
@@ -40,7 +39,7 @@ from clusterctl.scheduler.script import (
     resource_options,
 )
 from clusterctl.scheduler.session import Session
-from clusterctl.scheduler.user_script import UserScript
+from clusterctl.scheduler.user_script import UserScript, partition_name
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.sbatch import requests_of
 from clusterctl.state.facts import ClusterFacts, applied_text

@@ -1,7 +1,4 @@
-"""Interface to the scheduler and its jobs and nodes: Slurm, or mpirun over SSH on clusters without Slurm.
-
-Job states have Slurm's names on all clusters.
-"""
+"""Interface to the scheduler: Slurm, or mpirun over SSH without Slurm. Job states have Slurm's names."""
 
 # ruff: noqa: ARG002 - methods with a body are defaults for clusters without Slurm
 
@@ -311,13 +308,11 @@ class JobRequest:
     arguments: tuple[str, ...] = ()
 
 
-class AccountingAwayError(SchedulerError):
+class AccountingAwayError(SchedulerError, code="accounting-away", retryable=True):
     """Slurm's accounting did not answer. A later command may succeed. queued: the requested jobs that
     the queue has.
     """
 
-    code = "accounting-away"
-    retryable = True
     queued: tuple[JobInfo, ...] = ()
 
     def of_job(self, job_id: str) -> AccountingAwayError:

@@ -7,7 +7,6 @@ from typing import Final
 
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.base import JobRequest
-from clusterctl.scheduler.partition import partition_of
 from clusterctl.scheduler.script import (
     PLAIN,
     Environment,
@@ -18,7 +17,7 @@ from clusterctl.scheduler.script import (
     program,
     watch_options,
 )
-from clusterctl.scheduler.user_script import UserScript
+from clusterctl.scheduler.user_script import UserScript, partition_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.names import MPI_SSH, Launcher
 from clusterctl.state.facts import ClusterFacts

@@ -106,11 +106,8 @@ class _How(TypedDict, total=False):
     patience_s: float | None
 
 
-class SlurmAwayError(SlurmError):
+class SlurmAwayError(SlurmError, code="slurm-away", retryable=True):
     """slurmctld did not answer. The same command may succeed later."""
-
-    code = "slurm-away"
-    retryable = True
 
 
 @dataclass

@@ -131,16 +131,17 @@ def _reject_wrong_flags(request: Request) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """What `attach` starts from.
+    """The state from which `attach` starts.
 
-    spec: the given spec, or else that of an earlier `attach`. site: of the earlier one, if it got so far.
-    choices: the user's. found: settings of the spec that the earlier one found, to be tried first, by name.
+    spec: the given spec, or else that of an earlier `attach`. site: that of the earlier `attach`, if it has
+        written the site. choices: those of the user.
+    kept: settings that the earlier `attach` found, by name. They are tried first.
     """
 
     spec: ClusterSpec | None
     site: Site | None
     choices: Choices
-    found: Mapping[str, Any]
+    kept: Mapping[str, Any]
 
 
 def _start(request: Request, workspace: Workspace | None) -> _Start:
@@ -155,8 +156,8 @@ def _start(request: Request, workspace: Workspace | None) -> _Start:
     chosen = {name: value for name, value in values.items() if name in names}
     chosen |= {name: value for name, value in given.items() if value}
     chosen["modules"] = tuple(chosen.get("modules", ()))
-    found = {key: value for key, value in values.items() if key in {"modules", "launcher"} - names}
-    return _Start(spec, site, Choices(**chosen), found)
+    kept = {key: value for key, value in values.items() if key in {"modules", "launcher"} - names}
+    return _Start(spec, site, Choices(**chosen), kept)
 
 
 def _values(spec: ClusterSpec | None) -> dict[str, Any]:
@@ -196,30 +197,30 @@ def _checked_name(name: str) -> Workspace:
     return workspace
 
 
-def _name_taken(workspace: Workspace, why: str, fix: str = "") -> UsageError:
+def _name_taken(workspace: Workspace, reason: str, fix: str = "") -> UsageError:
     return UsageError(
         f"there is another cluster with the name {workspace.root.name!r}",
         code="name-taken",
         where=str(workspace.root),
-        why=why,
+        why=reason,
         fix=f"choose another name with --name{fix}",
     )
 
 
 def _reject_other_site(workspace: Workspace, request: Request, start: _Start, site: Site) -> None:
     """Raise UsageError unless the requested login leads to the cluster and account of the workspace."""
-    login, name, known = login_of(workspace.ssh_config), workspace.root.name, start.site
+    login, name, earlier = login_of(workspace.ssh_config), workspace.root.name, start.site
     if not workspace.root.exists() or login == request.login:
         return
     if not request.name:
         fix = f", or use the new login for this cluster with --name {name}"
         raise _name_taken(workspace, f"it is attached as {login}", fix)
     whose = "{0.account} on Slurm's cluster {0.cluster_name!r} with the home {0.home}"
-    if known is None:
+    if earlier is None:
         raise _name_taken(workspace, f"`attach {login}` has not finished")
-    if (known.cluster_name, known.account, known.home) != (site.cluster_name, site.account, site.home):
-        why = f"{login} is {whose.format(known)}, and {request.login} is {whose.format(site)}"
-        raise _name_taken(workspace, why)
+    if (earlier.cluster_name, earlier.account, earlier.home) != (site.cluster_name, site.account, site.home):
+        reason = f"{login} is {whose.format(earlier)}, and {request.login} is {whose.format(site)}"
+        raise _name_taken(workspace, reason)
 
 
 def _probed_first(request: Request, start: _Start, stack: ExitStack) -> tuple[Workspace, Probed]:
@@ -277,13 +278,9 @@ def _completed(request: Request, workspace: Workspace, start: _Start, probed: Pr
     """Place and prove, then write the spec, the site and the hosts of a probed cluster."""
     write_login_files(request.login, workspace)
     workspace.removing.unlink(missing_ok=True)
-    site = replace(
-        probed.site,
-        chosen=start.choices.names,
-        proven_pythons=start.site.proven_pythons if start.site else {},
-        proven_glibc=start.site.proven_glibc if start.site else "",
-        facts=start.site.facts if start.site else (),
-    )
+    earlier = start.site or probed.site
+    proven_before = {key: getattr(earlier, key) for key in ("proven_pythons", "proven_glibc", "facts")}
+    site = replace(probed.site, chosen=start.choices.names, **proven_before)
     settings = _new_settings(request, start, probed)
     spec = _spec(workspace.root.name, settings, probed, start.spec)
     site.save(workspace)
@@ -331,7 +328,7 @@ def _new_settings(request: Request, start: _Start, probed: Probed) -> ExistingSe
     previous = _settings(start.spec)
     chosen = {name: getattr(start.choices, name) for name in start.choices.names if name != "partition"}
     values = {
-        **start.found,
+        **start.kept,
         **chosen,
         "type": "existing",
         "login": request.login,

@@ -113,8 +113,8 @@ def facts_of_first_job(
         record = inventory.model_copy(update=changes).model_dump_json(indent=2)
         write_atomic(workspace.inventory, f"{record}\n")
         write_atomic(workspace.spec, dump_spec(spec.model_copy(update={"provider": settings})))
-        known = load_site(workspace)
-        replace(known, facts=(*known.facts, *facts), proven_glibc=f"2.{glibc_minor}").save(workspace)
+        earlier = load_site(workspace)
+        replace(earlier, facts=(*earlier.facts, *facts), proven_glibc=f"2.{glibc_minor}").save(workspace)
     yield from facts
 
 

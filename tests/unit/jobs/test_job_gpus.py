@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.scheduler.partition import partition_of, reject_long_script
 from clusterctl.scheduler.script import with_gpus
+from clusterctl.scheduler.user_script import partition_of, reject_long_script
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.facts import PartitionFacts
 from tests.support.inventories import facts_with
