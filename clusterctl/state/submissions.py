@@ -281,8 +281,8 @@ class NamedRun:
     @property
     def remote(self) -> str | None:
         """The folder on the cluster with the program's files of the run, or of the task; None if unknown."""
-        known = self.entry.program_dir if self.entry else ""
-        return self.below(known) if known else None
+        folder = self.entry.program_dir if self.entry else ""
+        return self.below(folder) if folder else None
 
     def below(self, folder: str) -> str:
         """Return the folder of the named task in the folder of its array; the folder itself for a run."""
@@ -352,29 +352,29 @@ def job_id_of(name: str, ledger: Ledger) -> str:
 def _run_of_job(name: str, match: re.Match[str], folders: Iterable[Path], ledger: Ledger | None) -> NamedRun:
     """Return the only run of a job id. Raise UsageError if there are several."""
     job_id, cluster, task = match["job"], match["cluster"], match["task"] or ""
-    found: dict[str, NamedRun] = {}
+    runs: dict[str, NamedRun] = {}
     mentions_id = re.compile(rb'"job_id":\s*"%s"' % job_id.encode())
     for path in dict.fromkeys(path for folder in folders for path in run_folders(folder)):
         record = read_record(path, mentions_id)
         token = str(record.get("token"))
         if record.get("job_id") == job_id and cluster in {None, record.get("cluster")}:
-            found.setdefault(token, NamedRun(name, path, token, _entry_of(ledger, token), job_id, task))
+            runs.setdefault(token, NamedRun(name, path, token, _entry_of(ledger, token), job_id, task))
     here = ledger is not None and cluster in {None, ledger.workspace.root.name}
     entry = ledger.find(job_id) if ledger is not None and here else None
     if entry is not None:
-        found.setdefault(entry.token, NamedRun(name, None, entry.token, entry, job_id, task))
-    if len(found) > 1:
-        choices = [str(run.run_folder or f"job {job_id}, not collected") for run in found.values()]
+        runs.setdefault(entry.token, NamedRun(name, None, entry.token, entry, job_id, task))
+    if len(runs) > 1:
+        choices = [str(run.run_folder or f"job {job_id}, not collected") for run in runs.values()]
         collect = f"; `clusterctl collect {job_id}` collects the job" if entry and not entry.run_dir else ""
         raise UsageError(
-            f"{len(found)} runs have the job id {name}",
+            f"{len(runs)} runs have the job id {name}",
             code="run-ambiguous",
             why=", ".join(choices[:_MOST_CHOICES]),
             fix=f"pass the name of the run's folder instead of the job id{collect}",
         )
-    if not found and cluster is not None:
+    if not runs and cluster is not None:
         raise _unknown(name, folders)
-    return next(iter(found.values()), NamedRun(name, job_id=job_id, task=task))
+    return next(iter(runs.values()), NamedRun(name, job_id=job_id, task=task))
 
 
 def _entry_of(ledger: Ledger | None, token: str) -> JobEntry | None:

@@ -313,7 +313,7 @@ def _completed(request: Request, workspace: Workspace, start: _Start, probed: Pr
         proven |= outcome.settings
         glibc = f"2.{outcome.nodes.oldest_glibc(placed.node.glibc_minor)}"
         site = replace(site, proven_pythons={placed.python: placed.version}, proven_glibc=glibc)
-    settings = _fitting({**settings.model_dump(), **proven}, request.reporter)
+    settings = _fitting({**settings.model_dump(), **proven}, request)
     spec = spec.model_copy(update={"provider": settings})
     write_atomic(workspace.spec, dump_spec(spec))
     attached = Attached(workspace, spec, probed, placed, outcome)
@@ -335,17 +335,17 @@ def _new_settings(request: Request, start: _Start, probed: Probed) -> ExistingSe
         "folder": request.folder or (previous.folder if previous else "~/clusterctl"),
         "account": probed.account or None,
     }
-    return _fitting(values, request.reporter)
+    return _fitting(values, request)
 
 
-def _fitting(values: Mapping[str, Any], reporter: Reporter) -> ExistingSettings:
+def _fitting(values: Mapping[str, Any], request: Request) -> ExistingSettings:
     """Return the settings, without those of the site that a spec can't hold: jobs get them all the same."""
     try:
         return ExistingSettings.model_validate(values)
     except ValidationError as exc:
         unfit = {str(error["loc"][0]) for error in exc.errors(include_url=False)}
         for name in sorted(unfit):
-            reporter.note(f"the spec leaves out {name}: it can't hold {shown(values[name])}")
+            request.reporter.note(f"the spec leaves out {name}: it can't hold {shown(values[name])}")
         return ExistingSettings.model_validate({k: v for k, v in values.items() if k not in unfit})
 
 

@@ -125,7 +125,7 @@ def test_row_without_its_values_is_skipped(key: str) -> None:
     assert parse("\n".join([f"{key}\tx", *lines]), Choices(), "login", NOW) == good
 
 
-def test_partition_with_a_name_that_a_spec_cannot_hold_is_not_usable() -> None:
+def test_partition_with_a_name_unfit_for_a_spec_is_not_usable() -> None:
     lines = ["chosen\tproj1\ta/b", "try\tproj1\ta/b\t1\t0\tJob 1", "try\tproj1\tshort\t1\t0\tJob 2"]
     text = with_lines("slurm-22.05-no-accounting", *lines, without="chosen")
     answer = parse(text, Choices(), "login", NOW)

@@ -227,7 +227,7 @@ def test_a_stopped_run_names_the_command_that_continues_it(
     assert command_to_resume(["train", *words.split()], env, 4) == command.format_map(told)
 
 
-def test_auto_that_finds_no_checkpoint_says_so_before_the_training(alone: Runner, tmp_path: Path) -> None:
+def test_auto_without_checkpoint_says_so_before_the_training(alone: Runner, tmp_path: Path) -> None:
     out = ("--iterations", "1", "--save-interval", "1", "--out", str(tmp_path))
     told = [alone("train", *out, "--resume", "auto").stdout for _ in range(2)]
     note = f"--resume auto: no checkpoint in {tmp_path}/checkpoints, so training starts from zero\n"
