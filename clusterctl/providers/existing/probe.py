@@ -152,7 +152,7 @@ def parse(text: str, choices: Choices, host: str, now: float) -> Probed:
 
 
 def _attempt(account: str, partition: str, nodes: str, code: str, answer: str) -> Attempt:
-    """Return an attempt. A partition whose name a spec can't hold counts as refused."""
+    """Return an attempt. A partition with a name that a spec can't hold counts as refused."""
     if not PATTERNS["slurm_name"].matches(partition):
         return Attempt(account, partition, int(nodes), accepted=False, answer="clusterctl can't use its name")
     return Attempt(account, partition, int(nodes), code == "0", answer)

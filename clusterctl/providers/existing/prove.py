@@ -111,8 +111,8 @@ class Unproven:
 class ProofOptions:
     """The options of the proof's job, and of the environment that it tests.
 
-    modules: environment modules to load first. Default: none.
-    others: whether to try no module, and each MPI module of the site, after ``modules``.
+    modules: environment modules to load first. Default: no module.
+    others: whether to try no module, then each MPI module of the site, after ``modules``.
     launcher: the launcher to try first.
     patience_s: longest wait for the start of the job, which is then cancelled.
     python: path of the jobs' Python. Default: the first of the site's that jobs can use.

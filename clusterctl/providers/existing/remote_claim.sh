@@ -1,5 +1,5 @@
 # Runs on the login node: claim FOLDER ID CLUSTER, after remote_folder.sh. Creates the folder and writes its mark, unless
-# it has one. CLUSTER: Slurm's ClusterName. Prints lines of a name, a tab and a value: the folder's path, the id and the
+# it has a mark. CLUSTER: Slurm's ClusterName. Prints lines of a name, a tab and a value: the folder's path, the id and the
 # ClusterName in the mark, the free blocks, their size, all and free inodes of the disk, the user's quotas there, and the
 # environments in the folder. A folder with other files and without a mark is left as it is, and `mark` is empty. Of a
 # path that needs quotes, only `folder` is printed.

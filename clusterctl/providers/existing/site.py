@@ -73,7 +73,7 @@ class Site:
     quotas: lines of `quota`. glibc, arch: of the login node, such as `2.36` and `x86_64`.
     clock_ahead_s: by how many seconds the login node's clock is ahead of this machine's.
     learned: name of a field -> the command that printed it.
-    chosen: names of the settings in the spec that the user has chosen; `attach` found the others.
+    chosen: names of the settings in the spec that the user has chosen; `attach` found the rest.
     proven_pythons: path -> version of the Python that ran on the nodes, in the last job that proved MPI.
     proven_glibc: the nodes' glibc in that job. Empty: no job has proven MPI yet.
     facts: those that `doctor` does not ask for again.
