@@ -17,6 +17,7 @@ from tests.support.foreign.user import User, user_of
 from tests.support.messages import codes
 from tests.support.processes import eventually
 from tests.support.verbs import Clusterctl
+from tests.support.wheels import a_wheel
 
 NAME = "grid"
 PROGRAMS = {
@@ -28,6 +29,10 @@ print("rank", world.rank, "of", world.size, world.allreduce(world.rank))
     "rate.py": """\
 import sys
 print("argument", sys.argv[1])
+""",
+    "own.py": """\
+import basic, mpi4py
+print("basic", basic.version)
 """,
     "once.sh": """\
 #!/bin/bash
@@ -121,6 +126,18 @@ def test_attach_again_checks_and_changes_nothing(attached: Attached) -> None:
     assert (attached.verb.home / NAME / "hosts.json").read_text() == before
 
 
+def test_replay_has_the_packages_of_the_run(attached: Attached) -> None:
+    """The site reaches no package index. The wheel comes from the user's machine."""
+    (index := attached.user.folder / "index").mkdir()
+    a_wheel(index, "basic")
+    (attached.user.folder / "own.txt").write_text("--no-index\n--find-links index\nbasic\n")
+    run = attached.run_of(attached.submit("submit", "own.py", "--requirements", "own.txt"))
+    again = attached.run_of(attached.submit("replay", str(run)))
+    assert again != run
+    for folder in (run, again):
+        assert (folder / "stdout.log").read_text() == "basic 1.0\n"
+
+
 def test_submit_killed_during_sbatch_makes_one_job(attached: Attached) -> None:
     site = attached.site
     with site.silent_slurmctld():
@@ -134,10 +151,10 @@ def test_submit_killed_during_sbatch_makes_one_job(attached: Attached) -> None:
 
 
 def test_first_submit_killed_runs_one_job(attached: Attached) -> None:
-    """Killed between its jobs, or later. Without clusterctl, the jobs decide."""
+    """Without clusterctl, the jobs decide which of them runs."""
     site = attached.site
     victim = Victim(attached.verb, "submit", "once.sh", "--name", "race", "--first", "main,main@proj1")
-    eventually(lambda: site.jobs_named("race"))
+    eventually(lambda: len(site.jobs_named("race")) == 2)
     victim.hit("kill")
     for job_id in site.jobs_named("race"):
         site.await_end(job_id)
