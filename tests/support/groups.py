@@ -25,7 +25,13 @@ GROUPS = {
     ),
     "life": ("test_convergence.py", "test_storage.py"),
     "person": ("test_ordinary_user.py", "test_manual.py"),
-    "attach": ("test_attach.py", "test_attach_place.py", "test_attach_login.py", "test_attach_kills.py"),
+    "attach": (
+        "test_attach.py",
+        "test_attach_place.py",
+        "test_attach_login.py",
+        "test_attach_kills.py",
+        "test_attach_programs.py",
+    ),
 }
 _GROUP_OF = {module: group for group, modules in GROUPS.items() for module in modules}
 # The longest groups first: one that began last would keep all others waiting for it. The first of all also

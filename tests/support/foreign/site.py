@@ -166,13 +166,24 @@ class Site:
         """Let the file system of the homes have room for only so many more files."""
         count = "stat --file-system --format=%c,%d /home"
         total, free = map(int, self.root("login1", count).split(","))
+        with self._homes(f"nr_inodes={total - free + spare}", f"nr_inodes={total}"):
+            yield
+
+    @contextmanager
+    def large_homes(self, size: str) -> Iterator[None]:
+        """Let the file system of the homes have another size. In the end, they must fit the old one."""
+        with self._homes(f"size={size}", HOMES.partition(",")[0]):
+            yield
+
+    @contextmanager
+    def _homes(self, option: str, undo: str) -> Iterator[None]:
+        """Let the file system of the homes have an option of mount."""
         folder = f"/var/lib/clusterctl-labs/{self.lab.id}/shared"
-        limit = f"remount,nr_inodes={total - free + spare}"
         try:
-            run_as_root("mount", "-o", limit, folder)
+            run_as_root("mount", "-o", f"remount,{option}", folder)
             yield
         finally:
-            run_as_root("mount", "-o", f"remount,nr_inodes={total}", folder)
+            run_as_root("mount", "-o", f"remount,{undo}", folder)
 
     @contextmanager
     def full_homes(self, spare_mib: int) -> Iterator[None]:
