@@ -95,13 +95,11 @@ class Cluster:
     def job_in(self, state: str, job_id: str) -> dict[str, Any]:
         """Wait until a job is in a state, and return the job."""
 
-        def look() -> dict[str, Any] | None:
+        def look() -> dict[str, Any]:
             found = self.job(job_id)
-            return found if found["state"] == state else None
+            return found if found["state"] == state else {}
 
-        found = eventually(look, pause_s=0.3)
-        assert found is not None
-        return found
+        return eventually(look)
 
     def run_of(self, job_id: str) -> Path:
         (run,) = self.json("collect", job_id)["runs"]

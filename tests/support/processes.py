@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
+from clusterctl.util.progress import backoff
+
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,12 +46,14 @@ def run_as_root(*argv: str | Path, stdin: str = "") -> str:
     return done.stdout
 
 
-def eventually(look: Callable[[], T], timeout_s: float = 60, *, pause_s: float = 0.05) -> T:
+def eventually(look: Callable[[], T], timeout_s: float = 60, *, pause_s: float | None = None) -> T:
     """Return what ``look`` returns as soon as that is true; AssertionError if it is not in time."""
     deadline = time.monotonic() + timeout_s
+    # By default they grow, because a look may be a command on a cluster.
+    pauses = backoff(0.05, longest_s=2.0) if pause_s is None else backoff(pause_s, factor=1)
     while not (seen := look()):
         assert time.monotonic() < deadline, f"{seen!r} after {timeout_s:g} s"
-        time.sleep(pause_s)
+        time.sleep(next(pauses))
     return seen
 
 
