@@ -13,6 +13,7 @@ import shutil
 import sys
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -38,6 +39,9 @@ _SETTINGS: Final = "config.toml"
 MODEL_FLAG: Final = "--model-folder"
 # Options that name a model or a checkpoint, by job.
 _NAMING: Final = {"eval": (MODEL_FLAG, "--out", "--resume"), "export": (MODEL_FLAG, "--checkpoint")}
+# Fields of a job that set its number of ranks, and options of programs that depend on this number.
+_RANKS: Final = frozenset({"ranks", "tasks_per_node"})
+_OF_RANKS: Final = frozenset("--tp --pp --ranks --zero --bucket-mib --overlap --compress --scale-lr".split())
 # The rank is left out of the message because there is only one rank.
 _ERROR: Final = re.compile(r"payload: error: (?:\[(?P<code>[\w-]*)\] )?(?:rank 0 on \S+: )?(?P<what>.*)")
 
@@ -64,26 +68,56 @@ def reject_missing(session: Session, job: JobSpec) -> None:
 def reject_invalid_arguments(jobs: Sequence[JobSpec], chosen: ChosenModel | None) -> None:
     """Raise UsageError if a bundled job lacks a required model, or its program would reject the arguments.
 
-    Files on the cluster (such as that of --config) and limits that depend on the number of ranks or on a GPU
-    are not checked. chosen: the trained model that --run selects, if any.
+    Files on the cluster (such as that of --config) and limits that depend on a GPU are not checked. The
+    number of ranks is checked if the job sets it. chosen: the trained model that --run selects, if any.
     """
     reject_unless_fitting(jobs, chosen)
     model_args = model_arguments(MODEL, chosen) if chosen else ()
-    tasks: list[JobSpec] = []
-    lines: list[list[str]] = []
-    for job in jobs:
-        if job.bundled and (model_args or job.args or job.sweep or job.bundled in MODEL_JOBS):
-            sweep = job.sweep
-            swept = [sweep_arguments(values, sweep.form) for values in sweep.tasks] if sweep else [[]]
-            tasks += [job] * len(swept)
-            lines += [[job.bundled, *model_args, *job.args, *words] for words in swept]
-    answers = json.loads(_payload(["payload.cli.arguments"], json.dumps(lines)).stdout) if lines else []
-    for job, problem in zip(tasks, answers, strict=True):
+    lines = [
+        (job, [job.bundled, *model_args, *words], _ranks(job) if job.model_fields_set & _RANKS else None)
+        for job in jobs
+        if job.bundled and (model_args or job.args or job.sweep or job.bundled in MODEL_JOBS)
+        for words in _lines(job)
+    ]
+    _reject_wrong_lines(lines, is_named=len(jobs) > 1)
+
+
+def reject_unfit_ranks(jobs: Sequence[JobSpec]) -> None:
+    """Raise UsageError if a bundled job's program would reject its number of ranks, or the default number."""
+    lines = [
+        (job, [job.bundled, *words], _ranks(job))
+        for job in jobs
+        if job.bundled
+        for words in _lines(job)
+        if not _OF_RANKS.isdisjoint(word.partition("=")[0] for word in words)
+    ]
+    _reject_wrong_lines(lines, is_named=len(jobs) > 1)
+
+
+def _ranks(job: JobSpec) -> int:
+    return job.ranks or job.tasks
+
+
+def _lines(job: JobSpec) -> list[list[str]]:
+    """Return the arguments of each task of a job."""
+    sweep = job.sweep
+    swept = [sweep_arguments(values, sweep.form) for values in sweep.tasks] if sweep else [[]]
+    return [[*job.args, *words] for words in swept]
+
+
+def _reject_wrong_lines(lines: Sequence[tuple[JobSpec, list[str], int | None]], *, is_named: bool) -> None:
+    """Raise UsageError for the first command line that its program rejects. lines: also the number of ranks.
+
+    is_named: whether the message names the job.
+    """
+    pairs = [line[1:] for line in lines]
+    answers = json.loads(_payload(["payload.training.fit"], json.dumps(pairs)).stdout) if pairs else []
+    for (job, *_), problem in zip(lines, answers, strict=True):
         if problem:
             raise UsageError(
                 f"{job.bundled}: {problem}",
                 code="program-arguments",
-                where=job.name if len(jobs) > 1 else "",
+                where=job.name if is_named else "",
                 fix=f"`clusterctl submit {job.bundled} -- --help` lists its arguments",
             )
 
@@ -106,12 +140,16 @@ def help_of(bundled: str) -> str:
 def _local_variables() -> dict[str, str]:
     env = {name: text for name, text in os.environ.items() if not name.startswith(_LAUNCHERS)}
     cores = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    return {"OMP_NUM_THREADS": cores, **env, "PYTHONPATH": str(data_folder("payload").parent)}
+    # The folder with NumPy, for Python with -S.
+    numpy = find_spec("numpy")
+    packages = [Path(numpy.origin).parents[1]] if numpy and numpy.origin else []
+    path = os.pathsep.join(map(str, [data_folder("payload").parent, *packages]))
+    return {"OMP_NUM_THREADS": cores, **env, "PYTHONPATH": path}
 
 
 def _payload(program: Sequence[str], stdin: str = "", **variables: str) -> Result:
     env = {**_local_variables(), **variables}
-    # -S makes Python start fast, but leaves only the standard library.
+    # -S makes Python start fast.
     result = run([sys.executable, "-P", "-S", "-m", *program], stdin=stdin, env=env)
     if result.rc:
         reason = (result.stderr.strip().splitlines() or [f"it ended with {result.rc}"])[-1]

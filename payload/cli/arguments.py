@@ -1,10 +1,5 @@
 """Parsing of the command lines of ``python -m payload``, and checks of settings against each other.
 
-As a program, this module checks command lines, and prints an error message or null for each command line:
-
-    $ echo '[["train", "--lrr", "0.1"], ["gemm"]]' | python -m payload.cli.arguments
-    ["unrecognized arguments: --lrr 0.1; did you mean --lr?", null]
-
 Standard library only.
 """
 
@@ -13,8 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import MISSING, Field
 from functools import cache
@@ -179,22 +172,19 @@ def _refuse_useless(config: TrainConfig) -> None:
             refuse_without_effect(config, names, condition)
 
 
-def find_error(argv: Sequence[str]) -> str | None:
-    """Return the error in a command line, or None. Does not read config files, which are on the cluster."""
+def parse_here(argv: Sequence[str]) -> Command | None:
+    """Parse and check a command line where its files are missing. Raises UsageError if it is wrong.
+
+    Return None if the command line requests help, or names a config file, which could change any setting.
+    """
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             flags = vars(parser().parse_args(argv))
-        command = COMMANDS[flags.pop("command")]
-        # A config file could change the outcome of the check.
-        if flags.pop("config", None) is None:
-            check(make(command, flags))
-    # Help was requested.
     except SystemExit:
         return None
-    except UsageError as exc:
-        return str(exc).removesuffix("; see --help")
-    return None
-
-
-if __name__ == "__main__":
-    json.dump([find_error(argv) for argv in json.load(sys.stdin)], sys.stdout)
+    command = COMMANDS[flags.pop("command")]
+    if flags.pop("config", None) is not None:
+        return None
+    config = make(command, flags)
+    check(config)
+    return config

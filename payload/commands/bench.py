@@ -25,10 +25,10 @@ from payload.data.base import Dataset
 from payload.data.datasets import open_dataset
 from payload.data.loader import Feed
 from payload.device.base import Array, Device
-from payload.errors import UsageError
 from payload.optim.precision import PRECISIONS
 from payload.parallel.engine import Engine
 from payload.training.build import build_engine, build_loader, build_mesh, build_units
+from payload.training.fit import compared_ranks
 from payload.training.metrics import FLOPS_FORMULA, Work
 from payload.training.peak import find_peak
 from payload.training.timing import CommTime, CommTimes, timed_mesh
@@ -124,18 +124,9 @@ def sides_of(config: BenchConfig, size: int) -> list[Side]:
 
     size: ranks of the job. Raises UsageError if a number in ``--ranks`` does not fit the job or the layout.
     """
-    batch, smallest = config.batch.global_batch_size, config.layout.tp * config.layout.pp
-    counts = config.bench.ranks or [smallest << power for power in range(32) if smallest << power < size]
-    for ranks in counts:
-        if ranks > size:
-            raise UsageError(f"--ranks {ranks}: this job has only {size} ranks", code="too-few-ranks")
-        if ranks % smallest:
-            raise UsageError(
-                f"--ranks {ranks} is not a multiple of --tp x --pp, which is {smallest}",
-                code="ranks-not-divisible",
-            )
+    batch, counts = config.batch.global_batch_size, compared_ranks(config, size)
     sides = [Side("all", size, batch)]
-    if size > smallest:
+    if size > config.layout.tp * config.layout.pp:
         sides.append(Side("all, silent", size, batch, silent=True))
     for ranks in sorted({ranks for ranks in counts if ranks < size}, reverse=True):
         sides.append(Side(f"strong {ranks}", ranks, batch))

@@ -52,7 +52,7 @@ class Text:
         self.targets = float(length)
         self.bytes_per_target: float | None = len(held_out) / len(self._held_out_tokens)
         self.about = f"{name}: {numbers} of {tokenizer.name}, {self.bytes_per_target:.2f} bytes each"
-        self.facts = _facts(self.vocabulary, length)
+        self.facts = text_facts(self.vocabulary, length)
         self.input: Mapping[str, Any] = {"kind": "text", "length": length}
         self.tokenizer: Mapping[str, Any] | None = {"kind": tokenizer.kind, **tokenizer.data_state}
 
@@ -82,7 +82,7 @@ class MaskedText(Text):
         self._mask = self.vocabulary
         self.targets = _MASKED * length
         self.bytes_per_target = None
-        self.facts = _facts(self.vocabulary + 1, length)
+        self.facts = text_facts(self.vocabulary + 1, length)
         self.input = {"kind": "masked text", "length": length, "mask": self._mask}
         batches = (self.held_out_batch(np.array([position])) for position in range(self.held_out))
         if not any((targets >= 0).any() for _, targets in batches):
@@ -114,5 +114,6 @@ class MaskedText(Text):
         return np.where(is_unchanged, tokens, inputs).astype(tokens.dtype), targets
 
 
-def _facts(vocabulary: int, length: int) -> Mapping[str, int]:
+def text_facts(vocabulary: int, length: int) -> Mapping[str, int]:
+    """Return the sizes of text by name, see ``Dataset.facts``."""
     return {"vocabulary": vocabulary, "classes": vocabulary, "length": length, "tokens": length}

@@ -39,8 +39,8 @@ def build(
     """
     if side % patch:
         raise UsageError(
-            f"images of {side} x {side} pixels cannot be cut into patches of {patch} x {patch}; use images "
-            f"with a side that is a multiple of {patch}",
+            f"--patch {patch}: images of {side} x {side} pixels cannot be cut into patches of {patch} x "
+            f"{patch}; use images with a side that is a multiple of {patch}",
             code="patches-not-divisible",
         )
     patches, pixels = (side // patch) ** 2, patch * patch * channels

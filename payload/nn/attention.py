@@ -49,7 +49,7 @@ class Attention:
         """
         if width % heads:
             raise UsageError(
-                f"a width of {width} cannot be divided among {heads} attention heads",
+                f"--heads {heads}: a width of {width} cannot be divided among {heads} attention heads",
                 code="heads-not-divisible",
             )
         if heads % context.tp.size:

@@ -68,6 +68,15 @@ class Evaluation:
         return self.loss / math.log(2) / bytes_per_target
 
 
+def stages_of(units: Sequence[Unit], *, tp: int, pp: int, recompute: bool) -> list[Sequence[Unit]]:
+    """Split a model's units into pipeline stages. Raise UsageError if the model does not suit tp or pp."""
+    if tp > 1 and all(p.axis is None for unit in units for p in unit.layer.parameters):
+        raise UsageError(
+            f"--tp {tp}: this model has no tensor-parallel layers; omit --tp", code="tp-without-layers"
+        )
+    return split(recomputed(units) if recompute else units, pp)
+
+
 class Engine:
     """Trains and evaluates a model that is distributed over a mesh of ranks."""
 
@@ -92,12 +101,7 @@ class Engine:
             compressor: compresses the gradients. Must be ``mesh.dp`` itself, or the communicator that
                 ``mesh.dp`` wraps.
         """
-        if mesh.tp.size > 1 and all(p.axis is None for unit in units for p in unit.layer.parameters):
-            raise UsageError(
-                f"--tp {mesh.tp.size}: this model has no tensor-parallel layers; omit --tp",
-                code="tp-without-layers",
-            )
-        stages = split(recomputed(units) if options.recompute else units, mesh.pp.size)
+        stages = stages_of(units, tp=mesh.tp.size, pp=mesh.pp.size, recompute=options.recompute)
         self.device, self.mesh, self._options = device, mesh, options
         self.units = stages[mesh.pp.rank]
         """Units of this rank's stage."""

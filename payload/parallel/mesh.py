@@ -45,13 +45,7 @@ def alone() -> Mesh:
 
 def make_mesh(world: Transport, *, tp: int = 1, pp: int = 1) -> Mesh:
     """Arrange all ranks as dp x tp x pp. Raise UsageError if tp x pp does not divide the number of ranks."""
-    dp, remainder = divmod(world.size, tp * pp)
-    if remainder:
-        raise UsageError(
-            f"--tp {tp} x --pp {pp} does not divide the {world.size} ranks; start a multiple of {tp * pp}",
-            code="ranks-not-divisible",
-        )
-    rank = world.rank
+    dp, rank = data_parallel_ranks(world.size, tp=tp, pp=pp), world.rank
     position = (rank // (dp * tp), rank // tp % dp, rank % tp)  # pp, dp, tp
 
     def group(size: int, color: int) -> Communicator:
@@ -65,6 +59,17 @@ def make_mesh(world: Transport, *, tp: int = 1, pp: int = 1) -> Mesh:
         tp=group(tp, position[0] * dp + position[1]),
         pp=group(pp, position[1] * tp + position[2]),
     )
+
+
+def data_parallel_ranks(ranks: int, *, tp: int, pp: int) -> int:
+    """Return the number of data-parallel ranks. Raise UsageError if tp x pp does not divide ``ranks``."""
+    dp, remainder = divmod(ranks, tp * pp)
+    if remainder:
+        raise UsageError(
+            f"--tp {tp} x --pp {pp} does not divide the {ranks} ranks; start a multiple of {tp * pp}",
+            code="ranks-not-divisible",
+        )
+    return dp
 
 
 @dataclass(frozen=True, slots=True)

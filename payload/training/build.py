@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from payload.cli.config import Layout, Model, Optimizer, TrainConfig
 from payload.data.base import Dataset
@@ -35,7 +35,14 @@ if TYPE_CHECKING:
 _EVAL_BATCH = 32
 
 
-def build_units(model: Model, dataset: Dataset, context: Context) -> list[Unit]:
+class Sized(Protocol):
+    """The sizes of a data set, see ``Dataset.facts``."""
+
+    @property
+    def facts(self) -> Mapping[str, int]: ...
+
+
+def build_units(model: Model, dataset: Sized, context: Context) -> list[Unit]:
     """Build all units (groups of layers) of the model. Raises UsageError if a size does not fit the data."""
     return make_units(model.model, model_sizes(model, dataset), context)
 
@@ -51,7 +58,7 @@ def model_record(model: Model, dataset: Dataset) -> ModelRecord:
     )
 
 
-def model_sizes(model: Model, dataset: Dataset) -> dict[str, Any]:
+def model_sizes(model: Model, dataset: Sized) -> dict[str, Any]:
     """Return all arguments for building the model. Raises UsageError for a flag that this model lacks."""
     parameters = inspect.signature(module_of(model.model).build).parameters
     defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
@@ -177,11 +184,8 @@ def build_loader(
     if eval_only:
         micro_batch = min(micro_batch or _EVAL_BATCH, _EVAL_BATCH)
         global_batch = micro_batch * mesh.dp.size
-    elif global_batch > dataset.training:
-        raise UsageError(
-            f"--global-batch-size {global_batch} is too large: there are {dataset.training} training samples",
-            code="batch-above-samples",
-        )
+    else:
+        reject_large_batch(global_batch, dataset.training)
     return Loader(
         dataset,
         device,
@@ -193,6 +197,15 @@ def build_loader(
         prefetch=config.data.prefetch,
         dtype=PRECISIONS[config.precision.precision].compute,
     )
+
+
+def reject_large_batch(global_batch: int, samples: int) -> None:
+    """Raise UsageError if a global batch is larger than the number of training samples."""
+    if global_batch > samples:
+        raise UsageError(
+            f"--global-batch-size {global_batch} is too large: there are {samples} training samples",
+            code="batch-above-samples",
+        )
 
 
 def build_schedule(config: TrainConfig, mesh: Mesh, per_epoch: int) -> LearningRate:

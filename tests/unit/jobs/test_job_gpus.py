@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import UsageError
+from clusterctl.jobs.bundled import reject_unfit_ranks
 from clusterctl.scheduler.script import with_gpus
 from clusterctl.scheduler.user_script import partition_of, reject_long_script
 from clusterctl.spec.job import JobSpec
@@ -41,6 +42,15 @@ WITHOUT_SLURM = facts_with(*PARTITIONS, has_slurm=False)
 def test_a_training_uses_the_gpus_of_its_partition(given: dict[str, Any], gpus: int, ranks: int) -> None:
     job = with_gpus(FACTS, JobSpec(name="t", bundled="train", **given))
     assert (job.gpus, job.tasks_per_node) == (gpus, ranks)
+
+
+def test_the_default_number_of_ranks_suits_the_arguments() -> None:
+    jobs = [
+        with_gpus(FACTS, JobSpec(name="t", bundled="train", args=("--pp", *pp))) for pp in (("2",), ("3",))
+    ]
+    reject_unfit_ranks(jobs[:1])
+    with refused("program-arguments", UsageError, "--pp 3", "the 8 ranks"):
+        reject_unfit_ranks(jobs[1:])
 
 
 def test_what_runs_on_one_rank_has_one_gpu() -> None:

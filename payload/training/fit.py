@@ -1,0 +1,118 @@
+"""Checks of a command line without its data, GPUs and ranks, on the machine that submits the job.
+
+As a program, this module reads pairs of a command line and its number of ranks (null: unknown) as JSON, and
+prints an error message or null for each pair:
+
+    $ echo '[[["train", "--lrr", "0.1"], 2], [["train", "--tp", "3"], 4]]' | python -m payload.training.fit
+    ["unrecognized arguments: --lrr 0.1; did you mean --lr?", "--tp 3 x --pp 1 does not divide the 4 ..."]
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from payload.cli.arguments import check, parse_here
+from payload.cli.config import BenchConfig, EvalConfig, TrainConfig
+from payload.comm.base import Solo
+from payload.data.datasets import open_dataset
+from payload.data.images import facts
+from payload.data.text import text_facts
+from payload.device.base import Cpu
+from payload.errors import UsageError
+from payload.nn.module import Context
+from payload.parallel.engine import stages_of
+from payload.parallel.mesh import alone, data_parallel_ranks
+from payload.training.build import build_schedule, build_units, reject_large_batch
+
+# For data that is not here: images that any number of patches and strides divides, and tokens of bytes.
+_SIDE, _VOCABULARY = 32, 256
+
+
+class _Group(Solo):
+    """A group of ranks that do not exist."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """Sizes of a data set. training: number of samples. None: unknown."""
+
+    facts: Mapping[str, int]
+    training: int | None = None
+
+
+def find_error(argv: Sequence[str], ranks: int | None) -> str | None:
+    """Return the error in a command line, or None. Config files, which are on the cluster, are not read.
+
+    ranks: the number of ranks that run the command. None: not known yet.
+    """
+    try:
+        config = parse_here(argv)
+        if isinstance(config, EvalConfig) and ranks:
+            data_parallel_ranks(ranks, tp=config.tp, pp=config.pp)
+        elif isinstance(config, TrainConfig):
+            reject_unfit(config, ranks)
+        if isinstance(config, BenchConfig) and ranks:
+            compared_ranks(config, ranks)
+    except UsageError as exc:
+        return str(exc).removesuffix("; see --help")
+    return None
+
+
+def reject_unfit(config: TrainConfig, ranks: int | None) -> None:
+    """Raise UsageError if the model does not fit the data or the layout, or the run its number of ranks."""
+    layout, bench = config.layout, isinstance(config, BenchConfig)
+    dp = data_parallel_ranks(ranks, tp=layout.tp, pp=layout.pp) if ranks else None
+    if dp and not bench:
+        check(config, several=dp > 1)
+    data = _sizes_of(config)
+    units = build_units(config.model, data, Context(Cpu(), tp=_Group(layout.tp)))
+    stages_of(units, tp=layout.tp, pp=layout.pp, recompute=layout.recompute)
+    samples = data.training or sys.maxsize
+    reject_large_batch(config.batch.global_batch_size, samples)
+    if not (bench or config.batch.find):
+        build_schedule(
+            config,
+            replace(alone(), dp=_Group(dp or 1)),
+            math.ceil(samples / config.batch.global_batch_size),
+        )
+
+
+def compared_ranks(config: BenchConfig, size: int) -> Sequence[int]:
+    """Return the numbers of ranks with which a benchmark on ``size`` ranks is compared.
+
+    Raises UsageError if a number in ``--ranks`` does not fit the job or the layout.
+    """
+    smallest = config.layout.tp * config.layout.pp
+    counts = config.bench.ranks or [smallest << power for power in range(32) if smallest << power < size]
+    for ranks in counts:
+        if ranks > size:
+            raise UsageError(f"--ranks {ranks}: this job has only {size} ranks", code="too-few-ranks")
+        if ranks % smallest:
+            raise UsageError(
+                f"--ranks {ranks} is not a multiple of --tp x --pp, which is {smallest}",
+                code="ranks-not-divisible",
+            )
+    return counts
+
+
+def _sizes_of(config: TrainConfig) -> _Sizes:
+    """Return the sizes of the data. For files, which are on the cluster, these are sizes that fit."""
+    kind = config.data.data.partition(":")[0]
+    if kind == "text":
+        return _Sizes(text_facts(_VOCABULARY, config.data.sequence_length))
+    if kind == "idx":
+        side = _SIDE * (config.model.patch or 1)
+        return _Sizes(facts(side, side, 1, 10))
+    dataset = open_dataset(config, Solo())
+    return _Sizes(dataset.facts, dataset.training)
+
+
+if __name__ == "__main__":
+    json.dump([find_error(*line) for line in json.load(sys.stdin)], sys.stdout)
