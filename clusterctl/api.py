@@ -23,7 +23,7 @@ from clusterctl.cluster.status import Status as Status  # noqa: PLC0414 - a publ
 from clusterctl.cluster.status import status_of
 from clusterctl.cluster.up import UpOptions, UpResult
 from clusterctl.errors import ClusterctlError as ClusterctlError  # noqa: PLC0414
-from clusterctl.errors import UsageError, excluded, printable
+from clusterctl.errors import UsageError, printable
 from clusterctl.jobs import files, queue, watch
 from clusterctl.jobs.bundled import ChosenModel, reject_invalid_arguments
 from clusterctl.jobs.log_text import KeptLogs, whole_lines
@@ -36,21 +36,19 @@ from clusterctl.providers.base import Prompts
 from clusterctl.rehearse.rehearsal import LIMIT_S, MTBF_S, Rehearser, job_to_rehearse
 from clusterctl.rehearse.rehearsal import Rehearsal as Rehearsal  # noqa: PLC0414
 from clusterctl.rehearse.verdict import Fault
-from clusterctl.runs.collect import collect
+from clusterctl.runs.collect import SelectionKeywords, collect, selection_of
 from clusterctl.runs.compare import compare as compare  # noqa: PLC0414
-from clusterctl.runs.fetch import selection_of
 from clusterctl.runs.find import Row as Row  # noqa: PLC0414
 from clusterctl.runs.find import named_run as named_run  # noqa: PLC0414
-from clusterctl.runs.find import ranked
 from clusterctl.runs.only_copies import bring_all
 from clusterctl.runs.page import Report as Report  # noqa: PLC0414
-from clusterctl.runs.query import RunQuery, select_runs
 from clusterctl.runs.query import frame as frame  # noqa: PLC0414
+from clusterctl.runs.query import list_runs as list_runs  # noqa: PLC0414
 from clusterctl.runs.report import report_of
 from clusterctl.scheduler.base import JobInfo
 from clusterctl.scheduler.diagnosis import Diagnosis
 from clusterctl.scheduler.session import PATIENCE_S, SHORT_PATIENCE_S, SOON_S, Session, open_session
-from clusterctl.spec.job import JobKeywords, Weights, is_job_file
+from clusterctl.spec.job import JobKeywords, ReplayKeywords, Weights, is_job_file
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import reject_unknown
 from clusterctl.state.chosen import ChosenCluster, naming_lock_holder
@@ -64,12 +62,10 @@ from clusterctl.util.progress import SILENT, LineReporter, PhaseLines
 
 _Names = str | Sequence[str]
 _Paths = str | Path | Sequence[str | Path]
-
-
+# The arguments of a program: words, or options by name.
+_Args = str | Iterable[object] | Mapping[str, object]
 # The fields of a sweep that are numbers. All other values are passed to the program as text.
 _OF_SWEEP: Final = frozenset({"trials", "seed", "parallel"})
-# The options of a job that a replay may change.
-_REPLAY_OPTIONS: Final = frozenset("partition account qos constraint time mem tag note".split())
 
 
 def _as_texts(value: object) -> object:
@@ -83,6 +79,19 @@ def _as_texts(value: object) -> object:
 
 def _as_list(words: str | Path | Iterable[object]) -> list[str]:
     return [str(words)] if isinstance(words, str | Path) else [str(word) for word in words]
+
+
+def _as_arguments(args: _Args) -> list[str]:
+    """Return a program's arguments: words as they are, a mapping as options such as ``--lr 0.1``."""
+    if not isinstance(args, Mapping):
+        return _as_list(args)
+    words: list[str] = []
+    for key, value in args.items():
+        if value is not None and value is not False:
+            texts = [] if value is True else _as_texts(value)
+            words.append(key if key.startswith("-") else f"--{key}")
+            words += texts if isinstance(texts, list) else [str(texts)]
+    return words
 
 
 def _path(path: str | Path | None) -> Path | None:
@@ -148,7 +157,15 @@ class Cluster:
         limit: _Names = (),
         no_wait: bool = False,
     ) -> UpResult:
-        """Create or repair the cluster. The arguments are the options of the command `up`."""
+        """Create or repair the cluster. The arguments are the options of the command `up`.
+
+        yes: agree to changes that the command asks about; otherwise they raise UsageError.
+        reconfigure: configure all hosts, even unchanged hosts. limit: only these hosts. Empty: all.
+        force: cancel jobs on nodes that the changed spec no longer has.
+        discard: delete data that exists only on hosts that are removed or recreated.
+        bundle: archive with packages for hosts without internet. no_bundle: use the hosts' repositories.
+        no_wait: raise LockedError, instead of waiting, if another command has locked the cluster.
+        """
         options = UpOptions(
             approve=lambda plan: _confirm(prompt_about(plan), yes=yes),
             reconfigure=reconfigure,
@@ -176,7 +193,13 @@ class Cluster:
         forget: _Names = (),
         no_wait: bool = False,
     ) -> down.DownResult:
-        """Collect runs, remove the cluster, and check that nothing is left. Arguments: options of `down`."""
+        """Collect runs, remove the cluster, and check that nothing is left. Arguments: options of `down`.
+
+        yes: agree to the removal. out: folder for the collected runs. Default: ./runs.
+        discard: delete everything on the cluster without collecting it. discard_run: only runs of these jobs.
+        forget: hosts of your own that no longer exist.
+        no_wait: raise LockedError, instead of waiting, if another command has locked the cluster.
+        """
         reject_foreign(self._chosen)
         workspace = self._chosen.workspace(named=True)
         _confirm(f"removing cluster {workspace.root.name!r} needs confirmation", yes=yes)
@@ -198,13 +221,21 @@ class Cluster:
     def submit(
         self,
         target: str | Path,
-        args: str | Iterable[object] = (),
+        args: _Args = (),
         *,
         run: str | Path | None = None,
         weights: Literal["best", "final"] = "best",
         **options: Unpack[JobKeywords],
     ) -> Job:
-        """Submit a bundled job or a script. ``run``: the job loads this run's model (its ``weights``)."""
+        """Submit a bundled job or a script.
+
+        args: the program's arguments: words, or options such as ``{"lr": 0.1}``, which is ``--lr 0.1``. True
+            is the option alone; False and None omit it.
+        run: the job loads this run's model, of which it uses the ``weights``.
+        options: name, nodes, tasks_per_node, ranks, cpus, gpus, mem, time, partition, account, qos,
+            constraint, array, sweep, after, slurm, from_run, signal, requeue, chain, launcher, hang, folder,
+            include, exclude, outputs, env, container, requirements, tag, note: as in a job file.
+        """
         if is_job_file(str(target)):
             raise UsageError(
                 f"{target} is a job file, which may contain several jobs",
@@ -218,18 +249,20 @@ class Cluster:
     def submit_file(
         self,
         path: str | Path,
-        args: str | Iterable[object] = (),
+        args: _Args = (),
         *,
         variants: _Names = (),
         **options: Unpack[JobKeywords],
     ) -> tuple[Job, ...]:
-        """Submit the jobs in a job file. ``variants``: names of the jobs to submit. Empty: all jobs."""
+        """Submit the jobs in a job file.
+
+        variants: names of the jobs to submit. Empty: all jobs.
+        args, options: those of `submit`. They override those in the file.
+        """
         return self._submit(self._submission(path, args, options, variants=_as_list(variants)))
 
-    def render(
-        self, target: str | Path, args: str | Iterable[object] = (), **options: Unpack[JobKeywords]
-    ) -> tuple[str, ...]:
-        """Return the sbatch scripts that `submit` would submit, like `submit --dry-run`."""
+    def render(self, target: str | Path, args: _Args = (), **options: Unpack[JobKeywords]) -> tuple[str, ...]:
+        """Return the sbatch scripts that `submit` would submit with these arguments and options."""
         submission = self._submission(target, args, options)
         jobs = Preparer(self._note).render(submission, spec_of_existing(self._chosen))
         return tuple(job.script for job in jobs)
@@ -237,7 +270,7 @@ class Cluster:
     def _submission(
         self,
         target: str | Path,
-        args: str | Iterable[object],
+        args: _Args,
         options: JobKeywords,
         *,
         model: ChosenModel | None = None,
@@ -249,13 +282,13 @@ class Cluster:
         return Submission(jobs, model)
 
     @staticmethod
-    def _given(args: str | Iterable[object], options: JobKeywords) -> dict[str, object]:
+    def _given(args: _Args, options: JobKeywords) -> dict[str, object]:
         """Return the options of a job that are set, and its arguments, as ``read_jobs`` takes them."""
         reject_unknown(options, JobKeywords.__annotations__, "jobs have no option")
         if isinstance(sweep := options.get("sweep"), Mapping):
             options["sweep"] = {k: v if k in _OF_SWEEP else _as_texts(v) for k, v in sweep.items()}
         given_options = {name: value for name, value in options.items() if value not in (None, [])}
-        words = _as_list(args)
+        words = _as_arguments(args)
         return {"args": words, **given_options} if words else given_options
 
     def _submit(self, submission: Submission) -> tuple[Job, ...]:
@@ -267,7 +300,7 @@ class Cluster:
     def rehearse(
         self,
         target: str | Path,
-        args: str | Iterable[object] = (),
+        args: _Args = (),
         *,
         faults: _Names = (),
         mtbf_s: float = MTBF_S,
@@ -276,7 +309,8 @@ class Cluster:
     ) -> Rehearsal:
         """Break a job on a local cluster in several ways, and judge whether it survives.
 
-        faults: names of faults. Empty: all. The other arguments are the options of the command `rehearse`.
+        faults: names of faults. Empty: all. limit_s: how long the undisturbed job may run.
+        mtbf_s: the assumed mean time between failures. args, options: those of `submit`.
         """
         names = _as_list(faults)
         reject_unknown(names, list(Fault), "rehearse has no fault")
@@ -293,22 +327,23 @@ class Cluster:
         *,
         failed: bool = False,
         code: Literal["sent", "current"] = "sent",
-        **flags: Any,
-    ) -> Job | None:
+        **options: Unpack[ReplayKeywords],
+    ) -> Job:
         """Submit the job of a collected run again.
 
         changes: the program's options with other values: name -> value.
-        failed: submit only failed tasks. If no task failed, submit nothing and return None.
+        failed: submit only the tasks that did not complete. Raise UsageError if all tasks have completed.
         code: the program's files: as sent with the run, or as they are in its folder now.
-        flags: options of the command `replay`, such as ``partition`` and ``time``.
+        options: mem, time, partition, account, qos, constraint, tag, note. Default: those of the run.
         """
-        reject_unknown(flags, _REPLAY_OPTIONS, "replay has no option")
+        reject_unknown(options, ReplayKeywords.__annotations__, "replay has no option")
         row = run if isinstance(run, Row) else named_run(str(run), self._chosen.ledger)
         texts = {key.removeprefix("--"): str(_as_texts(value)) for key, value in (changes or {}).items()}
-        given_flags = {name: value for name, value in flags.items() if value not in (None, [])}
-        again = select_replay(row, texts, failed=failed, flags=given_flags, code=Code(code))
+        given_options = {name: value for name, value in options.items() if value not in (None, [])}
+        again = select_replay(row, texts, failed=failed, flags=given_options, code=Code(code))
         if again is None:
-            return None
+            fix = "leave out failed=True, to replay the whole array"
+            raise UsageError(f"all tasks of {row.shown} have completed", code="nothing-to-replay", fix=fix)
         replay = replay_job(row.run.directory, again)
         reject_invalid_arguments((replay.job,), None)
         (job,) = self._submit(Submission((replay.job,), replay=replay))
@@ -342,20 +377,20 @@ class Cluster:
         ids: _Names = (),
         *,
         out: str | Path | None = None,
-        checkpoints: Literal["latest", "all", "none"] | None = None,
-        max_checkpoint: str | None = None,
-        max_file: str | None = None,
-        everything: bool = False,
+        **options: Unpack[SelectionKeywords],
     ) -> tuple[Row, ...]:
         """Copy the results of jobs (runs) from the cluster. The arguments are the options of `collect`.
 
         ids: the jobs. Empty: all jobs that are not collected yet.
+        out: folder for the runs. Default: ./runs. checkpoints: as in `collect`.
+        max_checkpoint, max_file: sizes such as ``4GiB``, above which files stay on the cluster.
+        everything: copy all that exists only on the cluster.
         """
-        selection = selection_of(checkpoints, max_checkpoint, max_file, everything=everything)
-        folder = _path(out) or RUNS
+        reject_unknown(options, SelectionKeywords.__annotations__, "collect has no option")
+        selection, folder = selection_of(**options), _path(out) or RUNS
         with self._session(SHORT_PATIENCE_S) as session:
             runs = collect(session, _as_list(ids) or None, out=folder, selection=selection)
-            if everything and not ids:
+            if selection.everything and not ids:
                 bring_all(session.ledger.workspace, folder)
         return tuple(Row(run) for run in runs)
 
@@ -369,7 +404,7 @@ class Cluster:
         return Path(to).absolute()
 
     def ssh(self, command: _Names, host: str | None = None, *, admin: bool = False) -> CompletedProcess[str]:
-        """Run a command on a host, by default the controller. The host's shell parses a single string."""
+        """Run a command (a string: by the shell) on a host or the controller, as job user or ``admin``."""
         workspace, words = self._chosen.workspace(), _as_list(command)
         with naming_lock_holder(workspace):
             inventory = inventory_of(workspace)
@@ -414,7 +449,7 @@ class Job:
     def follow(
         self, show: Callable[[str], object] = print, *, timeout_s: float | None = None
     ) -> tuple[JobInfo, ...]:
-        """Call ``show`` with each line of the job's output until the job ends. Raise errors like ``wait``."""
+        """Call ``show`` with each line of output until the job ends. Errors, ``timeout_s``: as for `wait`."""
 
         def show_lines(chunk: LogChunk) -> None:
             for line in chunk.data.removesuffix(b"\n").split(b"\n"):
@@ -449,44 +484,10 @@ class Job:
         """Cancel the pending or running job."""
         self.cluster.cancel([self.id])
 
-    def collect(self, **options: Any) -> Row:
-        """Copy the job's results (run) from the cluster, with the options of ``Cluster.collect``."""
-        (run,) = self.cluster.collect([self.id], **options)
+    def collect(self, *, out: str | Path | None = None, **options: Unpack[SelectionKeywords]) -> Row:
+        """Copy the job's results (run) to ``out``, with the options of ``Cluster.collect``."""
+        (run,) = self.cluster.collect([self.id], out=out, **options)
         return run
-
-
-def list_runs(
-    where: _Names = (),
-    *,
-    sort: str | None = None,
-    reverse: bool = False,
-    since: str | None = None,
-    tags: _Names = (),
-    sweep: str | None = None,
-    tasks: bool = False,
-    folders: _Paths = (),
-    everywhere: bool = False,
-    cluster: str | None = None,
-    report: LineReporter = SILENT.note,
-) -> list[Row]:
-    """Return collected runs, newest first, like `runs list`; or the tasks of ``sweep``, best first."""
-    if sweep is not None:
-        if where or since or tags or tasks or folders or everywhere or cluster:
-            raise excluded("sweep=", "a condition on runs")
-        return ranked(named_run(sweep), sort, reverse=reverse)[0]
-    query = RunQuery(
-        where=_as_list(where),
-        sort=sort,
-        reverse=reverse,
-        since=since,
-        tags=_as_list(tags),
-        tasks=tasks,
-        cluster=cluster,
-    )
-    selected = select_runs(query, [*map(Path, _as_list(folders))], everywhere=everywhere)
-    for note in selected.notes:
-        report(printable(note))
-    return selected.rows
 
 
 def report(runs: Row | Sequence[Row]) -> Report:

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Final
 
 from clusterctl.cli.options import OutFolder, Words, argument, flag, job_ids, takes
 from clusterctl.cli.output import Screen
-from clusterctl.runs.collect import collect_runs
-from clusterctl.runs.fetch import CHECKPOINTS, selection_of
+from clusterctl.runs.collect import collect_runs, selection_of
+from clusterctl.runs.fetch import CHECKPOINTS
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, open_session
 from clusterctl.state.ledger import RunRecord
 from clusterctl.state.submissions import RUNS
@@ -52,7 +52,7 @@ def collect(
     A run consists of a job's logs, metrics, telemetry, accounting, and the other files in its folder.
     """
     everything, out = bool(given.get("everything")), out or RUNS
-    selection = selection_of(**{**dict.fromkeys(_SELECTION), **given})
+    selection = selection_of(**given)
     with (
         open_session(screen.chosen(), patience_s=SHORT_PATIENCE_S) as session,
         screen.transfers() as progress,

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 from clusterctl.errors import (
     ClusterctlError,
@@ -22,9 +22,14 @@ from clusterctl.errors import (
     Failure,
     NoAnswerError,
     SchedulerError,
+    UsageError,
 )
 from clusterctl.runs.fetch import (
+    ALL,
+    CHECKPOINTS,
     DEFAULT,
+    MAX_CHECKPOINT,
+    MAX_FILE,
     CollectedFiles,
     Manifest,
     Outputs,
@@ -55,6 +60,7 @@ from clusterctl.scheduler.first import settle
 from clusterctl.scheduler.records import await_ends
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, Session, resolve_submissions
 from clusterctl.scheduler.session import connect_session as session_of
+from clusterctl.spec.units import parse_size_mib
 from clusterctl.state.facts import facts_of, facts_of_spec
 from clusterctl.state.ledger import RunRecord
 from clusterctl.state.submissions import (
@@ -77,6 +83,57 @@ from clusterctl.util.process import start_in_thread
 if TYPE_CHECKING:
     from clusterctl.runs.record import Recorder
     from clusterctl.spec.models import ClusterSpec
+
+
+class SelectionKeywords(TypedDict, total=False):
+    """The options of `collect` that select files.
+
+    checkpoints: which checkpoints of each run. Default: latest.
+    max_checkpoint, max_file: sizes such as 4GiB. Larger files stay on the cluster and are listed.
+    everything: copy all files of any size.
+    """
+
+    checkpoints: Literal["latest", "all", "none"]
+    max_checkpoint: str
+    max_file: str
+    everything: bool
+
+
+def selection_of(**options: Unpack[SelectionKeywords]) -> Selection:
+    """Return the selection for the options of `collect`.
+
+    Raises:
+        UsageError: a value is wrong, or contradicts ``everything``.
+    """
+    checkpoints = options.get("checkpoints")
+    sizes = (options.get("max_checkpoint"), options.get("max_file"))
+    if options.get("everything"):
+        if any(option is not None for option in (checkpoints, *sizes)):
+            raise UsageError(
+                "--all copies all files, so it can't be combined with limits",
+                code="options-exclusive",
+                fix="leave out --all, or leave out --checkpoints, --max-checkpoint and --max-file",
+            )
+        return ALL
+    if checkpoints not in {None, *CHECKPOINTS}:
+        raise UsageError(
+            f"--checkpoints: {checkpoints!r} is not a valid value",
+            code="unknown-value",
+            fix=f"use {', '.join(CHECKPOINTS[:-1])} or {CHECKPOINTS[-1]}",
+        )
+    return Selection(
+        checkpoints or "latest",
+        _bytes("--max-checkpoint", sizes[0], MAX_CHECKPOINT),
+        _bytes("--max-file", sizes[1], MAX_FILE),
+    )
+
+
+def _bytes(flag: str, size: str | None, default: int) -> int:
+    try:
+        return default if size is None else parse_size_mib(size) << 20
+    except ValueError as exc:
+        message = f"{flag}: {size!r} is not a valid size"
+        raise UsageError(message, code="bad-value", why=str(exc), fix=f"for example, {flag} 4GiB") from exc
 
 
 def collect(

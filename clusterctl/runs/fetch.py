@@ -31,7 +31,6 @@ from clusterctl.runs.remote_files import (
     TOO_LARGE,
     UNFINISHED_ONE,
 )
-from clusterctl.spec.units import parse_size_mib
 from clusterctl.state.ledger import Skipped
 from clusterctl.state.submissions import (
     METRICS_FILE,
@@ -132,47 +131,6 @@ def _with_command(reason: str, job_id: str, *flags: str) -> str:
 DEFAULT = Selection()
 ALL = Selection(EVERYTHING, sys.maxsize, sys.maxsize)
 CHECKPOINTS = ("latest", "all", "none")
-
-
-def selection_of(
-    checkpoints: str | None, max_checkpoint: str | None, max_file: str | None, *, everything: bool
-) -> Selection:
-    """Return the selection for the options of `collect`. None: the option's default.
-
-    checkpoints: which checkpoints of each run: latest, all or none.
-    max_checkpoint, max_file: sizes such as 4GiB. Larger files stay on the cluster and are listed.
-    everything: copy all files of any size.
-
-    Raises:
-        UsageError: a value is wrong, or contradicts ``everything``.
-    """
-    if everything:
-        if any(option is not None for option in (checkpoints, max_checkpoint, max_file)):
-            raise UsageError(
-                "--all copies all files, so it can't be combined with limits",
-                code="options-exclusive",
-                fix="leave out --all, or leave out --checkpoints, --max-checkpoint and --max-file",
-            )
-        return ALL
-    if checkpoints not in {None, *CHECKPOINTS}:
-        raise UsageError(
-            f"--checkpoints: {checkpoints!r} is not a valid value",
-            code="unknown-value",
-            fix=f"use {', '.join(CHECKPOINTS[:-1])} or {CHECKPOINTS[-1]}",
-        )
-    return Selection(
-        checkpoints or "latest",
-        _bytes("--max-checkpoint", max_checkpoint, MAX_CHECKPOINT),
-        _bytes("--max-file", max_file, MAX_FILE),
-    )
-
-
-def _bytes(flag: str, size: str | None, default: int) -> int:
-    try:
-        return default if size is None else parse_size_mib(size) << 20
-    except ValueError as exc:
-        message = f"{flag}: {size!r} is not a valid size"
-        raise UsageError(message, code="bad-value", why=str(exc), fix=f"for example, {flag} 4GiB") from exc
 
 
 @dataclass(frozen=True, slots=True)

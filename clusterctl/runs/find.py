@@ -17,12 +17,18 @@ from clusterctl.state.ledger import Metric, RunRecord, TaskRecord, Value
 from clusterctl.state.submissions import RUN_FILE, Ledger, find_run, may_be_run, run_folders, runs_folders
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Row:
     """A collected run, or a task of a job array, as a row in lists and tables."""
 
     run: RunRecord
     task: TaskRecord | None = None
+
+    def __repr__(self) -> str:
+        """Return a line such as ``<run demo-12-train: COMPLETED, eval_loss 0.083>``."""
+        name = next(metric_names([self]), "")
+        last = self.metrics[name].last if name else None
+        return f"<run {self.shown}: {self.record.state}{'' if last is None else f', {name} {last:.4g}'}>"
 
     @property
     def number(self) -> str:

@@ -11,11 +11,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from clusterctl.errors import MachineError, Notice, UsageError
-from clusterctl.runs.find import FIELDS, TIMES, Row, find_runs, ordered, reject_unknown_keys, submitted_at
+from clusterctl.errors import MachineError, Notice, UsageError, excluded, printable
+from clusterctl.runs.find import (
+    FIELDS,
+    TIMES,
+    Row,
+    find_runs,
+    named_run,
+    ordered,
+    ranked,
+    reject_unknown_keys,
+    submitted_at,
+)
 from clusterctl.spec.units import parse_duration_s, parse_slurm_time_s
 from clusterctl.state.ledger import Value
 from clusterctl.state.submissions import RUNS, runs_folders
+from clusterctl.util.progress import SILENT, LineReporter
 
 if TYPE_CHECKING:
     import polars
@@ -201,6 +212,48 @@ def _since(text: str) -> float:
     )
 
 
+def list_runs(
+    where: str | Sequence[str] = (),
+    *,
+    sort: str | None = None,
+    reverse: bool = False,
+    since: str | None = None,
+    tags: str | Sequence[str] = (),
+    sweep: str | None = None,
+    tasks: bool = False,
+    folders: str | Path | Sequence[str | Path] = (),
+    everywhere: bool = False,
+    cluster: str | None = None,
+    report: LineReporter = SILENT.note,
+) -> list[Row]:
+    """Return collected runs, newest first, like `runs list`; or the tasks of ``sweep``, best first.
+
+    where: conditions such as ``lr>1e-4``; all must hold. sort: the key to sort by. reverse: the other order.
+    since: only runs of this time, such as ``7d``. tags: only runs with these tags. cluster: only its runs.
+    sweep: name of a run. Its tasks are ranked by its own metric, or by ``sort``.
+    tasks: an array has a row for each task. report: called with lines about damaged runs.
+    folders: the folders to search. Empty: ./runs. everywhere: search all folders of runs on this machine.
+    """
+    if sweep is not None:
+        if where or since or tags or tasks or folders or everywhere or cluster:
+            raise excluded("sweep=", "a condition on runs")
+        return ranked(named_run(sweep), sort, reverse=reverse)[0]
+    query = RunQuery(
+        where=[where] if isinstance(where, str) else where,
+        sort=sort,
+        reverse=reverse,
+        since=since,
+        tags=[tags] if isinstance(tags, str) else tags,
+        tasks=tasks,
+        cluster=cluster,
+    )
+    paths = [folders] if isinstance(folders, str | Path) else folders
+    selected = select_runs(query, [*map(Path, paths)], everywhere=everywhere)
+    for note in selected.notes:
+        report(printable(note))
+    return selected.rows
+
+
 _LARGEST: Final = 2**63
 # Polars types of fields. Other fields are texts.
 _TYPES: Final = {"nodes": "Int64", "elapsed": "Int64", "cost": "Float64", "final": "Boolean"}
@@ -209,6 +262,7 @@ _TYPES: Final = {"nodes": "Int64", "elapsed": "Int64", "cost": "Float64", "final
 def frame(rows: Iterable[Row]) -> polars.DataFrame:
     """Return runs as a data frame. The columns are those of `runs list`, program options, and metrics.
 
+    Columns in which the runs differ come first: the run, options, metrics, and other fields.
     For a metric, ``KEY`` is the last value, ``KEY.min`` the lowest, ``KEY.max`` the highest. An option with
     the name of a column is ``config.KEY``; a metric with the name of a column or option is ``metric.KEY``.
     Times are in UTC. Raises MachineError if Polars is not installed.
@@ -237,14 +291,17 @@ def _columns(rows: Sequence[Row]) -> Mapping[str, list[Value]]:
     options = dict.fromkeys(key for row in rows for key in row.config)
     metrics = dict.fromkeys(key for row in rows for key in row.metrics)
     # Keys of `Row.value` by column.
-    keys = {name: name for name in FIELDS}
+    keys = {"run": "run"}
     for key in options:
         keys.setdefault(f"config.{key}" if key in FIELDS else key, f"config.{key}")
     for key in metrics:
         name = f"metric.{key}" if key in FIELDS or key in options else key
         for suffix in ("", ".min", ".max"):
             keys.setdefault(name + suffix, f"metric.{key}{suffix}")
-    return {name: [row.value(key) for row in rows] for name, key in keys.items()}
+    keys |= {name: name for name in FIELDS}
+    columns = {name: [row.value(key) for row in rows] for name, key in keys.items()}
+    varies = {name: len({*map(repr, values)}) > 1 for name, values in columns.items()}
+    return {name: columns[name] for name in sorted(columns, key=lambda name: not varies[name])}
 
 
 def _as_number(value: Value) -> Any:

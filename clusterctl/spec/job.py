@@ -53,7 +53,20 @@ class Weights(StrEnum):
     FINAL = "final"
 
 
-class JobKeywords(TypedDict, total=False):
+class ReplayKeywords(TypedDict, total=False):
+    """The options of a job that `replay` may change, because they do not affect the results."""
+
+    mem: int | str
+    time: int | str
+    partition: str
+    account: str
+    qos: str
+    constraint: str
+    tag: Sequence[str]
+    note: str
+
+
+class JobKeywords(ReplayKeywords, total=False):
     """The keyword arguments of functions that submit a job: the fields of JobOptions except ``args``."""
 
     name: str
@@ -62,12 +75,6 @@ class JobKeywords(TypedDict, total=False):
     ranks: int
     cpus: int
     gpus: int
-    mem: int | str
-    time: int | str
-    partition: str
-    account: str
-    qos: str
-    constraint: str
     array: str
     sweep: Mapping[str, Any] | Sequence[str]
     after: Sequence[str]
@@ -85,8 +92,6 @@ class JobKeywords(TypedDict, total=False):
     env: Mapping[str, str] | Sequence[str]
     container: str
     requirements: str | Path
-    tag: Sequence[str]
-    note: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,19 @@
     ```sh                   a script
     ```yaml cluster.yaml    (or any other language and name) a file, as the commands that follow find it
     ```console rc=4         the last command ends with this exit code
+    ```console figures      numbers must agree too
     ```console no-run: why  shown only, for the reason given
     ```console elsewhere: tests/e2e/test_ordinary_user.py    run there, not here
 
 What a command prints is compared line by line, in order: words must agree, words with digits need only be
 words with digits, and `ada` is whoever reads. The manual may leave out lines and the end of one: `...` there.
+In a block with `figures`, counts must be equal, and measured numbers within 5%, since other machines round
+otherwise when they train. The ids of jobs never count.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +30,7 @@ RUN = ("console", "sh")
 _REASONS = re.compile(r"(no-run|elsewhere): *(\S.*)")
 _EXIT_CODE = re.compile(r"rc=([0-9]+)")
 _JOB = re.compile(r"\bjob (\d+)\b")
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,7 @@ class Block:
         last = int(code[1]) if code else 0
         if self.language == "sh":
             return (Command(self.where, f"set -e\n{self.text}", (), last),)
-        found = list(_typed(self))
+        found = [replace(command, figures=self.words == "figures") for command in _typed(self)]
         return (*found[:-1], replace(found[-1], exit_code=last)) if found else ()
 
 
@@ -82,6 +87,7 @@ class Command:
     text: str
     prints: tuple[str, ...]
     exit_code: int = 0
+    figures: bool = False
 
     def differs(self, said: str) -> str:
         """What of ``prints`` was not printed; "" if all was, in order."""
@@ -89,7 +95,7 @@ class Command:
         for expected in self.prints:
             if expected.strip() in {"", "..."}:
                 continue
-            if not any(_alike(expected, line) for line in lines):
+            if not any(_alike(expected, line, figures=self.figures) for line in lines):
                 return expected
         return ""
 
@@ -172,11 +178,22 @@ def assert_shown(page: Path, text: str, said: str, names: Mapping[str, str], tur
     assert not missing, f"no {missing!r}: {text}\n{said}"
 
 
-def _alike(expected: str, line: str) -> bool:
+def _alike(expected: str, line: str, *, figures: bool = False) -> bool:
     words, said = expected.split(), line.split()
     if words[-1:] == ["..."]:
         words, said = words[:-1], said[: len(words) - 1]
-    return len(words) == len(said) and all(map(_same, words, said))
+    if len(words) != len(said) or not all(map(_same, words, said)):
+        return False
+    return not figures or all(map(_same_figure, ["", *words], words, said))
+
+
+def _same_figure(before: str, word: str, said: str) -> bool:
+    """Whether two words agree, if they are numbers. ``before`` is the word before them."""
+    number, actual = (_NUMBER.fullmatch(text.strip("{}(),:")) for text in (word, said))
+    if number is None or actual is None or before == "job":
+        return True
+    is_count = "." not in number[0] + actual[0]
+    return math.isclose(float(number[0]), float(actual[0]), rel_tol=0.0 if is_count else 0.05)
 
 
 def _same(word: str, said: str) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -24,11 +26,15 @@ from clusterctl.errors import JobFailedError, MachineError, NotUpError, SpecErro
 from clusterctl.providers.base import HostChange, HostPlan
 from clusterctl.runs.find import FIELDS
 from clusterctl.scheduler.session import Session
+from clusterctl.spec.job import ReplayKeywords
 from clusterctl.spec.job_options import JobOptions
 from clusterctl.state.workspace import Workspace
+from tests.support.manual import ROOT, blocks
 from tests.support.messages import refused
 from tests.support.played.cluster import PlayedCluster
 from tests.unit.runs.made import TIME, made_run
+
+PAGE = ROOT / "docs" / "python.md"
 
 
 def script(text: str, name: str = "job.sh") -> str:
@@ -51,13 +57,45 @@ def test_a_job_has_the_options_of_the_command_line() -> None:
     assert set(JobKeywords.__annotations__) == set(JobOptions.model_fields) - {"args"}
 
 
-def test_the_page_names_all_functions() -> None:
-    page = (Path(__file__).resolve().parents[3] / "docs" / "python.md").read_text()
+def public_functions() -> list[Callable[..., object]]:
     functions = [getattr(clusterctl, name) for name in clusterctl.__all__ if name.islower()]
     functions += [one for kind in (clusterctl.Cluster, clusterctl.Job) for one in vars(kind).values()]
-    names = {one.__name__ for one in functions if inspect.isfunction(one)} - {"SILENT.note"}
+    return [one for one in functions if inspect.isfunction(one) and one.__name__[0] != "_"]
+
+
+def test_the_page_names_all_functions() -> None:
+    page = PAGE.read_text()
+    names = {one.__name__ for one in public_functions()}
     assert names >= {"frame", "submit_file", "follow"}
-    assert {name for name in names if name[0] != "_" and not re.search(rf"`{name}\(", page)} == set()
+    assert {name for name in names if not re.search(rf"`{name}\(", page)} == set()
+
+
+def test_docstrings_name_all_options() -> None:
+    """Keyword arguments, and those of a TypedDict that stands for several."""
+    missing = []
+    for function in public_functions():
+        parameters = inspect.signature(function).parameters.values()
+        words = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+        for parameter in parameters:
+            if parameter.kind is parameter.VAR_KEYWORD and function.__name__ in {"submit", "replay"}:
+                kind = JobKeywords if function.__name__ == "submit" else ReplayKeywords
+                words |= {*kind.__annotations__}
+        text = function.__doc__ or ""
+        missing += [(function.__name__, word) for word in words if not re.search(rf"\b{word}\b", text)]
+    assert missing == []
+
+
+def test_the_documented_programs_are_strictly_typed(tmp_path: Path) -> None:
+    programs = [block for block in blocks(PAGE) if block.language == "python" and block.file]
+    for block in programs:
+        (tmp_path / block.file).write_text(block.text)
+    # The package's own modules are checked by `make lint`.
+    options = ["--strict", "--follow-imports=silent", "--config-file=", f"--cache-dir={tmp_path / 'cache'}"]
+    argv = [sys.executable, "-m", "mypy", *options, *(block.file for block in programs)]
+    variables = {**os.environ, "MYPYPATH": str(ROOT)}
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False, env=variables)
+    assert len(programs) == 3
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
 
 
 def test_from_submission_to_the_run(here: Session, capfd: pytest.CaptureFixture[str]) -> None:
@@ -115,13 +153,12 @@ def test_a_run_is_replayed_with_changes(here: Session, cluster: PlayedCluster) -
     first.wait()
     run = first.collect()
     again = demo.replay(run, {"lr": 0.5}, tag=["again"])
-    assert again is not None
     again.wait()
     replayed = again.collect()
     assert (replayed.config, replayed.run.tags) == ({"lr": 0.5}, ("again",))
     assert replayed.run.replay_of == run.run.token
     with refused("unknown-name", UsageError, "nodes"):
-        demo.replay(run, nodes=2)
+        demo.replay(run, nodes=2)  # type: ignore[call-arg]
 
 
 def test_a_sweep_and_a_job_file(here: Session, cluster: PlayedCluster) -> None:
@@ -131,6 +168,9 @@ def test_a_sweep_and_a_job_file(here: Session, cluster: PlayedCluster) -> None:
     )
     assert "#SBATCH --array=0-5" in text
     assert "--epochs 1" in text
+    args = {"epochs": 1, "profile": True, "amp": False, "save": None, "augment": ["a", "b"], "-x": 0.5}
+    (text,) = demo.render(script("true"), args)
+    assert "job.sh --epochs 1 --profile --augment a b -x 0.5" in text
     assert here.ledger.entries() == (), "rendered only"
     script("true")
     Path("jobs.yaml").write_text("job: job.sh\nvariants: {a: {nodes: 1}, b: {nodes: 2}}\n")
@@ -220,7 +260,12 @@ def test_runs_are_reported(runs: Path) -> None:
 
 def test_runs_are_a_data_frame(runs: Path) -> None:
     table = clusterctl.frame(clusterctl.list_runs())
-    assert table.columns == [*FIELDS, "lr", "loss", "loss.min", "loss.max"]
+    varying = [*"run lr loss loss.min job submitted started ended".split()]
+    assert table.columns[: len(varying)] == varying
+    assert {*table.columns} == {*FIELDS, "lr", "loss", "loss.min", "loss.max"}
+    shown = repr(clusterctl.named_run("2"))
+    assert len(shown) < 80
+    assert all(word in shown for word in ("demo-2-train", "COMPLETED", "loss", "0.3333"))
     best = table.filter(polars.col("loss.min") < 0.4).row(0, named=True)
     assert (best["run"], best["lr"], best["loss.max"], best["nodes"]) == ("demo-2-train", 0.01, 1.0, 1)
     assert best["submitted"] == datetime.fromtimestamp(TIME + 2, UTC)

@@ -31,6 +31,10 @@ def test_what_is_printed_must_agree_in_shape_and_order() -> None:
     cut = Command("here", "x", ("made 7 things, ...",))
     assert (cut.differs("made 9 things, a and b"), cut.differs("made 9 nodes")) == ("", "made 7 things, ...")
     assert Command("here", "x", ("in /home/ada: done",)).differs("in /home/kim-2: done") == ""
+    figures = Command("here", "x", ("job 3: loss 0.103 after 46 steps",), figures=True)
+    assert figures.differs("job 7: loss 0.106 after 46 steps") == ""
+    for said in ("job 3: loss 0.26 after 46 steps", "job 3: loss 0.103 after 47 steps"):
+        assert figures.differs(said)
     assert Command("here", "x", ("in /home/ada: done",)).differs("in /home/: done")
     text = with_jobs("logs 12 -f; cancel 12_3; sleep 0.12; submit --nodes 12", {"12": "3"})
     assert text == "logs 3 -f; cancel 3_3; sleep 0.12; submit --nodes 12"
