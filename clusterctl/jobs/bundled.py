@@ -231,11 +231,11 @@ def model_arguments(folder: str, chosen: ChosenModel) -> tuple[str, ...]:
 
 def _shared_path(session: Session, run: NamedRun, here: Path | None) -> str | None:
     """Return the model's path in the shared folder; None if it is missing or is not the model ``here``."""
-    known = file_sha256(here / RECORD) if here is not None else ""
+    sha256 = file_sha256(here / RECORD) if here is not None else ""
     for folder in folders_on_cluster(session, run):
         argv = ["sh", "-c", 'sha256sum <"$1"', "sh", f"{folder}/{MODEL}/{RECORD}"]
         looked = session.transport.run(argv, check=False)
-        if looked.rc == 0 and looked.stdout.startswith(known):
+        if looked.rc == 0 and looked.stdout.startswith(sha256):
             return f"{folder}/{MODEL}"
     return None
 

@@ -95,7 +95,7 @@ class ChosenCluster:
 
     @property
     def ledger(self) -> Ledger | None:
-        """The jobs submitted to the cluster, for commands that need no cluster; None if none is chosen."""
+        """The jobs submitted to the chosen cluster, for commands that need no cluster. None: no choice."""
         with suppress(UsageError, NotUpError):
             return Ledger(replace(self, note=SILENT.note).workspace().jobs)
         return None

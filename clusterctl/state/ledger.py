@@ -98,7 +98,7 @@ class TaskRecord(_Stored):
     """The final state of a job, or of a task of a job array. Times are Unix seconds.
 
     nodes: those of the last attempt. start_time: of the first attempt. end_time: of the job.
-    attempts: one per start, so several for a job that was requeued. Empty: the job has not started, or an
+    attempts: an entry for each start, so several for a requeued job. Empty: the job has not started, or an
         earlier version collected it.
     interruptions: the job's restarts, as `clusterctl jobs ID -o json` shows them.
     """
@@ -142,7 +142,7 @@ class TaskRecord(_Stored):
 
 
 def node_hours(tasks: Iterable[TaskRecord]) -> float:
-    """Return the tasks' node-hours in all attempts. A shared node counts in full, an unfinished one as 0."""
+    """Return the tasks' node-hours in all attempts. A shared node counts in full; unfinished: 0."""
     attempts = (attempt for task in tasks for attempt in task.known_attempts)
     return sum(len(attempt.nodes) * attempt.seconds for attempt in attempts) / 3600
 
@@ -227,7 +227,7 @@ class RunRecord(_Stored):
 
     @property
     def attempts(self) -> tuple[AttemptRecord, ...]:
-        """The attempts of a job; () for an array, whose tasks have attempts of their own."""
+        """The attempts of a job; () for an array: its tasks have attempts of their own."""
         return () if self.is_array or not self.tasks else self.tasks[0].attempts
 
     @property

@@ -205,9 +205,8 @@ def test_find_run_refuses_a_job_id_of_two_runs(session: Session, here: Path) -> 
     """A job of the cluster in reach, and a collected run of a former cluster."""
     job_id, folder = trained(session)
     former = saved(here, f"former-{job_id}-train", job_id)
-    with rejected("run-ambiguous", UsageError, str(former), f"clusterctl collect {job_id}") as caught:
+    with rejected("run-ambiguous", UsageError, str(former), f"clusterctl collect {job_id}"):
         chosen(job_id, session)
-    assert f"job {job_id}, not collected" in caught.value.why
     cluster = session.workspace.root.name
     assert chosen(f"{cluster}/{job_id}", session) == (f"{folder}/model", None)
     assert chosen(f"old/{job_id}", session)[0] == "model"

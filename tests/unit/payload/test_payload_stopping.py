@@ -175,7 +175,6 @@ def test_a_signal_at_each_stage_loses_nothing(
     signalled = ("SIGUSR1", str(int(ranks) - 1), function, number)
     answer = job.train(int(ranks), *flags.split(), signalled=signalled)
     assert (answer.returncode, job.saved()) == (75, saved)
-    assert f"saved after iteration {saved}\n" in answer.stdout
     assert job.train(int(ranks), *flags.split()).returncode == 0
     assert [record["done"] for record in records(job.out, "run")] == [0, saved]
     assert outcome(job.out) == undisturbed(int(ranks), *flags.split())[0]
