@@ -178,7 +178,7 @@ class Saver:
     def evaluated(self, iteration: int, *, stopped: bool) -> None:
         """Record in the checkpoint of this iteration that the evaluation is complete, with the best weights.
 
-        stopped: a signal stopped the evaluation. In this case, save a checkpoint unless it exists.
+        stopped: a signal stopped the evaluation. In this case, save the iteration unless it is saved.
         Raises PayloadError on every rank if a checkpoint could not be written.
         """
         if stopped and iteration != self._saved:
