@@ -170,10 +170,11 @@ class Saver:
         """
         if written == self._world.size:
             self._complete(wait=False)
-        if stop or last or iteration % self._interval == 0:
+        is_due = stop or last or iteration % self._interval == 0
+        if is_due:
             self._begin(iteration, evaluated=evaluated)
-            if stop or self._wait or not evaluated:
-                self._finish()
+        if stop or not evaluated or (is_due and self._wait):
+            self._finish()
 
     def evaluated(self, iteration: int, *, stopped: bool) -> None:
         """Record in the checkpoint of this iteration that the evaluation is complete, with the best weights.

@@ -434,6 +434,14 @@ def test_a_run_that_fails_does_not_finish_its_file(tmp_path: Path) -> None:
     assert [(tmp_path / name).stat().st_size for name in ("whole", "begun")] == [4, 0]
 
 
+def test_an_earlier_checkpoint_is_complete_before_an_evaluation(device: Device, tmp_path: Path) -> None:
+    with saver_of(make_engine(device), tmp_path, interval=3, wait=False) as saver:
+        saver.after(3, 0)
+        assert list(complete(tmp_path)) == []
+        saver.after(4, 0, evaluated=False)
+        assert list(complete(tmp_path)) == [3]
+
+
 def test_an_old_one_that_cannot_be_removed_ends_no_run(device: Device, tmp_path: Path) -> None:
     in_the_way = tmp_path / "iteration-00000001.old.incomplete"
     report = Records()
