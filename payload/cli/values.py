@@ -52,7 +52,9 @@ path = Kind(lambda text: Path(os.path.expanduser(text)), "DIR")  # noqa: PTH111 
 def _input_path(text: str) -> Path:
     in_home = path.read("~") / text
     # Files from `clusterctl put` are in the home folder, and a job starts in a folder of its own.
-    return in_home if in_home.exists() and not path.read(text).exists() else path.read(text)
+    # os.path.exists: pathlib's method raises if another user's folder can't be searched.
+    is_in_home = os.path.exists(in_home) and not os.path.exists(path.read(text))  # noqa: PTH110
+    return in_home if is_in_home else path.read(text)
 
 
 input_path = Kind(_input_path, "DIR")

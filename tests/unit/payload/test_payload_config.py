@@ -274,6 +274,8 @@ def test_a_file_is_looked_for_here_and_then_in_the_home_folder(
     assert config.checkpoints.resume == "auto"
     (tmp_path / "set").mkdir()
     assert parse(line.split()).data.data == "idx:set"
+    too_long = "x" * 300
+    assert parse(["train", "--data", f"idx:{too_long}"]).data.data == f"idx:{too_long}"
 
 
 def test_what_only_the_run_can_tell_is_refused_by_it(alone: Runner, tmp_path: Path) -> None:
