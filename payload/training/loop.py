@@ -184,6 +184,8 @@ class Trainer:
             self.model.write(done)
         if resumed.evaluated:
             evaluation = self._evaluate(done)
+            if evaluation is not None and self.model:
+                self.model.evaluated(evaluation)
         else:
             evaluation = self.evaluate(done, self.loader.order.at(done).epoch)
         if evaluation is None:

@@ -245,6 +245,14 @@ def test_an_evaluation_that_ended_is_not_repeated(job: Job) -> None:
     assert (manifest.evaluated, manifest.model["files"]["best"]["iteration"]) == (True, 4)
 
 
+def test_a_complete_run_that_resumes_keeps_its_evaluation(job: Job) -> None:
+    flags = ("--iterations", "4", "--save-interval", "4")
+    assert job.train(0, *flags).returncode == 0
+    before = read_record(job.out / "model")
+    assert job.train(0, *flags).returncode == 0
+    assert read_record(job.out / "model") == before
+
+
 def test_evaluations_cost_what_the_user_allows(job: Job) -> None:
     """Of 359 samples, 5 spread over all: an accuracy in fifths."""
     assert job.train(0, "--eval-samples", "5", "--eval-interval", "5").returncode == 0
