@@ -322,10 +322,13 @@ def find_run(name: str, ledger: Ledger | None = None) -> NamedRun:
         for run, number in ((path, ""), *([(path.parent, task[1])] if task else ())):
             if token := token_of_run(run):
                 return NamedRun(name, run, token, _entry_of(ledger, token), task=number)
-    if match := _JOB.fullmatch(name):
-        return _run_of_job(name, match, folders, ledger)
+    match = _JOB.fullmatch(name)
+    if match and (run := _run_of_job(name, match, folders, ledger)):
+        return run
     if paths:
         return NamedRun(name, paths[0])
+    if match and not match["cluster"]:
+        return NamedRun(name, job_id=match["job"], task=match["task"] or "")
     raise _unknown(name, folders)
 
 
@@ -349,8 +352,10 @@ def job_id_of(name: str, ledger: Ledger) -> str:
     return f"{run.entry.job_id}_{run.task}" if run.task else run.entry.job_id
 
 
-def _run_of_job(name: str, match: re.Match[str], folders: Iterable[Path], ledger: Ledger | None) -> NamedRun:
-    """Return the only run of a job id. Raise UsageError if there are several."""
+def _run_of_job(
+    name: str, match: re.Match[str], folders: Iterable[Path], ledger: Ledger | None
+) -> NamedRun | None:
+    """Return the only run of a job id, or None. Raise UsageError if there are several."""
     job_id, cluster, task = match["job"], match["cluster"], match["task"] or ""
     runs: dict[str, NamedRun] = {}
     mentions_id = re.compile(rb'"job_id":\s*"%s"' % job_id.encode())
@@ -372,9 +377,7 @@ def _run_of_job(name: str, match: re.Match[str], folders: Iterable[Path], ledger
             why=", ".join(choices[:_MOST_CHOICES]),
             fix=f"pass the name of the run's folder instead of the job id{collect}",
         )
-    if not runs and cluster is not None:
-        raise _unknown(name, folders)
-    return next(iter(runs.values()), NamedRun(name, job_id=job_id, task=task))
+    return next(iter(runs.values()), None)
 
 
 def _entry_of(ledger: Ledger | None, token: str) -> JobEntry | None:

@@ -197,6 +197,8 @@ def test_find_run_by_a_job_id_of_a_former_cluster(here: Path) -> None:
     for name in ("14_2", "demo-14-train/task-2"):
         assert (find_run(name).folder, find_run(name).run_folder) == (run / "task-2", run)
     assert find_run("4").folder is None
+    (here / "exp" / "4").mkdir(parents=True)
+    assert find_run("exp/4").folder == here / "exp" / "4"
     with rejected("unknown-run", UsageError):
         find_run("demo/14")
 
