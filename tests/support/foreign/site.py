@@ -7,7 +7,7 @@
 
 `campus` is Debian 12 with Slurm 22.05 and no accounting. `national` is Debian 13 with Slurm 24.11 and
 accounting that demands an account. Each has two login nodes, two compute nodes without sshd and without a
-route out, and homes of 300 MB together. Its people are `stud` (bash), `carla` (tcsh) and `finn` (fish), with
+route out, and homes of 450 MB together. Its people are `stud` (bash), `carla` (tcsh) and `finn` (fish), with
 startup files that print something. A context manager of `Site` changes the running site, and undoes the
 change afterwards.
 """
@@ -31,7 +31,7 @@ LOGINS: Final = ("login1", "login2")
 NODES: Final = ("c1", "c2")
 HOSTS: Final = (*LOGINS, *NODES)
 PASSWORD: Final = "correct horse"  # noqa: S105  (the second factor)
-HOMES: Final = "size=300m,mode=755"
+HOMES: Final = "size=450m,mode=755"
 # The account's startup files print something on stdout, also without a terminal.
 _HOMES: Final = r"""
 for person in stud carla finn; do

@@ -46,14 +46,14 @@ def test_nothing_slow_is_imported_without_need(module: str, needs: set[str]) -> 
 @pytest.mark.parametrize(
     ("verbs", "most"),
     [
-        ("up", 119),
-        ("down", 87),
-        ("submit", 64),
-        ("replay", 105),
+        ("up", 120),
+        ("down", 88),
+        ("submit", 65),
+        ("replay", 106),
         ("collect", 50),
-        ("job", 43),
-        ("files", 47),
-        ("jobs", 43),
+        ("job", 44),
+        ("files", 48),
+        ("jobs", 44),
         ("run", 10),
     ],
 )
