@@ -18,6 +18,7 @@ from typing import Any
 
 from clusterctl import __version__
 from clusterctl.errors import (
+    AnswerLostError,
     ClusterctlError,
     MachineError,
     SchedulerError,
@@ -362,8 +363,22 @@ class Submitter:
                     session.scheduler.cancel([ids[0]])
                 raise
         if not any(given.own_name == "--hold" for given in request.directives):
-            session.slurm.release(ids)
+            self._release(ids)
         return ids[0]
+
+    def _release(self, ids: Sequence[str]) -> None:
+        slurm = self.session.slurm
+        try:
+            slurm.release(ids)
+        except (SchedulerError, TransportError) as exc:
+            # Slurm has the array, so its folder has to remain.
+            raise AnswerLostError(
+                "it is unknown whether Slurm starts the array that it accepted",
+                where=slurm.transport.host,
+                why=exc.cause,
+                fix=f"`clusterctl ssh`, then `scontrol release {','.join(ids)}`",
+                host=slurm.transport.host,
+            ) from exc
 
 
 def remove_folder(transports: Sequence[Transport], folder: str) -> None:

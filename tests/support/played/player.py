@@ -135,6 +135,8 @@ def squeue(argv: list[str], state: dict[str, Any]) -> None:
 
 
 def scontrol(argv: list[str], state: dict[str, Any]) -> None:
+    if argv[0] == "release" and (refusal := state.get("refuse_release")):
+        fail(refusal)
     for job_id in argv[-1].split(",") if argv[0] == "release" else ():
         state["jobs"][job_id]["argv"].remove("--hold")
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import SlurmError, UsageError
+from clusterctl.errors import AnswerLostError, SlurmError, UsageError
 from clusterctl.jobs.queue import cancel, known_jobs, list_jobs
 from clusterctl.jobs.submission import Preparer, Submission
 from clusterctl.scheduler.parts import most_tasks, parts_of
@@ -110,6 +111,18 @@ def test_array_is_not_submitted_if_a_part_is_refused(cluster, tmp_path):
     assert all("--hold" in cluster.job(job_id)["argv"] for job_id in "12")
     assert [entry.refused for entry in session.ledger.entries()] == [True]
     assert list((cluster.home / "clusterctl" / "jobs").iterdir()) == []
+
+
+def test_array_that_cannot_be_released_keeps_its_folder(cluster, tmp_path):
+    session = foreign(cluster)
+    with cluster.state() as state:
+        state["refuse_release"] = "slurm_update error: Access/permission denied"
+    with refused("answer-lost", AnswerLostError, "permission denied"):
+        submit(session, array_of(tmp_path, "0-24"))
+    (entry,) = session.ledger.entries()
+    assert (entry.job_id, entry.refused) == ("1", False)
+    assert {cluster.job(job_id)["state"] for job_id in "123"} == {"PENDING"}
+    assert Path(entry.remote_dir).is_dir()
 
 
 def test_held_array_stays_held(cluster, tmp_path):
