@@ -81,7 +81,7 @@ def logs(
 
 def _last_submitted(screen: Screen, session: Session) -> str:
     for entry in reversed(session.ledger.entries()):
-        if entry.job_id is not None and entry.lost_to is None:
+        if entry.job_id is not None and not entry.refused:
             screen.note(Notice("last-job", f"showing {entry.shown}, the last submitted job"))
             return entry.job_id
     raise UsageError(

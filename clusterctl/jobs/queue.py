@@ -137,7 +137,7 @@ def list_jobs(session: Session, most: int | None = None) -> Listing:
     listed = {job.whole_id for job in by_id.values()}
     # The queue may have forgotten tasks of an array.
     arrays = dict.fromkeys(job.whole_id for job in by_id.values() if job.task is not None)
-    others = [e.job_id for e in entries if e.job_id and e.job_id not in listed and e.lost_to is None]
+    others = [e.job_id for e in entries if e.job_id and e.job_id not in listed and not e.refused]
     queried, unlisted = others[-most:] if most else others, 0
     try:
         by_id |= {job.id: job for job in session.scheduler.jobs([*queried, *arrays])}

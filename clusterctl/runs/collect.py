@@ -246,7 +246,7 @@ def uncollected(workspace: Workspace) -> tuple[JobEntry, ...]:
 
 def _is_uncollected(entry: JobEntry) -> bool:
     is_uncollected = entry.run_dir is None or entry.run_state in GOING_ON
-    return entry.job_id is not None and entry.lost_to is None and is_uncollected
+    return entry.job_id is not None and not entry.refused and is_uncollected
 
 
 def _needs_more(entry: JobEntry, selection: Selection) -> bool:

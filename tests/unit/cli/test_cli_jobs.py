@@ -15,6 +15,7 @@ from clusterctl.errors import UsageError, WaitTimeoutError
 from clusterctl.jobs.watch import ChangeNotes, wait
 from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.scheduler.session import Session
+from clusterctl.state.submissions import JobEntry
 from clusterctl.util.progress import Clock
 from tests.support.messages import refused, shows
 from tests.support.played.cluster import PlayedCluster, submitted
@@ -197,6 +198,8 @@ def test_logs_of_the_last_job(here, cluster, tmp_path, capfd) -> None:
         job.logs(Screen(json=False, color=False))
     ended(here, cluster, tmp_path, "echo one", "first")
     ended(here, cluster, tmp_path, "echo two", "second")
+    rejected = JobEntry(token="feed", name="x", user="u", submitted_at=1.0, job_id="3", refused=True)  # noqa: S106
+    here.ledger.add(rejected)
     capfd.readouterr()
     job.logs(Screen(json=False, color=False))
     said = capfd.readouterr()

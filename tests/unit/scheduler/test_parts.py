@@ -10,6 +10,7 @@ import pytest
 from clusterctl.errors import AnswerLostError, SlurmError, UsageError
 from clusterctl.jobs.queue import cancel, known_jobs, list_jobs
 from clusterctl.jobs.submission import Preparer, Submission
+from clusterctl.runs.collect import uncollected
 from clusterctl.scheduler.parts import most_tasks, parts_of
 from clusterctl.spec.job import JobSpec
 from tests.support.messages import refused
@@ -109,7 +110,8 @@ def test_array_is_not_submitted_if_a_part_is_refused(cluster, tmp_path):
         submit(session, array_of(tmp_path, "0-24"))
     assert {cluster.job(job_id)["state"] for job_id in "12"} == {"CANCELLED"}
     assert all("--hold" in cluster.job(job_id)["argv"] for job_id in "12")
-    assert [entry.refused for entry in session.ledger.entries()] == [True]
+    assert [(entry.job_id, entry.refused) for entry in session.ledger.entries()] == [("1", True)]
+    assert (list_jobs(session).jobs, uncollected(session.workspace)) == ((), ())
     assert list((cluster.home / "clusterctl" / "jobs").iterdir()) == []
 
 
