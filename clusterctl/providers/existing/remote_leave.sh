@@ -20,5 +20,5 @@ for module in \$(awk -F '\t' '\$1 == "works" {print \$2}' $1/proof.active/facts 
     type module >/dev/null 2>&1 || { . /etc/profile >/dev/null 2>&1; PATH=\$clusterctl_path:\$PATH; }
     module load "\$module"
 done
-unset module clusterctl_path
+unset -v module clusterctl_path
 END

@@ -29,33 +29,44 @@ FOLDER = Fact("folder", "/home/ada/clusterctl", "written there")
 CAPTURES = Path(__file__).with_name("captures")
 
 
-def job(folder: Path, number: int, nodes: int) -> str:
+def job(folder: Path, number: int, nodes: int, *, shell: str = "bash", path: str = "/usr/bin:/bin") -> str:
     """Return what a job prints that sources the folder's script and then starts its program."""
-    script = f'module() {{ echo "$@"; }}; . {folder}/job-profile.sh; echo program'
-    env = {"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": str(number), "SLURM_JOB_NUM_NODES": str(nodes)}
-    return subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=True).stdout
+    script = f'module() {{ echo "$@"; }}; . {folder}/job-profile.sh; echo program; module list'
+    env = {"PATH": path, "SLURM_JOB_ID": str(number), "SLURM_JOB_NUM_NODES": str(nodes)}
+    return subprocess.run([shell, "-c", script], env=env, capture_output=True, text=True, check=True).stdout
 
 
-def test_first_large_job_runs_the_proof_once(tmp_path: Path) -> None:
+@pytest.fixture
+def queued(tmp_path: Path) -> Path:
+    """The folder of a proof that waits for the first job on two nodes."""
     (tmp_path / "job-profile.sh").write_text("# of attach\n")
     node = NodePlatform("3.13", 41)
     placed = Placed(str(tmp_path), "a12345", "/usr/bin/python3", "3.13.5", node, 1.0, built=True)
     leave_proof(LocalTransport(), SITE, placed, ProofOptions("a"), 2)
-    queued, active = tmp_path / "proof.queued", tmp_path / "proof.active"
+    return tmp_path / "proof.queued"
+
+
+def test_first_large_job_runs_the_proof_once(tmp_path: Path, queued: Path) -> None:
+    active = tmp_path / "proof.active"
     assert (queued / "proof.sh").read_bytes().startswith(b"#!/bin/bash")
     assert b"payload.commands.probe" in (queued / "probe.json").read_bytes()
     lines = "works\\tmpi/5\\tpmix\\n%s\\nend\\n"
     (queued / "proof.sh").write_text(
         f'cd "$SLURM_SUBMIT_DIR"; printf "{lines}" $SLURM_NTASKS >>facts; exit 3'
     )
-    assert job(tmp_path, 11, 1) == "program\n"
+    assert job(tmp_path, 11, 1) == "program\nlist\n"
     assert queued.exists()
     assert read_first_proof(LocalTransport(), str(tmp_path)) is None
-    assert [job(tmp_path, number, 3) for number in (12, 13)] == ["load mpi/5\nprogram\n"] * 2
+    assert [job(tmp_path, number, 3) for number in (12, 13)] == ["load mpi/5\nprogram\nlist\n"] * 2
     assert (active / "facts").read_text() == "works\tmpi/5\tpmix\n3\nend\n"
     first = read_first_proof(LocalTransport(), str(tmp_path))
     assert first is not None
     assert first[0] == "12"
+
+
+@pytest.mark.parametrize("shell", ["bash", "sh"])
+def test_command_module_stays(tmp_path: Path, queued: Path, shell: str) -> None:
+    assert job(tmp_path, 11, 1, shell=shell) == "program\nlist\n"
 
 
 @pytest.fixture
