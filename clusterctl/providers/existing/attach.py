@@ -171,7 +171,10 @@ def _values(spec: ClusterSpec | None) -> dict[str, Any]:
 
 
 def _known_workspace(request: Request) -> Workspace | None:
-    """Return the workspace with this name, or else with this login. UsageError: the name is taken."""
+    """Return the workspace with this name, or else with this login.
+
+    UsageError: the name is taken, or several have this login.
+    """
     if request.name:
         named = _checked_name(request.name)
         return named if named.root.exists() else None
@@ -180,7 +183,14 @@ def _known_workspace(request: Request) -> Workspace | None:
         for path in sorted(state_home().glob("*/login"))
         if login_of(path.with_name("ssh_config")) == request.login and not path.parent.name.startswith(".")
     ]
-    return with_login[0] if len(with_login) == 1 else None
+    if len(with_login) > 1:
+        names = ", ".join(workspace.root.name for workspace in with_login)
+        raise UsageError(
+            f"clusters {names} are attached as {request.login}",
+            code="which-cluster",
+            fix="choose one of them, or a new name, with --name",
+        )
+    return with_login[0] if with_login else None
 
 
 def _checked_name(name: str) -> Workspace:

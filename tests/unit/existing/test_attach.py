@@ -111,6 +111,15 @@ def test_attach_again_keeps_only_the_users_choices(commands: Commands, state: Pa
     assert load_site(again.workspace).chosen == ("account", "python")
 
 
+def test_login_of_two_clusters_needs_a_name(commands: Commands, state: Path) -> None:
+    commands("short")
+    for name in ("campus", "other"):
+        attached(name=name, folder=f"~/{name}")
+    with refused("which-cluster", UsageError, "campus, other"):
+        attached()
+    assert attached(name="other").workspace.root.name == "other"
+
+
 def test_new_login_is_accepted_for_the_same_account(commands: Commands, state: Path) -> None:
     commands("short")
     first = attached()
