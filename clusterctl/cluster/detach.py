@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.errors import SchedulerError, TransportError, UsageError
+from clusterctl.errors import ClusterctlError, SchedulerError, TransportError, UsageError
 from clusterctl.providers.registry import attached_folder
 from clusterctl.runs.collect import uncollected
 from clusterctl.runs.only_copies import OnlyCopies, Search
@@ -126,7 +126,12 @@ def _emptied(workspace: Workspace, options: DetachOptions) -> DetachResult:
         if not options.dry_run:
             options.reporter.step("remove")
             write_atomic(workspace.removing, "")
-            place.remove()
+            try:
+                place.remove()
+            except ClusterctlError:
+                # The cluster stays in use, so its connection may stay open between commands.
+                workspace.removing.unlink()
+                raise
     return DetachResult(folder, entries, only_there, cancelled)
 
 

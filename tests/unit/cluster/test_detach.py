@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from clusterctl.cluster.detach import DetachOptions, detach
-from clusterctl.errors import OnlyCopyError, TransportError
+from clusterctl.errors import LeftoversError, OnlyCopyError, TransportError
 from clusterctl.state.facts import PartitionFacts
 from clusterctl.state.inventory import CONTROLLER
 from clusterctl.state.workspace import Workspace
@@ -113,6 +114,23 @@ def test_detach_killed_after_the_removal_ends(
         finished.ssh_config.unlink()
     else:
         finished.spec.write_text(spec)
+    detach(finished, DetachOptions())
+    assert not finished.root.exists()
+
+
+def test_detach_that_fails_leaves_the_cluster_in_use(
+    finished: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, programs = finished.root.parent / "there/ours", finished.root.parent / "bin"
+    programs.mkdir()
+    (programs / "rm").write_text("#!/bin/sh\nexit 1\n")
+    (programs / "rm").chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+        with pytest.raises(LeftoversError):
+            detach(finished, DetachOptions())
+    assert (folder / "jobs").is_dir()
+    assert not finished.removing.exists()
     detach(finished, DetachOptions())
     assert not finished.root.exists()
 
