@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +19,12 @@ from clusterctl.providers.existing.site import Site
 from clusterctl.transport.base import Transport
 
 _LEAVE: Final = Path(__file__).with_name("remote_leave.sh").read_text(encoding="utf-8")
-_READ: Final = 'cd -- "$1/proof.active" 2>/dev/null && grep -qx end facts && cat job facts'
+# A proof ends after at most 300 + 90 s, see remote_leave.sh.
+_READ: Final = """\
+cd -- "$1/proof.active" 2>/dev/null || exit
+grep -qsx end facts || [ -n "$(find job -mmin +7 2>/dev/null)" ] || exit
+cat job facts 2>/dev/null || true
+"""
 
 
 def leave_proof(transport: Transport, site: Site, placed: Placed, options: ProofOptions, nodes: int) -> None:
@@ -34,4 +40,7 @@ def read_first_proof(transport: Transport, folder: str) -> tuple[str, Proof | Un
     if result.rc:
         return None
     job_id, *lines = result.stdout.splitlines()
-    return job_id, read_facts(lines)
+    outcome = read_facts(lines)
+    if isinstance(outcome, Unproven) and "end" not in lines:
+        outcome = replace(outcome, code="ended", why=f"job {job_id} did not finish the proof")
+    return job_id, outcome

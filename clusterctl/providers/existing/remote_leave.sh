@@ -13,7 +13,7 @@ cat >>job-profile.sh <<END
 if [ "\${SLURM_JOB_NUM_NODES:-0}" -ge $2 ] && mv -T -- $1/proof.queued $1/proof.active 2>/dev/null; then
     echo "\$SLURM_JOB_ID" >$1/proof.active/job
     SLURM_SUBMIT_DIR=$1/proof.active SLURM_NTASKS=\$SLURM_JOB_NUM_NODES SLURM_NTASKS_PER_NODE=1 \\
-        bash $1/proof.active/proof.sh >$1/proof.active/output 2>&1 </dev/null || true
+        timeout -k 90 300 bash $1/proof.active/proof.sh >$1/proof.active/output 2>&1 </dev/null || true
 fi
 for module in \$(awk -F '\t' '\$1 == "works" {print \$2}' $1/proof.active/facts 2>/dev/null); do
     clusterctl_path=\$PATH

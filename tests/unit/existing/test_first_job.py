@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -67,6 +68,26 @@ def test_first_large_job_runs_the_proof_once(tmp_path: Path, queued: Path) -> No
 @pytest.mark.parametrize("shell", ["bash", "sh"])
 def test_command_module_stays(tmp_path: Path, queued: Path, shell: str) -> None:
     assert job(tmp_path, 11, 1, shell=shell) == "program\nlist\n"
+
+
+def test_proof_that_hangs_is_ended(tmp_path: Path, queued: Path) -> None:
+    """The program `timeout` in front of the real one makes the limit shorter."""
+    (tmp_path / "timeout").write_text('#!/bin/sh\nshift 3\nexec /usr/bin/timeout 0.1 "$@"\n')
+    (tmp_path / "timeout").chmod(0o755)
+    (queued / "proof.sh").write_text(f"sleep 20; touch {tmp_path}/late")
+    assert job(tmp_path, 12, 2, path=f"{tmp_path}:/usr/bin:/bin") == "program\nlist\n"
+    assert not (tmp_path / "late").exists()
+
+
+def test_proof_that_was_killed_is_a_problem(workspace: Workspace) -> None:
+    active = Path(recorded_inventory(workspace).folder) / "proof.active"
+    (active / "job").write_text("12\n")
+    (running,) = facts(workspace, None)
+    assert (running.fact, running.is_problem) == ("MPI", False)
+    os.utime(active / "job", (0, 0))
+    (killed,) = facts(workspace, None)
+    assert (killed.learned, killed.is_problem) == ("job 12", True)
+    assert "job 12 did not finish the proof" in killed.value
 
 
 @pytest.fixture
