@@ -45,6 +45,8 @@ _NEW: Final = ".attach-"
 # Of Slurm's `gpu:a100:4(S:0-1)`: the type and the number. A site may leave out the type.
 _GRES: Final = re.compile(r"gpu(?::([^:,()\s]+?))?:([0-9]+)(?:\(.*\))?")
 PATIENCE_S: Final = 60.0
+_CHOSEN: Final = (*(field.name for field in fields(Choices)), "folder", "launcher")
+_KEPT: Final = ("folder", "modules", "launcher")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ def attach(request: Request) -> Attached:
         if earlier is not None and login_of(earlier.ssh_config) == request.login:
             stack.enter_context(earlier.lock("attach", wait_s=request.wait_s, waiting=request.reporter.note))
             start = _start(request, earlier)
-            workspace, probed = earlier, _probed(request, earlier, start.choices)
+            workspace, probed = earlier, _probed(request, earlier, start.chosen)
         else:
             start = _start(request, earlier)
             workspace, probed = _probed_first(request, start, stack)
@@ -134,13 +136,14 @@ class _Start:
     """The state from which `attach` starts.
 
     spec: the given spec, or else that of an earlier `attach`. site: that of the earlier `attach`, if it has
-        written the site. choices: those of the user.
-    kept: settings that the earlier `attach` found, by name. They are tried first.
+        written the site.
+    chosen: the user's choices, see ``Site``. kept: settings that the earlier `attach` found. They are tried
+        first.
     """
 
     spec: ClusterSpec | None
     site: Site | None
-    choices: Choices
+    chosen: Mapping[str, Any]
     kept: Mapping[str, Any]
 
 
@@ -149,25 +152,21 @@ def _start(request: Request, workspace: Workspace | None) -> _Start:
     site = None
     with suppress(UsageError):
         site = load_site(workspace) if workspace and recorded else None
-    spec = request.spec or recorded
-    values, before = _values(spec), _values(recorded) if site else {}
-    names = {*(site.chosen if site else ()), *(name for name in values if values[name] != before.get(name))}
-    given = {field.name: getattr(request, field.name, None) for field in fields(Choices)}
-    chosen = {name: value for name, value in values.items() if name in names}
-    chosen |= {name: value for name, value in given.items() if value}
-    chosen["modules"] = tuple(chosen.get("modules", ()))
-    kept = {key: value for key, value in values.items() if key in {"modules", "launcher"} - names}
-    return _Start(spec, site, Choices(**chosen), kept)
+    # Without LOGIN and a file, the command line passes the recorded spec.
+    given = _values(request.spec) if request.spec != recorded else {}
+    flags = {name: value for name in _CHOSEN if (value := getattr(request, name, None))}
+    chosen = {**(site.chosen if site else {}), **given, **flags}
+    kept = {name: value for name, value in _values(recorded).items() if name in _KEPT}
+    return _Start(request.spec or recorded, site, chosen, kept)
 
 
 def _values(spec: ClusterSpec | None) -> dict[str, Any]:
-    """Return the settings in a spec that are fields of ``Choices``, by name."""
+    """Return the settings in a spec that users can choose, by name."""
     settings = _settings(spec)
     if spec is None or settings is None:
         return {}
-    values = settings.model_dump(exclude_none=True, exclude_defaults=True)
-    named = {field.name: values[field.name] for field in fields(Choices) if field.name in values}
-    return {**named, "partition": spec.partitions[0].name}
+    values = settings.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+    return {**{key: values[key] for key in _CHOSEN if key in values}, "partition": spec.partitions[0].name}
 
 
 def _known_workspace(request: Request) -> Workspace | None:
@@ -244,7 +243,7 @@ def _probed_first(request: Request, start: _Start, stack: ExitStack) -> tuple[Wo
     with temporary_folder(home, prefix=_NEW) as folder:
         first = Workspace(folder / "new")
         try:
-            probed = _probed(request, first, start.choices)
+            probed = _probed(request, first, start.chosen)
             workspace = _checked_name(request.name or _name_of(probed.site, request))
             stack.enter_context(
                 workspace.lock("attach", wait_s=request.wait_s, waiting=request.reporter.note)
@@ -272,12 +271,12 @@ def _name_of(site: Site, request: Request) -> str:
     return "cluster"
 
 
-def _probed(request: Request, workspace: Workspace, choices: Choices) -> Probed:
+def _probed(request: Request, workspace: Workspace, chosen: Mapping[str, Any]) -> Probed:
     workspace.create()
     write_login_files(request.login, workspace)
     request.reporter.step("probe")
     with Connections(workspace.ssh_config, stays=LOGIN_HOST) as connections:
-        return probe(connections.to(LOGIN_HOST), choices)
+        return probe(connections.to(LOGIN_HOST), Choices.of(chosen))
 
 
 def _settings(spec: ClusterSpec | None) -> ExistingSettings | None:
@@ -290,7 +289,7 @@ def _completed(request: Request, workspace: Workspace, start: _Start, probed: Pr
     workspace.removing.unlink(missing_ok=True)
     earlier = start.site or probed.site
     proven_before = {key: getattr(earlier, key) for key in ("proven_pythons", "proven_glibc", "facts")}
-    site = replace(probed.site, chosen=start.choices.names, **proven_before)
+    site = replace(probed.site, chosen=start.chosen, **proven_before)
     settings = _new_settings(request, start, probed)
     spec = _spec(workspace.root.name, settings, probed, start.spec)
     site.save(workspace)
@@ -300,10 +299,11 @@ def _completed(request: Request, workspace: Workspace, start: _Start, probed: Pr
     options = ProofOptions(
         partition=probed.partition,
         account=probed.account,
-        qos=start.choices.qos,
+        qos=start.chosen.get("qos", ""),
         modules=settings.modules,
-        others=not start.choices.modules,
+        others="modules" not in start.chosen,
         launcher=settings.launcher,
+        other_launchers="launcher" not in start.chosen,
         patience_s=request.patience_s,
         python=settings.python,
         reporter=request.reporter,
@@ -320,7 +320,7 @@ def _completed(request: Request, workspace: Workspace, start: _Start, probed: Pr
     workspace.adopt_id(placed.cluster_id)
     proven: dict[str, object] = {"folder": placed.folder}
     if isinstance(outcome, Proof):
-        proven |= outcome.settings
+        proven |= {key: value for key, value in outcome.settings.items() if key not in start.chosen}
         glibc = f"2.{outcome.nodes.oldest_glibc(placed.node.glibc_minor)}"
         site = replace(site, proven_pythons={placed.python: placed.version}, proven_glibc=glibc)
     settings = _fitting({**settings.model_dump(), **proven}, request)
@@ -335,16 +335,14 @@ def _completed(request: Request, workspace: Workspace, start: _Start, probed: Pr
 
 def _new_settings(request: Request, start: _Start, probed: Probed) -> ExistingSettings:
     """Return the settings: as the user has chosen, or else as before, or else as the site says."""
-    previous = _settings(start.spec)
-    chosen = {name: getattr(start.choices, name) for name in start.choices.names if name != "partition"}
     values = {
         **start.kept,
-        **chosen,
+        **start.chosen,
         "type": "existing",
         "login": request.login,
-        "folder": request.folder or (previous.folder if previous else "~/clusterctl"),
         "account": probed.account or None,
     }
+    values.pop("partition", None)
     return _fitting(values, request)
 
 

@@ -50,11 +50,12 @@ class Choices:
     python: str = ""
     modules: tuple[str, ...] = ()
     slurm_path: str = ""
-    launcher: str = ""
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(field.name for field in fields(self) if getattr(self, field.name))
+    @classmethod
+    def of(cls, chosen: Mapping[str, Any]) -> Choices:
+        """Return the choices of ``Site.chosen``."""
+        values = {field.name: chosen[field.name] for field in fields(cls) if field.name in chosen}
+        return cls(**{**values, "modules": tuple(chosen.get("modules", ()))})
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,7 @@ class ProofOptions:
 
     modules: environment modules to load first. Default: no module.
     others: whether to try no module, then each MPI module of the site, after ``modules``.
-    launcher: the launcher to try first.
+    launcher: the launcher to try first. other_launchers: whether to try the others after it.
     patience_s: longest wait for the start of the job, which is then cancelled.
     python: path of the jobs' Python. Default: the first of the site's that jobs can use.
     reporter: shown the progress of the environment.
@@ -125,6 +125,7 @@ class ProofOptions:
     modules: Sequence[str] = ()
     others: bool = True
     launcher: Launcher | None = None
+    other_launchers: bool = True
     patience_s: float = 60.0
     python: str | None = None
     reporter: Reporter = SILENT
@@ -166,8 +167,10 @@ def proof_script(site: Site, placed: Placed, options: ProofOptions) -> bytes:
     """Return the proof's batch script."""
     types = {name.partition("_")[0] for name in site.mpi_types}
     launchers = [name for name in LAUNCHERS if not types or name in {"mpirun", *types}]
-    if options.launcher is Launcher.MPIRUN:
-        launchers.sort(key=lambda name: name != options.launcher)
+    if options.launcher is not None:
+        first = "mpirun" if options.launcher is Launcher.MPIRUN else "pmix"
+        launchers.sort(key=lambda name: name != first)
+        launchers = launchers if options.other_launchers else [first]
     others = ["", *_mpi_modules(site.modules)] if options.others else []
     variants = dict.fromkeys([" ".join(options.modules), *others])
     head = {"root": placed.folder, "slurm_path": site.slurm_path, "boot": BOOT}

@@ -73,7 +73,8 @@ class Site:
     quotas: lines of `quota`. glibc, arch: of the login node, such as `2.36` and `x86_64`.
     clock_ahead_s: by how many seconds the login node's clock is ahead of this machine's.
     learned: name of a field -> the command that printed it.
-    chosen: names of the settings in the spec that the user has chosen; `attach` found the rest.
+    chosen: the user's choices, by the name of the setting. `attach` finds the rest again. A key that is later
+        removed from the spec's file stays chosen.
     proven_pythons: path -> version of the Python that ran on the nodes, in the last job that proved MPI.
     proven_glibc: the nodes' glibc in that job. Empty: no job has proven MPI yet.
     facts: those that `doctor` does not ask for again.
@@ -105,7 +106,7 @@ class Site:
     arch: str = "x86_64"
     clock_ahead_s: float = 0.0
     learned: Mapping[str, str] = field(default_factory=dict)
-    chosen: tuple[str, ...] = ()
+    chosen: Mapping[str, Any] = field(default_factory=dict)
     proven_pythons: Mapping[str, str] = field(default_factory=dict)
     proven_glibc: str = ""
     facts: tuple[Fact, ...] = ()
@@ -137,4 +138,4 @@ def site_of_record(record: Mapping[str, Any]) -> Site:
         Association(row["account"], row["partition"], tuple(row["qos"])) for row in record["associations"]
     )
     lists["facts"] = tuple(Fact(**row) for row in record["facts"])
-    return Site(**{**record, **lists})
+    return Site(**{**record, **lists, "chosen": dict(record["chosen"])})

@@ -87,11 +87,14 @@ def test_attach_again_keeps_what_a_job_has_proven(commands: Commands, state: Pat
     proven = facts_of(first.workspace)
     assert (proven.python, proven.glibc_minor, proven.pmix) == (RELEASE, 36, True)
     site = load_site(first.workspace)
-    assert (dict(site.proven_pythons), site.chosen) == ({sys.executable: first.placed.version}, ("python",))
+    assert (dict(site.proven_pythons), site.chosen) == (
+        {sys.executable: first.placed.version},
+        {"python": sys.executable},
+    )
     # The queue is closed now, and the user has chosen no Python.
     commands("short", "gpuq")
     record = json.loads((first.workspace.root / "site.json").read_text())
-    (first.workspace.root / "site.json").write_text(json.dumps(record | {"chosen": []}))
+    (first.workspace.root / "site.json").write_text(json.dumps(record | {"chosen": {}}))
     again = attach(Request(HERE))
     assert (again.proof, again.placed.python, again.placed.built) == (None, sys.executable, False)
     assert facts_of(again.workspace) == proven
@@ -108,7 +111,40 @@ def test_attach_again_keeps_only_the_users_choices(commands: Commands, state: Pa
     # The partition was found, so another one may be found.
     again = attached()
     assert (again.probed.account, again.probed.partition) == ("proj0", "gpuq")
-    assert load_site(again.workspace).chosen == ("account", "python")
+    assert load_site(again.workspace).chosen == {"account": "proj0", "python": sys.executable}
+
+
+def spec_of(*partitions: str, **settings: object) -> ClusterSpec:
+    provider = ExistingSettings.model_validate({"type": "existing", "login": HERE, **settings})
+    named = tuple(Partition(name=name, nodes=2) for name in partitions)
+    return ClusterSpec(version=1, name="campus", provider=provider, partitions=named)
+
+
+def test_choices_of_a_file_stay(commands: Commands, state: Path) -> None:
+    calls = commands("short", "gpuq", proof=PROVEN)
+    first = attached(spec=spec_of("gpuq", "short", folder="~/mine", launcher="mpirun", qos="long"))
+    # The job has proven another launcher.
+    assert existing_cluster(first.spec.provider).launcher is Launcher.MPIRUN
+    calls.unlink()
+    for again in (attached(), attached(spec=spec_of("gpuq")), attached(spec=first.spec)):
+        settings = existing_cluster(again.spec.provider)
+        assert (settings.launcher, settings.qos) == (Launcher.MPIRUN, "long")
+        assert (settings.folder, again.probed.partition) == (first.placed.folder, "gpuq")
+        chosen = {"folder": "~/mine", "launcher": "mpirun", "qos": "long", "partition": "gpuq"}
+        assert load_site(again.workspace).chosen == {**chosen, "python": sys.executable}
+    assert "--qos=long" in calls.read_text()
+
+
+def test_choices_are_lost_with_a_damaged_site(commands: Commands, state: Path) -> None:
+    commands("short", proof=PROVEN)
+    first = attached(folder="~/mine", qos="long")
+    (first.workspace.root / "site.json").write_text("{")
+    commands("short")
+    again = attach(Request(HERE))
+    assert load_site(again.workspace).chosen == {}
+    settings = existing_cluster(again.spec.provider)
+    assert (settings.launcher, settings.modules) == (Launcher.SRUN, ("openmpi/4.1.4",))
+    assert (settings.folder, settings.qos) == (first.placed.folder, None)
 
 
 def test_login_of_two_clusters_needs_a_name(commands: Commands, state: Path) -> None:

@@ -126,9 +126,16 @@ def test_trials_are_those_that_the_site_has(types, modules, asked, launchers, va
 
 
 @pytest.mark.parametrize(
-    ("launcher", "launchers"),
-    [(Launcher.MPIRUN, "mpirun pmix"), (Launcher.SRUN, "pmix mpirun")],
+    ("launcher", "others", "launchers"),
+    [
+        (Launcher.MPIRUN, True, "mpirun pmix"),
+        (Launcher.SRUN, True, "pmix mpirun"),
+        (Launcher.MPIRUN, False, "mpirun"),
+        (Launcher.SRUN, False, "pmix"),
+    ],
 )
-def test_launcher_of_the_spec_is_tried_first(launcher: Launcher, launchers: str) -> None:
-    options = ProofOptions("short", launcher=launcher)
+def test_known_launcher_is_tried_first_and_a_chosen_one_alone(
+    launcher: Launcher, others: bool, launchers: str
+) -> None:
+    options = ProofOptions("short", launcher=launcher, other_launchers=others)
     assert f"launchers=({launchers})" in proof_script(SITE, PLACED, options).decode().splitlines()
