@@ -74,14 +74,16 @@ class Pip:
         argv += ["download", "--no-input", "--disable-pip-version-check", "--progress-bar=off"]
         argv += ["--only-binary=:all:", "--implementation", "cp", "--python-version", node.python]
         argv += [word for platform in platforms for word in ("--platform", platform)]
-        env = {**os.environ, "NO_COLOR": "1", "PYTHONUNBUFFERED": "1"}
 
         def hear(line: str) -> None:
             self.heard(line)
             if builds is not None:
                 builds.read_line(line)
 
-        return run_with_lines([*argv, *arguments], hear, env=env, cwd=cwd)
+        # A stopped pip leaves its temporary files.
+        with temporary_folder() as folder:
+            env = {**os.environ, "NO_COLOR": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": str(folder)}
+            return run_with_lines([*argv, *arguments], hear, env=env, cwd=cwd)
 
 
 _CACHE: Final = "python"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -89,9 +90,16 @@ def solve(tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> S
     return call
 
 
-def test_torch_without_gpus_is_built_for_cpus(solve: Solve, said: list[str]) -> None:
+def test_torch_without_gpus_is_built_for_cpus(
+    solve: Solve, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pip is stopped when it chooses the build for CUDA. It leaves no temporary files."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     assert solve("lightning", gpus=False) == {"lightning 1.0", "torch 2.0+cpu"}
     assert "no GPU" in said[-1]
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 @pytest.mark.parametrize("gpus", [True, None])
