@@ -31,7 +31,7 @@ from clusterctl.errors import (
 from clusterctl.jobs.entry import enter
 from clusterctl.jobs.project import folder_project
 from clusterctl.jobs.source import Source, source_of
-from clusterctl.jobs.submit import SentSource, Submitter, new_token, remove_folder
+from clusterctl.jobs.submit import SentSource, Submitter, new_token
 from clusterctl.scheduler.refusals import Asked
 from clusterctl.scheduler.script import (
     FILES,
@@ -55,6 +55,7 @@ from clusterctl.state.submissions import PROGRAM_FOLDER
 from clusterctl.transport.base import MARK, Transport, wrap_command
 from clusterctl.transport.login import login_of
 from clusterctl.transport.openssh import OpenSSH, start_conversation
+from clusterctl.transport.put import remove_folder
 from clusterctl.transport.tree import Kind
 from clusterctl.util.assets import payload_hash, render
 

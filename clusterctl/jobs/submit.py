@@ -10,7 +10,6 @@ import shlex
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -57,7 +56,7 @@ from clusterctl.state.submissions import (
 from clusterctl.transport.base import Transport
 from clusterctl.transport.copies import Copies, record_copies
 from clusterctl.transport.openssh import start_conversation
-from clusterctl.transport.put import Sent, Upload, begin_new_folder, store_of
+from clusterctl.transport.put import Sent, Upload, begin_new_folder, remove_folder, store_of
 from clusterctl.transport.tree import Item, Kind, Progress, format_size, hash_items
 from clusterctl.util.assets import data_folder, payload_hash
 from clusterctl.util.process import parallel_map
@@ -347,45 +346,52 @@ class Submitter:
         return job_id
 
     def _submit_parts(self, request: JobRequest, entry: JobEntry, parts: Sequence[Part]) -> str:
-        """Submit the parts of an array, and return its id. No part starts before Slurm has all parts."""
+        """Submit the parts of an array, and return its id. No part starts before Slurm has all parts.
+
+        If this is interrupted, ``resolve_submissions`` starts or cancels the parts later.
+        """
         session, ids = self.session, list[str]()
+        entry = replace(entry, held="incomplete")
         for number, part in enumerate(parts):
             row = replace(entry, token=f"{entry.token}p{number}", part_of=entry.token) if number else entry
-            row = session.ledger.add(replace(row, offset=part.offset))
+            row = replace(row, offset=part.offset)
             after = (f"--dependency=afterany:{ids[-1]}",) if part.in_turn and ids else ()
             more, arguments = (*part.options, *after), part.arguments
             of_part = replace(request, token=row.token, more=more, arguments=arguments)
             try:
+                session.ledger.add(row)
                 ids.append(self._submit_whole(of_part, row))
-            except (SchedulerError, UnreachableError):
-                session.ledger.update(row, refused=True)
-                if ids:
-                    session.scheduler.cancel([ids[0]])
+            except BaseException as exc:
+                errors = self._cancel(ids[:1])
+                if isinstance(exc, SchedulerError | UnreachableError):
+                    session.ledger.update(row, refused=True)
+                    if errors:
+                        raise self._unfinished("cancelled", errors[0]) from exc
                 raise
-        if not any(given.own_name == "--hold" for given in request.directives):
-            self._release(ids)
+        session.ledger.update(entry, held="complete")
+        try:
+            if not any(given.own_name == "--hold" for given in request.directives):
+                session.slurm.release(ids[:1])
+        except (SchedulerError, TransportError) as exc:
+            raise self._unfinished("started", exc) from exc
+        session.ledger.update(entry, held="")
         return ids[0]
 
-    def _release(self, ids: Sequence[str]) -> None:
-        slurm = self.session.slurm
+    def _cancel(self, ids: Sequence[str]) -> Sequence[ClusterctlError]:
         try:
-            slurm.release(ids)
-        except (SchedulerError, TransportError) as exc:
-            # Slurm has the array, so its folder has to remain.
-            raise AnswerLostError(
-                "it is unknown whether Slurm starts the array that it accepted",
-                where=slurm.transport.host,
-                why=exc.cause,
-                fix=f"`clusterctl ssh`, then `scontrol release {','.join(ids)}`",
-                host=slurm.transport.host,
-            ) from exc
+            return [*self.session.scheduler.cancel(ids).values()] if ids else []
+        except ClusterctlError as exc:
+            return [exc]
 
-
-def remove_folder(transports: Sequence[Transport], folder: str) -> None:
-    """Remove a job's folder from all hosts that can be reached."""
-    for transport in transports:
-        with suppress(UnreachableError):
-            transport.run(["rm", "-rf", "--", folder], check=False)
+    def _unfinished(self, end: str, cause: ClusterctlError) -> AnswerLostError:
+        """Return the error for an array that Slurm has at least in part, so that its folder has to remain."""
+        return AnswerLostError(
+            f"Slurm accepted at least a part of the array, and it is unknown whether the array was {end}",
+            where=self.session.transport.host,
+            why=cause.cause,
+            fix="run `clusterctl jobs` after 10 minutes: it starts a complete array, and cancels others",
+            host=self.session.transport.host,
+        )
 
 
 def _copies(host: str, program_dir: str, source: Source) -> Iterator[Copies]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import SlurmError, UsageError
 from clusterctl.scheduler.base import AccountingAwayError, Jobs
 from clusterctl.scheduler.first import settle_all
 from clusterctl.scheduler.slurm import SlurmClient
@@ -185,7 +185,7 @@ def resolve_submissions(scheduler: Jobs, ledger: Ledger) -> None:
     """Find the jobs of submissions with a lost answer. Record their ids, or their absence, in ``ledger``.
 
     A submission stays unresolved if the job is not in the queue and the accounting does not answer.
-    Then choose among the jobs of `submit --first`.
+    Then finish interrupted submissions of arrays, and choose among the jobs of `submit --first`.
     """
     for entry in ledger.entries_and_parts():
         if entry.job_id is None and not entry.refused:
@@ -197,4 +197,25 @@ def resolve_submissions(scheduler: Jobs, ledger: Ledger) -> None:
                 ledger.update(entry, job_id=job.whole_id)
             elif time.time() - entry.submitted_at > _SBATCH_MAY_HANG_S:
                 ledger.update(entry, refused=True)
+    if isinstance(scheduler, SlurmClient):
+        _finish_arrays(scheduler, ledger)
     settle_all(scheduler, ledger)
+
+
+def _finish_arrays(slurm: SlurmClient, ledger: Ledger) -> None:
+    """Start the arrays of interrupted submissions that Slurm has with all parts, and cancel the others."""
+    for entry in ledger.entries():
+        if not entry.held or entry.job_id is None or entry.refused:
+            continue
+        try:
+            if entry.held == "complete":
+                slurm.release([entry.job_id])
+            elif time.time() - entry.submitted_at <= _SBATCH_MAY_HANG_S:
+                continue
+            elif not slurm.cancel([entry.job_id]):
+                slurm.transport.run(["rm", "-rf", "--", entry.remote_dir or ""], check=False)
+                ledger.update(entry, refused=True)
+        except SlurmError as exc:
+            if exc.retryable:
+                raise
+        ledger.update(entry, held="")

@@ -261,8 +261,8 @@ class SlurmClient(Jobs):
         )
 
     def release(self, ids: Sequence[str]) -> None:
-        """Let jobs start that were submitted with --hold. ids: of Slurm."""
-        self._ask(["scontrol", "release", ",".join(ids)])
+        """Let jobs start that were submitted with --hold."""
+        self._ask(["scontrol", "release", ",".join(self.slurm_ids(ids))])
 
     def sbatch(
         self,

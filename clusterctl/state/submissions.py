@@ -84,6 +84,8 @@ class JobEntry:
     lost_to: the job that runs instead, for a cancelled job of `submit --first`. It is also ``refused``.
     part_of: for a later part of an array (see clusterctl/scheduler/parts.py), the token of the array.
     offset: for a part, also the first, the offset of its tasks' numbers to Slurm's.
+    held: for an array in parts that Slurm holds: ``incomplete`` until Slurm has all parts, then ``complete``
+        until it starts them. Empty: ``submit`` has finished.
     """
 
     token: str
@@ -104,6 +106,7 @@ class JobEntry:
     lost_to: str | None = None
     part_of: str | None = None
     offset: int | None = None
+    held: str = ""
 
     @property
     def program_dir(self) -> str:

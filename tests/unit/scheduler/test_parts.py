@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import AnswerLostError, SlurmError, UsageError
+from clusterctl.errors import AnswerLostError, KeyRefusedError, SlurmError, UnreachableError, UsageError
 from clusterctl.jobs.queue import cancel, known_jobs, list_jobs
 from clusterctl.jobs.submission import Preparer, Submission
 from clusterctl.runs.collect import uncollected
 from clusterctl.scheduler.parts import most_tasks, parts_of
+from clusterctl.scheduler.session import resolve_submissions
 from clusterctl.spec.job import JobSpec
+from clusterctl.util.process import Result
+from tests.support.here import LocalTransport
 from tests.support.messages import refused
 from tests.support.played.cluster import PlayedCluster, submit
 
@@ -122,9 +125,53 @@ def test_array_that_cannot_be_released_keeps_its_folder(cluster, tmp_path):
     with refused("answer-lost", AnswerLostError, "permission denied"):
         submit(session, array_of(tmp_path, "0-24"))
     (entry,) = session.ledger.entries()
-    assert (entry.job_id, entry.refused) == ("1", False)
+    assert (entry.job_id, entry.refused, entry.held) == ("1", False, "complete")
     assert {cluster.job(job_id)["state"] for job_id in "123"} == {"PENDING"}
     assert Path(entry.remote_dir).is_dir()
+    with cluster.state() as state:
+        state.pop("refuse_release")
+    resolve_submissions(session.scheduler, session.ledger)
+    assert not any("--hold" in cluster.job(job_id)["argv"] for job_id in "123")
+    assert [entry.held for entry in session.ledger.entries()] == [""]
+
+
+class Breaking(LocalTransport):
+    """A connection that breaks at the third sbatch with ``error``. If ``away``, it stays broken."""
+
+    def __init__(self, error: BaseException, *, away: bool) -> None:
+        self._error, self._away, self._sent = error, away, 0
+
+    def run(self, argv, **options) -> Result:
+        self._sent += "--parsable" in argv
+        if self._sent > 2 and "--parsable" in argv:
+            raise self._error
+        if self._away and self._sent > 2:
+            raise UnreachableError("still broken")
+        return super().run(argv, **options)
+
+
+@pytest.mark.parametrize("away", [False, True])
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), KeyRefusedError("no"), UnreachableError("broken")], ids=repr
+)
+def test_interrupted_array_is_cancelled(cluster, tmp_path, error, away):
+    """If Slurm does not answer either, a later command cancels the parts. None of them has started."""
+    session = foreign(cluster)
+    session.slurm.transport, session.slurm.patience_s = Breaking(error, away=away), 0.0
+    with pytest.raises((KeyboardInterrupt, KeyRefusedError, AnswerLostError)):
+        submit(session, array_of(tmp_path, "0-24"))
+    (entry,) = session.ledger.entries()
+    assert (entry.job_id, entry.refused, entry.held) == ("1", False, "incomplete")
+    assert Path(entry.remote_dir).is_dir()
+    assert {cluster.job(job_id)["state"] for job_id in "12"} == {"PENDING" if away else "CANCELLED"}
+    session.slurm.transport = LocalTransport()
+    resolve_submissions(session.scheduler, session.ledger)
+    assert session.ledger.entries()[0].held == "incomplete"
+    session.ledger.update(entry, submitted_at=1)
+    resolve_submissions(session.scheduler, session.ledger)
+    (entry,) = session.ledger.entries()
+    assert (entry.refused, entry.held, Path(entry.remote_dir).exists()) == (True, "", False)
+    assert {cluster.job(job_id)["state"] for job_id in "12"} == {"CANCELLED"}
 
 
 def test_held_array_stays_held(cluster, tmp_path):
