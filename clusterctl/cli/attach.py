@@ -157,7 +157,7 @@ def proof_failure(attached: Attached) -> Failure | None:
     fixes = {
         "mpi": "name the site's MPI with --module; jobs without MPI work",
         "python": "name a Python of the compute nodes with --python",
-        "not-shared": "choose a folder that all nodes share with --folder",
+        "not-shared": "`clusterctl detach`, then attach with a --folder that all nodes share",
         "refused": "choose another partition or account with --partition or --account",
     }
     fix = fixes.get(unproven.code, "run `clusterctl attach` again")

@@ -15,7 +15,7 @@ from clusterctl.scheduler.base import JobInfo
 from clusterctl.scheduler.session import Session, connect_session
 from clusterctl.spec.existing import existing_cluster
 from clusterctl.state.facts import facts_of
-from clusterctl.state.inventory import applied_spec, inventory_of
+from clusterctl.state.inventory import applied_spec, inventory_if_known, inventory_of
 from clusterctl.state.workspace import WAIT_S, Workspace, write_atomic
 from clusterctl.transport.login import LOGIN_HOST
 from clusterctl.transport.master import end_all_connections
@@ -93,7 +93,8 @@ def _emptied(workspace: Workspace, options: DetachOptions) -> DetachResult:
         fix = "`clusterctl list` shows all clusters"
         raise UsageError(f"there is no cluster {name!r}", code="unknown-cluster", fix=fix)
     settings = existing_cluster(applied_spec(workspace).provider)
-    folder = settings.folder
+    recorded = inventory_if_known(workspace)
+    folder = recorded.folder if recorded else settings.folder
     if options.forget:
         kept = tuple(f"the run of {entry.shown} is not collected" for entry in uncollected(workspace))
         return DetachResult(folder, (), OnlyCopies(runs=kept), left=(f"{settings.login}:{folder}", *kept))

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from clusterctl.errors import UsageError
 from clusterctl.providers.existing.first_job import leave_proof
-from clusterctl.providers.existing.place import Placed
+from clusterctl.providers.existing.place import Placed, expanded
 from clusterctl.providers.existing.probe import Choices, Probed, probe
 from clusterctl.providers.existing.prove import Proof, ProofOptions, Unproven, place_and_prove
 from clusterctl.providers.existing.provider import placed_facts, proof_facts, site_facts
@@ -32,8 +32,16 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import Launcher, is_cluster_name
 from clusterctl.spec.units import format_duration, shown
 from clusterctl.state.facts import PartitionFacts
-from clusterctl.state.inventory import CONTROLLER, Host, Inventory, SharedFolder, applied_if_known
+from clusterctl.state.inventory import (
+    CONTROLLER,
+    Host,
+    Inventory,
+    SharedFolder,
+    applied_if_known,
+    inventory_if_known,
+)
 from clusterctl.state.workspace import WAIT_S, Workspace, state_home, write_atomic
+from clusterctl.transport.base import Transport
 from clusterctl.transport.login import LOGIN_HOST, checked_login, login_of, write_login_files
 from clusterctl.transport.master import end_all_connections
 from clusterctl.transport.ssh import Connections
@@ -288,13 +296,13 @@ def _completed(request: Request, workspace: Workspace, start: _Start, probed: Pr
     write_login_files(request.login, workspace)
     workspace.removing.unlink(missing_ok=True)
     earlier = start.site or probed.site
-    proven_before = {key: getattr(earlier, key) for key in ("proven_pythons", "proven_glibc", "facts")}
-    site = replace(probed.site, chosen=start.chosen, **proven_before)
+    site = replace(probed.site, proven_pythons=earlier.proven_pythons, proven_glibc=earlier.proven_glibc)
     settings = _new_settings(request, start, probed)
     spec = _spec(workspace.root.name, settings, probed, start.spec)
-    site.save(workspace)
-    # From now on, `detach` knows the folder, even if this process is killed.
-    write_atomic(workspace.spec, dump_spec(spec))
+    recorded = inventory_if_known(workspace)
+    if recorded is None:
+        # From now on, `detach` knows the folder, even if this process is killed.
+        write_atomic(workspace.spec, dump_spec(spec))
     request.reporter.step("place and prove")
     options = ProofOptions(
         partition=probed.partition,
@@ -311,12 +319,12 @@ def _completed(request: Request, workspace: Workspace, start: _Start, probed: Pr
     # The login node's `python3` may be too old for clusterctl's programs.
     folders = ":".join(dict.fromkeys(str(Path(python).parent) for python in site.pythons))
     with Connections(workspace.ssh_config, stays=LOGIN_HOST, path=folders) as connections:
-        placed, outcome = place_and_prove(
-            connections.to(LOGIN_HOST), site, settings.folder, workspace.cluster_id(), options
-        )
-        is_pending = isinstance(outcome, Unproven) and outcome.code == "pending"
-        if is_pending and settings.launcher is None:
-            leave_proof(connections.to(LOGIN_HOST), site, placed, options, probed.proof_nodes)
+        transport = connections.to(LOGIN_HOST)
+        if recorded is not None:
+            _reject_other_folder(transport, settings.folder, recorded.folder)
+        placed, outcome = place_and_prove(transport, site, settings.folder, workspace.cluster_id(), options)
+        if settings.launcher is None and isinstance(outcome, Unproven) and outcome.code == "pending":
+            leave_proof(transport, site, placed, options, probed.proof_nodes)
     workspace.adopt_id(placed.cluster_id)
     proven: dict[str, object] = {"folder": placed.folder}
     if isinstance(outcome, Proof):
@@ -325,12 +333,26 @@ def _completed(request: Request, workspace: Workspace, start: _Start, probed: Pr
         site = replace(site, proven_pythons={placed.python: placed.version}, proven_glibc=glibc)
     settings = _fitting({**settings.model_dump(), **proven}, request)
     spec = spec.model_copy(update={"provider": settings})
-    write_atomic(workspace.spec, dump_spec(spec))
     attached = Attached(workspace, spec, probed, placed, outcome)
-    replace(site, facts=attached.placed_facts).save(workspace)
+    folder = {"folder": placed.folder} if "folder" in start.chosen else {}
+    replace(site, chosen={**start.chosen, **folder}, facts=attached.placed_facts).save(workspace)
+    write_atomic(workspace.spec, dump_spec(spec))
     inventory = _inventory(spec, probed, placed, outcome)
     write_atomic(workspace.inventory, inventory.model_dump_json(indent=2) + "\n")
     return attached
+
+
+def _reject_other_folder(transport: Transport, folder: str, recorded: str) -> None:
+    """Raise UsageError unless ``folder`` leads to the recorded folder, which would else be forgotten."""
+    path = folder if folder == recorded else expanded(transport, folder)
+    if path != recorded:
+        raise UsageError(
+            "the cluster is attached with another folder",
+            code="folder-differs",
+            where=f"{transport.host}:{path}",
+            why=f"clusterctl's files there are in {recorded}",
+            fix="leave out the folder, or first remove the other with `clusterctl detach`",
+        )
 
 
 def _new_settings(request: Request, start: _Start, probed: Probed) -> ExistingSettings:

@@ -38,6 +38,7 @@ _GRACE_FILES: Final = 8
 _ENVIRONMENTS: Final = "environments"
 _STORE: Final = "store"
 _CLAIM: Final = folder_program("remote_claim.sh")
+_EXPAND: Final = folder_program("remote_expand.sh")
 _FINISH: Final = Path(__file__).with_name("remote_finish.sh").read_text(encoding="utf-8")
 
 
@@ -207,6 +208,11 @@ def _claim(
         why=reason,
         fix=f"choose a new folder, for example with `--folder {path}-2`",
     )
+
+
+def expanded(transport: Transport, folder: str) -> str:
+    """Return the path of a folder that may begin with ~/ or a variable. TransportError: it is not set."""
+    return transport.run(["sh", "-c", _EXPAND, "expand", folder]).stdout.rstrip("/\n")
 
 
 def _unfit(folder: str) -> UsageError:

@@ -118,6 +118,12 @@ def test_detach_killed_after_the_removal_ends(
     assert not finished.root.exists()
 
 
+def test_detach_removes_the_folder_of_the_last_attach_that_ended(finished: Workspace) -> None:
+    finished.spec.write_text(SPEC.format(folder=finished.root.parent / "there/other"))
+    assert detach(finished, DetachOptions()).folder.endswith("/ours")
+    assert not (finished.root.parent / "there/ours").exists()
+
+
 def test_detach_that_fails_leaves_the_cluster_in_use(
     finished: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,7 +130,7 @@ def test_choices_of_a_file_stay(commands: Commands, state: Path) -> None:
         settings = existing_cluster(again.spec.provider)
         assert (settings.launcher, settings.qos) == (Launcher.MPIRUN, "long")
         assert (settings.folder, again.probed.partition) == (first.placed.folder, "gpuq")
-        chosen = {"folder": "~/mine", "launcher": "mpirun", "qos": "long", "partition": "gpuq"}
+        chosen = {"folder": first.placed.folder, "launcher": "mpirun", "qos": "long", "partition": "gpuq"}
         assert load_site(again.workspace).chosen == {**chosen, "python": sys.executable}
     assert "--qos=long" in calls.read_text()
 
@@ -145,6 +145,24 @@ def test_choices_are_lost_with_a_damaged_site(commands: Commands, state: Path) -
     settings = existing_cluster(again.spec.provider)
     assert (settings.launcher, settings.modules) == (Launcher.SRUN, ("openmpi/4.1.4",))
     assert (settings.folder, settings.qos) == (first.placed.folder, None)
+
+
+@pytest.mark.parametrize(
+    ("code", "choice"),
+    [("folder-differs", {"folder": "~/other"}), ("no-python", {"python": "/no/python"})],
+)
+def test_refused_choice_is_not_recorded(
+    commands: Commands, state: Path, home: Path, code: str, choice: dict[str, str]
+) -> None:
+    commands("short")
+    workspace = attached(folder="~/mine").workspace
+    files = (workspace.spec, workspace.inventory, workspace.root / "site.json")
+    before = [path.read_bytes() for path in files]
+    with refused(code, UsageError):
+        attach(Request(HERE, **choice))  # type: ignore[arg-type]
+    assert [path.read_bytes() for path in files] == before
+    assert [path.name for path in home.iterdir()] == ["mine"]
+    assert attached(folder="~/mine").placed.folder == str(home / "mine")
 
 
 def test_login_of_two_clusters_needs_a_name(commands: Commands, state: Path) -> None:
