@@ -203,7 +203,7 @@ def resolve_submissions(scheduler: Jobs, ledger: Ledger) -> None:
 
 
 def _finish_arrays(slurm: SlurmClient, ledger: Ledger) -> None:
-    """Start the arrays of interrupted submissions that Slurm has with all parts, and cancel the others."""
+    """Start the arrays of interrupted submissions that Slurm has with all parts. Cancel incomplete arrays."""
     for entry in ledger.entries():
         if not entry.held or entry.job_id is None or entry.refused:
             continue

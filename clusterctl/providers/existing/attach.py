@@ -195,7 +195,7 @@ def _known_workspace(request: Request) -> Workspace | None:
         raise UsageError(
             f"clusters {names} are attached as {request.login}",
             code="which-cluster",
-            fix="choose one of them, or a new name, with --name",
+            fix="choose a cluster, or a new name, with --name",
         )
     return with_login[0] if with_login else None
 
