@@ -8,10 +8,11 @@ templates/job.sbatch.j2). All parts share the job's folder. The id of the first 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ClusterShell.RangeSet import RangeSet
+from ClusterShell.RangeSet import RangeSet, RangeSetException
 
 from clusterctl.scheduler.base import JobInfo, comment_of
 from clusterctl.state.submissions import JobEntry, Ledger
@@ -33,8 +34,13 @@ class Part:
 
 
 def tasks_of(array: str) -> list[int]:
-    """Return the numbers of an array's tasks in order. array: a value of `sbatch --array`, or ""."""
-    return [*map(int, RangeSet(array.partition("%")[0].replace(":", "/")))] if array else []
+    """Return the numbers of an array's tasks in order. array: a value of `sbatch --array`, or "".
+
+    Empty: Slurm refuses the value.
+    """
+    with suppress(RangeSetException, ValueError):
+        return [*map(int, RangeSet(array.partition("%")[0].replace(":", "/")))]
+    return []
 
 
 def most_tasks(max_array: int) -> int:

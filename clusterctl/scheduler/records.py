@@ -13,8 +13,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from ClusterShell.RangeSet import RangeSetException
-
 from clusterctl.scheduler.attempts import Ending, ending_of, events_of
 from clusterctl.scheduler.base import AccountingAwayError, JobInfo, JobState, Outcome, comment_of
 from clusterctl.scheduler.parts import tasks_of
@@ -181,6 +179,4 @@ def _ending(record: _Record | None, name: str) -> Ending | None:
 def _tasks(script: bytes) -> Sequence[int]:
     """Return the numbers of the tasks of an array, from the last such option in the job's script."""
     options = _ARRAY.findall(script)
-    with suppress(RangeSetException, ValueError):
-        return tasks_of(options[-1].decode()) if options else []
-    return []
+    return tasks_of(options[-1].decode()) if options else []

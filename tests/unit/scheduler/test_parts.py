@@ -39,6 +39,19 @@ def test_parts_have_the_tasks_below_the_limit(array, limit, parts):
     assert {part.in_turn for part in found} <= {"%" in array}
 
 
+@pytest.mark.parametrize("array", ["5-1", "0-9:0", "1-3,", "abc", "20-"])
+def test_malformed_array_of_a_script_is_left_to_slurm(cluster, tmp_path, array):
+    session = foreign(cluster)
+    job = array_of(tmp_path, "0")
+    job.script.write_text(f"#!/bin/bash\n#SBATCH --array={array}\n")
+    job = JobSpec(name="mine", script=job.script)
+    Preparer(lambda _: None).prepare(session, Submission([job]))
+    with cluster.state() as state:
+        state["refuse"] = "sbatch: error: Batch job submission failed: Invalid job array specification"
+    with refused("slurm-refused", SlurmError, f"--array={array}"):
+        submit(session, job)
+
+
 def test_parts_are_limited_in_number():
     assert [most_tasks(limit) for limit in (1, 9, 10, 11, 1001)] == [1, 9, 1000, 1000, 100_000]
 
