@@ -374,7 +374,7 @@ class SlurmClient(Jobs):
     def attempts(self, job_id: str) -> tuple[JobInfo, ...]:
         self.check_id(job_id)
         # Slurm's accounting may also have jobs of this id from before its numbers began again.
-        return () if self.no_accounting else self._accounted(f"--jobs={job_id}", "--duplicates")
+        return () if self.no_accounting else self._accounted(self._jobs_option(job_id), "--duplicates")
 
     def accounting_failure(self) -> str:
         if self.no_accounting:
