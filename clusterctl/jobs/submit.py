@@ -37,6 +37,7 @@ from clusterctl.scheduler.script import (
     array_of,
     render_script,
     resource_options,
+    with_dependency,
 )
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.user_script import UserScript, partition_name
@@ -346,16 +347,15 @@ class Submitter:
         return job_id
 
     def _submit_parts(self, request: JobRequest, entry: JobEntry, parts: Sequence[Part]) -> str:
-        """Submit the parts of an array, and return its id. No part starts before Slurm has all parts.
-
-        If this is interrupted, ``resolve_submissions`` starts or cancels the parts later.
-        """
+        """Submit the parts of an array, and return its id. No part starts before Slurm has all parts."""
         session, ids = self.session, list[str]()
+        script = session.ledger.kept_file(entry.token, request.script)
+        # If this is interrupted, ``resolve_submissions`` starts or cancels the parts later.
         entry = replace(entry, held="incomplete")
         for number, part in enumerate(parts):
             row = replace(entry, token=f"{entry.token}p{number}", part_of=entry.token) if number else entry
             row = replace(row, offset=part.offset)
-            after = (f"--dependency=afterany:{ids[-1]}",) if part.in_turn and ids else ()
+            after = (with_dependency(script, f"afterany:{ids[-1]}"),) if part.in_turn and ids else ()
             more, arguments = (*part.options, *after), part.arguments
             of_part = replace(request, token=row.token, more=more, arguments=arguments)
             try:

@@ -9,9 +9,11 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from clusterctl.errors import UsageError
+from clusterctl.scheduler.directives import Directives
 from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec.job import JOB_FIELDS, ONE_RANK_JOBS, JobSpec, is_python
 from clusterctl.spec.names import FOLDER, FROM_RUN, ROOT, Launcher
@@ -392,6 +394,13 @@ def _options(job: JobSpec, script: UserScript | None) -> list[str]:
     after = [f"--dependency={','.join(map(_dependency, job.after))}"] if job.after else []
     more = [quoted(str(request)) for request in requests_of(job.slurm)]
     return log_options + resource_options(job, fields) + array + _signal_options(job, script) + after + more
+
+
+def with_dependency(script: bytes, dependency: str) -> str:
+    """Return the option for sbatch that adds a dependency to those in the lines of a job script."""
+    lines = script.decode(errors="replace").splitlines()
+    own = Directives.read(Path("job.sbatch"), lines).last("dependency")
+    return f"--dependency={','.join([*filter(None, [own.value if own else None]), dependency])}"
 
 
 def _dependency(after: str) -> str:

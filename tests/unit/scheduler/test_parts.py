@@ -105,10 +105,21 @@ def test_list_has_the_tasks_of_parts_that_the_queue_forgot(cluster, tmp_path):
     assert [job.id for job in list_jobs(session).jobs] == [f"1_{task}" for task in range(25)]
 
 
-def test_array_with_a_limit_of_tasks_runs_in_turn(cluster, tmp_path):
-    submit(foreign(cluster), array_of(tmp_path, "0-24%2"))
+@pytest.mark.parametrize(
+    ("line", "more", "own"),
+    [
+        ("", {}, ""),
+        ("#SBATCH -d afterok:7\n", {}, "afterok:7,"),
+        ("#SBATCH -d afterok:7\n", {"after": ("8:any", "9")}, "afterany:8,afterok:9,"),
+    ],
+)
+def test_array_with_a_limit_of_tasks_runs_in_turn(cluster, tmp_path, line, more, own):
+    """The job's own dependencies hold for all parts. An option of sbatch replaces those in the script."""
+    job = array_of(tmp_path, "0-24%2", **more)
+    job.script.write_text(f"#!/bin/bash\n{line}true\n")
+    submit(foreign(cluster), job)
     waits = [[word for word in cluster.job(job_id)["argv"] if "dependency" in word] for job_id in "123"]
-    assert waits == [[], ["--dependency=afterany:1"], ["--dependency=afterany:2"]]
+    assert waits == [[], [f"--dependency={own}afterany:1"], [f"--dependency={own}afterany:2"]]
 
 
 def test_single_task_above_the_limit_keeps_its_number(cluster, tmp_path):
