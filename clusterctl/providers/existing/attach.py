@@ -99,8 +99,7 @@ class Attached:
 
     @property
     def placed_facts(self) -> tuple[Fact, ...]:
-        proven = proof_facts(self.proof, "a job") if self.proof else ()
-        return (*placed_facts(self.placed), *proven)
+        return (*placed_facts(self.placed), *proof_facts(self.outcome, "a job"))
 
     @property
     def facts(self) -> tuple[Fact, ...]:

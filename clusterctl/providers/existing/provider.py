@@ -71,12 +71,10 @@ def examine_site(spec: ClusterSpec, workspace: Workspace) -> tuple[Fact, ...]:
 
     Raises the errors of ``probe``, NotUpError if `attach` has not finished, and UsageError.
     """
-    inventory, settings = inventory_of(workspace), existing_cluster(spec.provider)
-    choices = Choices(settings.account or "", settings.qos or "", spec.partitions[0].name)
+    inventory, site = inventory_of(workspace), load_site(workspace)
     with Connections(workspace.ssh_config, stays=LOGIN_HOST) as connections:
         transport = connections.to(LOGIN_HOST)
-        probed = probe(transport, choices)
-        saved = load_site(workspace).facts
+        probed, saved = probe(transport, Choices.of(site.chosen)), site.facts
         if not any(fact.fact == "MPI" for fact in saved):
             saved += tuple(facts_of_first_job(transport, probed.site, spec, workspace))
         entries = AttachedFolder(transport, inventory.folder, inventory.cluster_id).entries()
@@ -101,10 +99,10 @@ def facts_of_first_job(
         yield Fact("MPI", "not proven yet", "no job has run the proof")
         return
     job_id, outcome = first
-    if isinstance(outcome, Unproven):
-        yield Fact("MPI", f"not proven: {outcome.why}", f"job {job_id}", is_problem=True)
-        return
     facts = tuple(proof_facts(outcome, f"job {job_id}"))
+    if isinstance(outcome, Unproven):
+        yield from facts
+        return
     settings = settings.model_copy(update=outcome.settings)
     glibc_minor = outcome.nodes.oldest_glibc(inventory.glibc_minor)
     changes = {"pmix": settings.launcher is Launcher.SRUN, "glibc_minor": glibc_minor}
@@ -143,8 +141,12 @@ def placed_facts(placed: Placed) -> Iterator[Fact]:
     yield Fact("Python", f"{placed.version}, {placed.python}", "python3 --version")
 
 
-def proof_facts(proof: Proof, job: str) -> Iterator[Fact]:
-    """Yield the facts that the proof has found. job: the job that ran the proof."""
+def proof_facts(proof: Proof | Unproven, job: str) -> Iterator[Fact]:
+    """Yield the facts that the proof has found, none while it is pending. job: the job that ran the proof."""
+    if isinstance(proof, Unproven):
+        if proof.code != "pending":
+            yield Fact("MPI", f"not proven: {proof.why}", job, is_problem=True)
+        return
     nodes, by_job = proof.nodes, f"{job} on {', '.join(proof.nodes.names)}"
     modules = f", module {' '.join(proof.modules)}" if proof.modules else ""
     yield Fact("MPI", f"{'srun with PMIx' if proof.launcher == 'pmix' else proof.launcher}{modules}", by_job)

@@ -49,7 +49,9 @@ def test_long_queue_is_no_failure() -> None:
 
 @pytest.mark.parametrize("reason", ["mpi", "python", "not-shared", "refused", "ended"])
 def test_failed_proof_has_a_fix(reason: str) -> None:
-    failure = proof_failure(attached(Unproven(reason, "the words of the site", NODES)))
+    answer = attached(Unproven(reason, "the words of the site", NODES))
+    assert [fact.fact for fact in answer.placed_facts if fact.is_problem] == ["MPI"]
+    failure = proof_failure(answer)
     assert failure is not None
     assert (failure.code, failure.cause) == (f"proof-{reason}", "the words of the site")
     assert failure.fix

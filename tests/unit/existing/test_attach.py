@@ -13,6 +13,7 @@ from clusterctl.errors import UsageError
 from clusterctl.providers.existing.attach import Attached, Request, _inventory, attach
 from clusterctl.providers.existing.probe import Probed
 from clusterctl.providers.existing.prove import Unproven
+from clusterctl.providers.existing.provider import examine_site
 from clusterctl.providers.existing.site import load_site
 from clusterctl.spec.common import Gpus, Partition
 from clusterctl.spec.existing import ExistingSettings, existing_cluster
@@ -172,6 +173,18 @@ def test_login_of_two_clusters_needs_a_name(commands: Commands, state: Path) -> 
     with refused("which-cluster", UsageError, "campus, other"):
         attached()
     assert attached(name="other").workspace.root.name == "other"
+
+
+def test_doctor_asks_with_the_choices_and_finds_the_rest(commands: Commands, state: Path) -> None:
+    commands("short", accounts=2, accepted="*--account=proj0*")
+    first = attached(qos="long")
+    calls = commands("short", accounts=2, accepted="*--account=proj1*")
+    calls.unlink()
+    facts = {fact.fact: fact for fact in examine_site(first.spec, first.workspace)}
+    assert facts["account"].value == "proj1"
+    assert all("--qos=long" in call for call in calls.read_text().splitlines())
+    # The queue was closed.
+    assert facts["MPI"].is_problem
 
 
 def test_new_login_is_accepted_for_the_same_account(commands: Commands, state: Path) -> None:
