@@ -93,8 +93,7 @@ def _emptied(workspace: Workspace, options: DetachOptions) -> DetachResult:
         fix = "`clusterctl list` shows all clusters"
         raise UsageError(f"there is no cluster {name!r}", code="unknown-cluster", fix=fix)
     settings = existing_cluster(applied_spec(workspace).provider)
-    recorded = inventory_if_known(workspace)
-    folder = recorded.folder if recorded else settings.folder
+    folder = (inventory_if_known(workspace) or settings).folder
     if options.forget:
         kept = tuple(f"the run of {entry.shown} is not collected" for entry in uncollected(workspace))
         return DetachResult(folder, (), OnlyCopies(runs=kept), left=(f"{settings.login}:{folder}", *kept))
@@ -130,7 +129,7 @@ def _emptied(workspace: Workspace, options: DetachOptions) -> DetachResult:
             try:
                 place.remove()
             except ClusterctlError:
-                # The cluster stays in use, so its connection may stay open between commands.
+                # The cluster stays in use.
                 workspace.removing.unlink()
                 raise
     return DetachResult(folder, entries, only_there, cancelled)

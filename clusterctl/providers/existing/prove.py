@@ -113,7 +113,7 @@ class ProofOptions:
 
     modules: environment modules to load first. Default: no module.
     others: whether to try no module, then each MPI module of the site, after ``modules``.
-    launcher: the launcher to try first. other_launchers: whether to try the others after it.
+    launcher: the launcher to try first. other_launchers: whether to try the rest too.
     patience_s: longest wait for the start of the job, which is then cancelled.
     python: path of the jobs' Python. Default: the first of the site's that jobs can use.
     reporter: shown the progress of the environment.

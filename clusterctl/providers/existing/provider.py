@@ -142,7 +142,7 @@ def placed_facts(placed: Placed) -> Iterator[Fact]:
 
 
 def proof_facts(proof: Proof | Unproven, job: str) -> Iterator[Fact]:
-    """Yield the facts that the proof has found, none while it is pending. job: the job that ran the proof."""
+    """Yield the facts that the proof has found, if it is not pending. job: the job that ran the proof."""
     if isinstance(proof, Unproven):
         if proof.code != "pending":
             yield Fact("MPI", f"not proven: {proof.why}", job, is_problem=True)

@@ -31,8 +31,8 @@ CAPTURES = Path(__file__).with_name("captures")
 
 
 def job(folder: Path, number: int, nodes: int, *, shell: str = "bash", path: str = "/usr/bin:/bin") -> str:
-    """Return what a job prints that sources the folder's script and then starts its program."""
-    script = f'module() {{ echo "$@"; }}; . {folder}/job-profile.sh; echo program; module list'
+    """Return what a job prints that sources the folder's script, then starts its program and `module`."""
+    script = f'module() {{ echo "$@"; }}; . {folder}/job-profile.sh; echo program; module'
     env = {"PATH": path, "SLURM_JOB_ID": str(number), "SLURM_JOB_NUM_NODES": str(nodes)}
     return subprocess.run([shell, "-c", script], env=env, capture_output=True, text=True, check=True).stdout
 
@@ -55,10 +55,10 @@ def test_first_large_job_runs_the_proof_once(tmp_path: Path, queued: Path) -> No
     (queued / "proof.sh").write_text(
         f'cd "$SLURM_SUBMIT_DIR"; printf "{lines}" $SLURM_NTASKS >>facts; exit 3'
     )
-    assert job(tmp_path, 11, 1) == "program\nlist\n"
+    assert job(tmp_path, 11, 1) == "program\n\n"
     assert queued.exists()
     assert read_first_proof(LocalTransport(), str(tmp_path)) is None
-    assert [job(tmp_path, number, 3) for number in (12, 13)] == ["load mpi/5\nprogram\nlist\n"] * 2
+    assert [job(tmp_path, number, 3) for number in (12, 13)] == ["load mpi/5\nprogram\n\n"] * 2
     assert (active / "facts").read_text() == "works\tmpi/5\tpmix\n3\nend\n"
     first = read_first_proof(LocalTransport(), str(tmp_path))
     assert first is not None
@@ -67,7 +67,7 @@ def test_first_large_job_runs_the_proof_once(tmp_path: Path, queued: Path) -> No
 
 @pytest.mark.parametrize("shell", ["bash", "sh"])
 def test_command_module_stays(tmp_path: Path, queued: Path, shell: str) -> None:
-    assert job(tmp_path, 11, 1, shell=shell) == "program\nlist\n"
+    assert job(tmp_path, 11, 1, shell=shell) == "program\n\n"
 
 
 def test_proof_that_hangs_is_ended(tmp_path: Path, queued: Path) -> None:
@@ -75,7 +75,7 @@ def test_proof_that_hangs_is_ended(tmp_path: Path, queued: Path) -> None:
     (tmp_path / "timeout").write_text('#!/bin/sh\nshift 3\nexec /usr/bin/timeout 0.1 "$@"\n')
     (tmp_path / "timeout").chmod(0o755)
     (queued / "proof.sh").write_text(f"sleep 20; touch {tmp_path}/late")
-    assert job(tmp_path, 12, 2, path=f"{tmp_path}:/usr/bin:/bin") == "program\nlist\n"
+    assert job(tmp_path, 12, 2, path=f"{tmp_path}:/usr/bin:/bin") == "program\n\n"
     assert not (tmp_path / "late").exists()
 
 
@@ -87,7 +87,6 @@ def test_proof_that_was_killed_is_a_problem(workspace: Workspace) -> None:
     os.utime(active / "job", (0, 0))
     (killed,) = facts(workspace, None)
     assert (killed.learned, killed.is_problem) == ("job 12", True)
-    assert "job 12 did not finish the proof" in killed.value
 
 
 @pytest.fixture
