@@ -161,7 +161,11 @@ def _seconds(time: float | None) -> int | None:
 
 def _ending(record: _Record | None, name: str) -> Ending | None:
     """Return how a job or task ended; None if it has not started."""
-    task = (record or {}).get(name)
+    record = record or {}
+    whole = record.get("")
+    # If the folder can't be read, it is unknown whether the task has started.
+    unread = whole if isinstance(whole, dict) and whole.get("error") else None
+    task = record.get(name, unread)
     if not isinstance(task, dict):
         return None
     written = task.get("written")

@@ -191,6 +191,22 @@ def test_record_that_cannot_be_read_is_named(session, cluster, tmp_path):
     assert waits == []
 
 
+def test_tasks_in_a_folder_that_cannot_be_read_are_not_cancelled(session, cluster, tmp_path):
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/bash\ntrue\n")
+    with cluster.state() as state:
+        state["hold"] = True
+    job_id = submit(session, JobSpec(name="mine", script=script, array="0-1")).job_id
+    folder = Path(session.ledger.find(job_id).remote_dir)
+    folder.rename(tmp_path / "elsewhere")
+    folder.touch()
+    cluster.change(job_id, forgotten=True)
+    with cluster.state() as state:
+        state["accounting_refuses"] = "disabled"
+    jobs = known_jobs(session, [job_id])
+    assert [(job.id, job.state.value) for job in jobs] == [(f"{job_id}_{n}", "PURGED") for n in (0, 1)]
+
+
 class WithoutPython(LocalTransport):
     """A host whose Python does not start."""
 
