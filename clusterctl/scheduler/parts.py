@@ -112,7 +112,9 @@ class SplitArrays:
 
     def _renumbered(self, job: JobInfo) -> JobInfo:
         entry, offset = self.parts.get(job.number, (None, 0))
-        if entry is None or entry.job_id is None:
+        # After Slurm has begun its numbers again, another job may have the number.
+        is_part = entry is not None and job.token.partition("p")[0] in ("", entry.token)
+        if entry is None or entry.job_id is None or not is_part:
             return job
         return replace(
             job,

@@ -94,6 +94,16 @@ def test_array_in_parts_is_a_single_job(cluster, tmp_path):
     assert {cluster.job(job_id)["state"] for job_id in "123"} == {"CANCELLED"}
 
 
+def test_job_with_the_number_of_an_earlier_part_is_another_job(cluster, tmp_path):
+    """Slurm may begin its numbers again."""
+    session = foreign(cluster)
+    submit(session, array_of(tmp_path, "0-24"))
+    cluster.change("2", comment="clusterctl:feed", name="another")
+    assert [(job.id, job.token) for job in session.slurm.own_jobs() if job.name == "another"] == [
+        ("2", "feed")
+    ]
+
+
 def test_list_has_the_tasks_of_parts_that_the_queue_forgot(cluster, tmp_path):
     """Without accounting, the record of the job has them."""
     session = foreign(cluster)
