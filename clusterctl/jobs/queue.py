@@ -68,6 +68,8 @@ def cancel(session: Session, ids: Sequence[str]) -> Cancellation:
         SchedulerError: the scheduler does not answer.
     """
     errors: dict[str, ClusterctlError]
+    # Else an array could start, or a part without an answer could stay in the queue, after its cancellation.
+    resolve_submissions(session.scheduler, session.ledger)
     try:
         jobs = session.scheduler.jobs(ids)
         errors = {job_id: session.scheduler.unknown([job_id]) for job_id in _missing(ids, jobs)}

@@ -104,6 +104,14 @@ def test_job_with_the_number_of_an_earlier_part_is_another_job(cluster, tmp_path
     ]
 
 
+def test_cancel_finds_the_part_whose_answer_was_lost(cluster, tmp_path):
+    session = foreign(cluster)
+    submit(session, array_of(tmp_path, "0-24"))
+    session.ledger.update(session.ledger.entries_and_parts()[1], job_id=None)
+    cancel(session, ["1"])
+    assert {cluster.job(job_id)["state"] for job_id in "123"} == {"CANCELLED"}
+
+
 def test_list_has_the_tasks_of_parts_that_the_queue_forgot(cluster, tmp_path):
     """Without accounting, the record of the job has them."""
     session = foreign(cluster)
