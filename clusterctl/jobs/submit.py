@@ -389,7 +389,7 @@ class Submitter:
             f"Slurm accepted at least a part of the array, and it is unknown whether the array was {end}",
             where=self.session.transport.host,
             why=cause.cause,
-            fix="run `clusterctl jobs` after 10 minutes: it starts a complete array, and cancels others",
+            fix="run `clusterctl jobs` after 10 minutes: it starts or cancels the array",
             host=self.session.transport.host,
         )
 
