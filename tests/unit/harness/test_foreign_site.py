@@ -121,7 +121,7 @@ def test_compute_nodes_have_no_sshd_and_no_route_out(each: Site) -> None:
 def test_homes_are_small_and_on_all_hosts(each: Site) -> None:
     each.ssh("stud", "echo seen >shared")
     assert {each.root(host, "cat /home/stud/shared") for host in HOSTS} == {"seen\n"}
-    full = "head -c 400M /dev/zero >big"
+    full = "head -c 600M /dev/zero >big"
     assert "space" in each.ssh("stud", full, rc=1).stderr
     each.ssh("stud", "rm big")
     with each.full_homes(5):
