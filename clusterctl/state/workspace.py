@@ -128,7 +128,7 @@ def has_content(path: Path, raw: bytes, mode: int) -> bool:
     return False
 
 
-# What helps if a cluster itself is broken. The key: whether other people operate the cluster.
+# The fix if a cluster itself is broken. The key: whether other people operate the cluster.
 REPAIR = {False: "run `clusterctl up`", True: "ask the site's administrators"}
 
 
@@ -252,12 +252,12 @@ class Workspace:
 
     @property
     def repair(self) -> str:
-        """What helps if the cluster itself is broken, as an instruction for a message."""
+        """The fix if the cluster itself is broken, as an instruction for a message."""
         return REPAIR[self.is_attached]
 
     @property
     def update(self) -> str:
-        """The command that writes what this machine knows of the cluster."""
+        """The command that writes the cluster's records on this machine."""
         return "`clusterctl attach`" if self.is_attached else "`clusterctl up`"
 
     @property

@@ -200,7 +200,7 @@ for rank in range(2):
 sys.exit(any([os.wait()[1] for _ in range(2)]))
 """
 LAUNCHERS = {
-    # One process imports PyTorch and what its first optimizer imports, a second of CPU time each, for all.
+    # A single process imports PyTorch and its optimizers for all ranks: two seconds of CPU time.
     "fork": ["-c", FORK, "store"],
     "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"],
 }

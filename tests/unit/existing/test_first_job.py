@@ -31,7 +31,7 @@ CAPTURES = Path(__file__).with_name("captures")
 
 
 def job(folder: Path, number: int, nodes: int, *, shell: str = "bash", path: str = "/usr/bin:/bin") -> str:
-    """Return what a job prints that sources the folder's script, then starts its program and `module`."""
+    """Run a job that sources the folder's script, prints "program" and calls `module`. Return its output."""
     script = f'module() {{ echo "$@"; }}; . {folder}/job-profile.sh; echo program; module'
     env = {"PATH": path, "SLURM_JOB_ID": str(number), "SLURM_JOB_NUM_NODES": str(nodes)}
     return subprocess.run([shell, "-c", script], env=env, capture_output=True, text=True, check=True).stdout

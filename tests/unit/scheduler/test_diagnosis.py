@@ -312,7 +312,7 @@ OF_OPERATORS = ("clusterctl up", "--admin", "sudo", "in the spec", "`scontrol up
 
 
 def test_no_cause_asks_a_guest_for_what_only_an_operator_can_do() -> None:
-    """The fixes for a cluster that other people operate, and those which name what repairs a cluster."""
+    """Fixes for a cluster that other people operate, and fixes with a command that repairs a cluster."""
     for_guests = [cause for cause in catalogue().causes if "operator" not in cause.when]
     assert [cause.code for cause in for_guests if any(words in cause.fix for words in OF_OPERATORS)] == []
 
