@@ -215,8 +215,14 @@ class Site:
 
     @contextmanager
     def without_slurmdbd(self) -> Iterator[None]:
-        """Stop slurmdbd, also while jobs run."""
-        with self.changed(("login1",), "systemctl stop slurmdbd", "systemctl start slurmdbd"):
+        """Stop slurmdbd, also while jobs run.
+
+        slurmctld registers with slurmdbd when it starts or has lost the connection. If that fails it does
+        not try again, and gets no changes of associations.
+        """
+        answers = "until sacctmgr -n show cluster >/dev/null 2>&1; do sleep 0.2; done"
+        start = f"systemctl start slurmdbd; timeout 60 sh -c '{answers}'; systemctl restart slurmctld"
+        with self.changed(("login1",), "systemctl stop slurmdbd", start):
             yield
 
     @contextmanager

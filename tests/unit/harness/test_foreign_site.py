@@ -201,8 +201,9 @@ def test_sacct_fails_in_three_ways(national: Site) -> None:
         assert not cut.endswith("\n")
     with national.without_slurmdbd():
         national.ssh("stud", "timeout 30 sacct", rc=1)
-    national.root("login1", "timeout 30 sh -c 'until sacct; do sleep 0.2; done'")
     assert len(national.ssh("stud", "sacct").stdout) > 80
+    with national.limits("stud", MaxSubmitJobs="0"):
+        assert "MaxSubmit" in national.ssh("stud", BATCH, rc=1).stderr
 
 
 def test_associations_limit_jobs_and_demand_a_qos(national: Site) -> None:
