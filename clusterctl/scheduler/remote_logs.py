@@ -7,7 +7,8 @@
 "records" reads a JSON list of folders from stdin: an argument has at most 128 KiB. Its answer is a JSON list:
 for each job's folder null if it does not exist, otherwise a JSON object with a record for each task of an
 array that has started, or for "", the job itself. A record has ``events``, the events of the last attempt,
-``written``, when the job last wrote a file, in Unix seconds, and ``error``, why the events can't be read.
+``written``, when the job last wrote a file, in Unix seconds, and ``error``, why the events can't be read. An
+array's record "" has the reason why the tasks without a record were not read.
 
 The answer for several folders is a JSON list with the end of each job.events, "" if it can't be read.
 TASK is the number of an array task, or "". The answer is a JSON object. ``stdout``, ``stderr``: end of each
@@ -96,18 +97,22 @@ def ends(folder: str, task: str) -> dict[str, Any]:
     }
 
 
-def records(folder: str) -> dict[str, dict[str, Any]] | None:
-    """Return the records of a job's tasks, as the module describes."""
+def records(folder: str, most: int = MOST_TASKS) -> dict[str, dict[str, Any]] | None:
+    """Return the records of a job's tasks, as the module describes. most: number of tasks that are read."""
     try:
         names = os.listdir(folder)  # noqa: PTH208
     except FileNotFoundError:
         return None
     except OSError as exc:
-        return {"": {"events": "", "written": 0, "error": exc.strerror or str(exc)}}
+        return {"": unread(exc.strerror or str(exc))}
     tasks = {match[1] or "" for match in map(STARTED_TASK.fullmatch, names) if match}
-    return {
-        task: record(folder, task) for task in sorted(tasks, key=lambda task: (len(task), task))[:MOST_TASKS]
-    }
+    read = sorted(tasks, key=lambda task: (len(task), task))[:most]
+    answer = {task: record(folder, task) for task in read}
+    return answer if len(tasks) == len(read) else {**answer, "": unread(f"only {most} tasks are read")}
+
+
+def unread(reason: str) -> dict[str, Any]:
+    return {"events": "", "written": 0, "error": reason}
 
 
 def record(folder: str, task: str) -> dict[str, Any]:

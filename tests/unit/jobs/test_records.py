@@ -13,6 +13,7 @@ from clusterctl.jobs.queue import cancel, known_jobs, list_jobs
 from clusterctl.runs.collect import collect
 from clusterctl.scheduler.base import AccountingAwayError
 from clusterctl.scheduler.records import recorded_jobs
+from clusterctl.scheduler.remote_logs import records
 from clusterctl.scheduler.session import resolve_submissions
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.submissions import Ledger
@@ -205,6 +206,14 @@ def test_tasks_in_a_folder_that_cannot_be_read_are_not_cancelled(session, cluste
         state["accounting_refuses"] = "disabled"
     jobs = known_jobs(session, [job_id])
     assert [(job.id, job.state.value) for job in jobs] == [(f"{job_id}_{n}", "PURGED") for n in (0, 1)]
+
+
+def test_array_with_more_tasks_than_are_read_says_so(tmp_path):
+    """Such tasks are not known, as those in a folder that can't be read."""
+    for task in range(3):
+        (tmp_path / f"stdout-{task}.log").touch()
+    assert [sorted(records(str(tmp_path), most)) for most in (2, 3)] == [["", "0", "1"], ["0", "1", "2"]]
+    assert records(str(tmp_path), 2)[""]["error"]
 
 
 class WithoutPython(LocalTransport):
