@@ -52,10 +52,9 @@ from clusterctl.spec.job_options import JobOptions
 from clusterctl.spec.sbatch import requests_of
 from clusterctl.state.facts import ClusterFacts
 from clusterctl.state.submissions import PROGRAM_FOLDER
-from clusterctl.transport.base import MARK, Transport, wrap_command
+from clusterctl.transport.base import MARK, Transport, remove_folder, wrap_command
 from clusterctl.transport.login import login_of
 from clusterctl.transport.openssh import OpenSSH, start_conversation
-from clusterctl.transport.put import remove_folder
 from clusterctl.transport.tree import Kind
 from clusterctl.util.assets import payload_hash, render
 

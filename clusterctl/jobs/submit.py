@@ -54,10 +54,10 @@ from clusterctl.state.submissions import (
     SWEEP_FILE,
     JobEntry,
 )
-from clusterctl.transport.base import Transport
+from clusterctl.transport.base import Transport, remove_folder
 from clusterctl.transport.copies import Copies, record_copies
 from clusterctl.transport.openssh import start_conversation
-from clusterctl.transport.put import Sent, Upload, begin_new_folder, remove_folder, store_of
+from clusterctl.transport.put import Sent, Upload, begin_new_folder, store_of
 from clusterctl.transport.tree import Item, Kind, Progress, format_size, hash_items
 from clusterctl.util.assets import data_folder, payload_hash
 from clusterctl.util.process import parallel_map

@@ -16,7 +16,7 @@ from clusterctl.state.chosen import ChosenCluster, naming_lock_holder
 from clusterctl.state.facts import ClusterFacts, facts_of
 from clusterctl.state.submissions import Ledger
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.base import Connect, Transport
+from clusterctl.transport.base import Connect, Transport, remove_folder
 from clusterctl.transport.ssh import Connections
 
 if TYPE_CHECKING:
@@ -210,10 +210,11 @@ def _finish_arrays(slurm: SlurmClient, ledger: Ledger) -> None:
         try:
             if entry.held == "complete":
                 slurm.release([entry.job_id])
-            elif time.time() - entry.submitted_at <= _SBATCH_MAY_HANG_S:
+            elif time.time() - entry.submitted_at <= _SBATCH_MAY_HANG_S or slurm.cancel([entry.job_id]):
+                # A part may still reach Slurm, or is not cancelled yet. A later command cancels the array.
                 continue
-            elif not slurm.cancel([entry.job_id]):
-                slurm.transport.run(["rm", "-rf", "--", entry.remote_dir or ""], check=False)
+            else:
+                remove_folder([slurm.transport], entry.remote_dir or "")
                 ledger.update(entry, refused=True)
         except SlurmError as exc:
             if exc.retryable:

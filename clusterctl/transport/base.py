@@ -246,6 +246,13 @@ def no_answer_error(host: str, argv: Sequence[str], seconds: float) -> NoAnswerE
     )
 
 
+def remove_folder(transports: Sequence[Transport], folder: str) -> None:
+    """Remove a job's folder from all hosts that can be reached."""
+    for transport in transports:
+        with suppress(UnreachableError):
+            transport.run(["rm", "-rf", "--", folder], check=False)
+
+
 def split_lines(stream: Iterable[bytes], too_long: Exception) -> Iterator[bytes]:
     """Yield the lines of a stream, without line feeds; raise ``too_long`` at a line over LONGEST_LINE."""
     unfinished = b""

@@ -9,13 +9,12 @@ import sys
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO, cast
 
-from clusterctl.errors import CommandError, TransferError, TransportError, UnreachableError, printable
+from clusterctl.errors import CommandError, TransferError, TransportError, printable
 from clusterctl.transport.base import Conversation, Transport, remote_argv
 from clusterctl.transport.remote_content import ALIVE_LINE, HEADER, SAME, line_of, parse_request, send_file
 from clusterctl.transport.remote_incoming import Incoming, TruncatedError, UnexpectedError
@@ -128,13 +127,6 @@ class Upload:
             raise _write_error(host, exc) from exc
         except (TruncatedError, UnexpectedError):
             raise _not_understood(b"the transfer ended without an answer", host) from None
-
-
-def remove_folder(transports: Sequence[Transport], folder: str) -> None:
-    """Remove a job's folder from all hosts that can be reached."""
-    for transport in transports:
-        with suppress(UnreachableError):
-            transport.run(["rm", "-rf", "--", folder], check=False)
 
 
 def begin_new_folder(transport: Transport, folder: str, *, store: str) -> None:

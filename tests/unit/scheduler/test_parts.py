@@ -235,6 +235,18 @@ def test_job_waits_for_all_parts_of_an_array(cluster, tmp_path):
     [("0-24", None, "too-many-tasks"), ("0-24", "other", None), ("0-1000", "other", "array-too-large")],
 )
 def test_array_above_the_limits_is_refused(cluster, tmp_path, array, account, code):
+def test_array_that_cannot_be_cancelled_is_cancelled_later(cluster, tmp_path):
+    session = foreign(cluster)
+    submit(session, array_of(tmp_path, "0-24"))
+    session.ledger.update(session.ledger.entries()[0], held="incomplete", submitted_at=1)
+    for owner, held in (("root", "incomplete"), (None, "")):
+        cluster.change("2", owner=owner)
+        resolve_submissions(session.scheduler, session.ledger)
+        (entry,) = session.ledger.entries()
+        is_there = Path(entry.remote_dir).exists()
+        assert (entry.held, entry.refused, is_there) == (held, not held, bool(held))
+
+
     session = foreign(cluster, max_submit=20, account="mine")
     submission = Submission([array_of(tmp_path, array, account=account)])
     if code is None:
