@@ -24,10 +24,11 @@ from clusterctl.jobs.submit import (
     start_receiver,
 )
 from clusterctl.scheduler.base import Outcome, worst_job
-from clusterctl.scheduler.parts import most_tasks, tasks_of
+from clusterctl.scheduler.parts import most_tasks, parts_of, tasks_of
 from clusterctl.scheduler.script import (
     Environment,
     array_of,
+    dependencies_of,
     reject_pmix,
     with_account,
     with_gpus,
@@ -170,7 +171,8 @@ class Preparer:
             reject_long_script(facts, job)
         # All jobs are checked before packages are resolved or a job is sent.
         scripts = [script_of(facts, job) for job in jobs]
-        for job in jobs:
+        for job, script in zip(jobs, scripts, strict=True):
+            _reject_parts_in_turn(facts, job, script)
             _reject_without_apptainer(session, job)
         sources = [replay.source if replay else source_of(job) or model for job in jobs]
         for note in dict.fromkeys(note for source in sources if source for note in source.notes):
@@ -280,6 +282,20 @@ def _reject_large_array(facts: ClusterFacts, job: JobSpec) -> None:
             code="too-many-tasks",
             why=f"your account may have {facts.max_submit} jobs in Slurm's queue (MaxSubmitJobs)",
             fix=f"submit arrays or sweeps of at most {facts.max_submit} tasks, or use another --account",
+        )
+
+
+def _reject_parts_in_turn(facts: ClusterFacts, job: JobSpec, script: str) -> None:
+    """Raise UsageError if parts of an array that run in turn would need a dependency that Slurm refuses."""
+    array = array_of(job, UserScript.read(job.script) if job.script is not None else None)
+    own = dependencies_of(script)
+    if "?" in own and any(part.in_turn for part in parts_of(array, facts.max_array)):
+        raise UsageError(
+            f"the array {array} can't have the dependency {own}",
+            code="dependency-refused",
+            why=f"Slurm gets the array in parts (MaxArraySize is {facts.max_array}), each waits for the part "
+            "before it, and Slurm accepts no list of dependencies with both `,` and `?`",
+            fix="leave out the number of tasks at a time (%N), or name a single job in the dependency",
         )
 
 

@@ -396,11 +396,16 @@ def _options(job: JobSpec, script: UserScript | None) -> list[str]:
     return log_options + resource_options(job, fields) + array + _signal_options(job, script) + after + more
 
 
+def dependencies_of(script: str) -> str:
+    """Return the dependencies in the lines of a job script, as Slurm reads them."""
+    own = Directives.read(Path("job.sbatch"), script.splitlines()).last("dependency")
+    return (own.value if own else None) or ""
+
+
 def with_dependency(script: bytes, dependency: str) -> str:
     """Return the option for sbatch that adds a dependency to those in the lines of a job script."""
-    lines = script.decode(errors="replace").splitlines()
-    own = Directives.read(Path("job.sbatch"), lines).last("dependency")
-    return f"--dependency={','.join([*filter(None, [own.value if own else None]), dependency])}"
+    own = dependencies_of(script.decode(errors="replace"))
+    return f"--dependency={','.join([*filter(None, [own]), dependency])}"
 
 
 def _dependency(after: str) -> str:

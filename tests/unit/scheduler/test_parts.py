@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -140,6 +141,23 @@ def test_array_with_a_limit_of_tasks_runs_in_turn(cluster, tmp_path, line, more,
     assert waits == [[], [f"--dependency={own}afterany:1"], [f"--dependency={own}afterany:2"]]
 
 
+@pytest.mark.parametrize(
+    ("array", "dependency", "code"),
+    [
+        ("0-24%2", "afterok:7?afternotok:8", "dependency-refused"),
+        ("0-24", "afterok:7?afternotok:8", None),
+        ("0-9%2", "afterok:7?afternotok:8", None),
+        ("0-24%2", "afterok:7,afternotok:8", None),
+    ],
+)
+def test_parts_in_turn_have_no_alternative_dependencies(cluster, tmp_path, array, dependency, code):
+    """Slurm 22.05 and 24.11 refuse a list with both separators: "Job dependency problem"."""
+    job = array_of(tmp_path, array)
+    job.script.write_text(f"#!/bin/bash\n#SBATCH -d {dependency}\ntrue\n")
+    with nullcontext() if code is None else refused(code, UsageError):
+        Preparer(lambda _: None).prepare(foreign(cluster), Submission([job]))
+
+
 def test_single_task_above_the_limit_keeps_its_number(cluster, tmp_path):
     session = foreign(cluster)
     submit(session, array_of(tmp_path, "14"))
@@ -217,6 +235,18 @@ def test_interrupted_array_is_cancelled(cluster, tmp_path, error, away):
     assert {cluster.job(job_id)["state"] for job_id in "12"} == {"CANCELLED"}
 
 
+def test_array_that_cannot_be_cancelled_is_cancelled_later(cluster, tmp_path):
+    session = foreign(cluster)
+    submit(session, array_of(tmp_path, "0-24"))
+    session.ledger.update(session.ledger.entries()[0], held="incomplete", submitted_at=1)
+    for owner, held in (("root", "incomplete"), (None, "")):
+        cluster.change("2", owner=owner)
+        resolve_submissions(session.scheduler, session.ledger)
+        (entry,) = session.ledger.entries()
+        is_there = Path(entry.remote_dir).exists()
+        assert (entry.held, entry.refused, is_there) == (held, not held, bool(held))
+
+
 def test_held_array_stays_held(cluster, tmp_path):
     submit(foreign(cluster), array_of(tmp_path, "0-24", slurm=("--hold",)))
     assert all("--hold" in cluster.job(job_id)["argv"] for job_id in "123")
@@ -235,18 +265,6 @@ def test_job_waits_for_all_parts_of_an_array(cluster, tmp_path):
     [("0-24", None, "too-many-tasks"), ("0-24", "other", None), ("0-1000", "other", "array-too-large")],
 )
 def test_array_above_the_limits_is_refused(cluster, tmp_path, array, account, code):
-def test_array_that_cannot_be_cancelled_is_cancelled_later(cluster, tmp_path):
-    session = foreign(cluster)
-    submit(session, array_of(tmp_path, "0-24"))
-    session.ledger.update(session.ledger.entries()[0], held="incomplete", submitted_at=1)
-    for owner, held in (("root", "incomplete"), (None, "")):
-        cluster.change("2", owner=owner)
-        resolve_submissions(session.scheduler, session.ledger)
-        (entry,) = session.ledger.entries()
-        is_there = Path(entry.remote_dir).exists()
-        assert (entry.held, entry.refused, is_there) == (held, not held, bool(held))
-
-
     session = foreign(cluster, max_submit=20, account="mine")
     submission = Submission([array_of(tmp_path, array, account=account)])
     if code is None:
