@@ -16,7 +16,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Self
 
-from clusterctl.errors import TransportError
+from clusterctl.errors import NotUpError, TransportError
+from clusterctl.state.facts import facts_of
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import (
     ENDED_BY_SIGNAL,
@@ -275,20 +276,32 @@ def _may_stay(config: Path) -> bool:
         return True
 
 
+def _attached_path(ssh_config: Path) -> str:
+    """Return the folders that PATH on an attached cluster may lack; "" for other clusters."""
+    if login_of(ssh_config) is not None:
+        # Before `attach` has finished, there is no record.
+        with suppress(NotUpError):
+            return facts_of(Workspace(ssh_config.parent)).path
+    return ""
+
+
 class Connections(ExitStack):
     """Transports to the hosts of an `ssh_config`. Leaving the context closes their connections.
 
     Entering the context logs in to an attached cluster if ssh may ask the user. Afterwards nothing asks.
 
     stays: name of the host whose connection is left open for the next clusterctl command.
-    path: folders that are appended to PATH of all commands, separated by colons. "": no folder.
+    path: folders that are appended to PATH of all commands, separated by colons. "": no folder. Default: the
+        folders that PATH on an attached cluster may lack.
+
+    Raises UsageError: the record of an attached cluster is damaged, and there is no ``path``.
     """
 
-    def __init__(self, ssh_config: Path, *, stays: str | None = None, path: str = "") -> None:
+    def __init__(self, ssh_config: Path, *, stays: str | None = None, path: str | None = None) -> None:
         super().__init__()
         self._ssh_config = ssh_config
         self._stays = stays
-        self._path = path
+        self._path = _attached_path(ssh_config) if path is None else path
         self._open: dict[tuple[str, str | None], Transport] = {}
         self._jumps = Jumps()
         self.callback(self._jumps.close)

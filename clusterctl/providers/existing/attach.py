@@ -282,7 +282,8 @@ def _probed(request: Request, workspace: Workspace, chosen: Mapping[str, Any]) -
     workspace.create()
     write_login_files(request.login, workspace)
     request.reporter.step("probe")
-    with Connections(workspace.ssh_config, stays=LOGIN_HOST) as connections:
+    # The record of an earlier `attach` may be damaged.
+    with Connections(workspace.ssh_config, stays=LOGIN_HOST, path="") as connections:
         return probe(connections.to(LOGIN_HOST), Choices.of(chosen))
 
 

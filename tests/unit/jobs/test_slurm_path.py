@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from clusterctl.state.inventory import CONTROLLER
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.login import HERE, LOGIN_HOST, write_login_files
 from clusterctl.transport.openssh import OpenSSH
+from clusterctl.transport.ssh import Connections
 from tests.support.inventories import host_of, inventory_of
 
 COMMANDS = {
@@ -45,6 +45,8 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
         job_user="hpc",
         partitions=(PartitionFacts("short", ("n1",)),),
         slurm_path=str(folder),
+        is_foreign=True,
+        root=str(workspace.root / "ours"),
     )
     workspace.inventory.write_text(recorded.model_dump_json())
     with connect_session(facts_of(workspace), workspace) as opened:
@@ -56,15 +58,14 @@ def test_queries_find_slurm(session: Session) -> None:
 
 
 def test_programs_may_use_the_python_of_jobs(session: Session) -> None:
-    """That of the login node may be too old."""
-    attached = replace(session.facts, is_foreign=True, root=str(session.workspace.root / "ours"))
+    """That of the login node may be too old. Some commands, such as `collect --all`, need no session."""
     python = session.workspace.root / "ours/env/bin/python3.9"
     python.parent.mkdir(parents=True)
     python.write_text("#!/bin/sh\necho found\n")
     python.chmod(0o755)
-    with connect_session(attached, session.workspace) as opened:
-        assert opened.slurm.version() == "24.11.5"
-        assert opened.transport.run(["python3.9"]).stdout == "found\n"
+    with Connections(session.workspace.ssh_config) as connections:
+        assert connections.to(LOGIN_HOST).run(["python3.9"]).stdout == "found\n"
+        assert connections.to(LOGIN_HOST).run(["sinfo"]).stdout == "slurm 24.11.5\n"
 
 
 def test_shell_finds_slurm(session: Session) -> None:
