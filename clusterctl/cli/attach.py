@@ -51,18 +51,19 @@ def attach(
     """Use an existing Slurm cluster with your own account.
 
     Finds your account and partitions, creates a folder with Python and MPI in your home on the cluster, and
-    tests with a job on two nodes that MPI works. Run it again to check the cluster again.
+    tests with a job on two nodes that MPI works. Run it again to check the cluster again. It keeps your
+    options; an empty value, such as --partition '', withdraws an option.
     """
     spec = None
     if login is None:
         spec = spec_of_existing(screen.chosen())
         login, name = existing_cluster(spec.provider).login, name or spec.name
     given = {"name": name, "folder": folder, "account": account, "qos": qos, "partition": partition}
-    request = {key: value for key, value in {**given, "python": python}.items() if value}
+    request = {key: value for key, value in {**given, "python": python}.items() if value is not None}
     attached = registry.attach(
         reporter=PhaseLines(screen.note, verbose=screen.verbose),
         login=login,
-        modules=tuple(module or ()),
+        modules=None if module is None else tuple(filter(None, module)),
         spec=spec,
         wait_s=0 if no_wait else WAIT_S,
         **request,

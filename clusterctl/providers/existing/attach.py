@@ -59,7 +59,7 @@ _KEPT: Final = ("folder", "modules", "launcher")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The options of `attach`. Empty: clusterctl decides, or keeps an earlier decision.
+    """The options of `attach`. None: as chosen in an earlier call. Empty: clusterctl chooses, also later.
 
     login: the destination for ssh. spec: a spec with the settings to start from. None: no spec.
     patience_s: longest wait for the start of the job that proves MPI. reporter: shown the progress.
@@ -67,12 +67,12 @@ class Request:
 
     login: str
     name: str = ""
-    folder: str = ""
-    account: str = ""
-    qos: str = ""
-    partition: str = ""
-    modules: Sequence[str] = ()
-    python: str = ""
+    folder: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    partition: str | None = None
+    modules: Sequence[str] | None = None
+    python: str | None = None
     spec: ClusterSpec | None = None
     patience_s: float = PATIENCE_S
     wait_s: float = WAIT_S
@@ -145,13 +145,15 @@ class _Start:
     spec: the given spec, or else that of an earlier `attach`. site: that of the earlier `attach`, if it has
         written the site.
     chosen: the user's choices, see ``Site``. kept: settings that the earlier `attach` found. They are tried
-        first.
+        first, unless the user has withdrawn a choice.
+    pythons: the same, see ``Site.proven_pythons``.
     """
 
     spec: ClusterSpec | None
     site: Site | None
     chosen: Mapping[str, Any]
     kept: Mapping[str, Any]
+    pythons: Mapping[str, str]
 
 
 def _start(request: Request, workspace: Workspace | None) -> _Start:
@@ -161,10 +163,13 @@ def _start(request: Request, workspace: Workspace | None) -> _Start:
         site = load_site(workspace) if workspace and recorded else None
     # Without LOGIN and a file, the command line passes the recorded spec.
     given = _values(request.spec) if request.spec != recorded else {}
-    flags = {name: value for name in _CHOSEN if (value := getattr(request, name, None))}
-    chosen = {**(site.chosen if site else {}), **given, **flags}
-    kept = {name: value for name, value in _values(recorded).items() if name in _KEPT}
-    return _Start(request.spec or recorded, site, chosen, kept)
+    flags = {name: value for name in _CHOSEN if (value := getattr(request, name, None)) is not None}
+    choices = {**(site.chosen if site else {}), **given, **flags}
+    chosen = {name: value for name, value in choices.items() if value}
+    withdrawn = choices.keys() - chosen - {"folder"}
+    kept = {name: value for name, value in _values(recorded).items() if name in {*_KEPT} - withdrawn}
+    pythons = site.proven_pythons if site and "python" not in withdrawn else {}
+    return _Start(request.spec or recorded, site, chosen, kept, pythons)
 
 
 def _values(spec: ClusterSpec | None) -> dict[str, Any]:
@@ -296,7 +301,7 @@ def _completed(request: Request, workspace: Workspace, start: _Start, probed: Pr
     write_login_files(request.login, workspace)
     workspace.removing.unlink(missing_ok=True)
     earlier = start.site or probed.site
-    site = replace(probed.site, proven_pythons=earlier.proven_pythons, proven_glibc=earlier.proven_glibc)
+    site = replace(probed.site, proven_pythons=start.pythons, proven_glibc=earlier.proven_glibc)
     settings = _new_settings(request, start, probed)
     spec = _spec(workspace.root.name, settings, probed, start.spec)
     recorded = inventory_if_known(workspace)

@@ -115,6 +115,22 @@ def test_attach_again_keeps_only_the_users_choices(commands: Commands, state: Pa
     assert load_site(again.workspace).chosen == {"account": "proj0", "python": sys.executable}
 
 
+def test_empty_option_takes_a_choice_back(commands: Commands, state: Path) -> None:
+    """What the user has chosen is then no result of the proof either."""
+    commands("short", "gpuq", accounts=1)
+    chosen = {"account": "proj0", "qos": "long", "partition": "gpuq", "modules": ["mine"]}
+    first = attached(folder="~/mine", **chosen)
+    assert existing_cluster(first.spec.provider).modules == ("mine",)
+    path = first.workspace.root / "site.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"proven_pythons": {"/nowhere/python3": "3.14.1"}}))
+    again = attach(Request(HERE, folder="", account="", qos="", partition="", modules=(), python=""))
+    settings, site = existing_cluster(again.spec.provider), load_site(again.workspace)
+    assert (site.chosen, dict(site.proven_pythons)) == ({}, {})
+    assert (again.probed.account, again.probed.partition) == ("", "short")
+    assert (settings.modules, settings.qos, settings.folder) == ((), None, first.placed.folder)
+
+
 def spec_of(*partitions: str, **settings: object) -> ClusterSpec:
     provider = ExistingSettings.model_validate({"type": "existing", "login": HERE, **settings})
     named = tuple(Partition(name=name, nodes=2) for name in partitions)
