@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.errors import MachineError, SlurmError, UsageError
-from clusterctl.providers.existing.site import Association, Site, SitePartition
+from clusterctl.providers.existing.site import Site, SitePartition
 from clusterctl.spec.base import PATTERNS
 from clusterctl.spec.units import parse_slurm_time_s
 from clusterctl.transport.base import Transport
@@ -25,11 +25,8 @@ _LEARNED: Final = {
     "slurm_path": "the PATH of a login shell",
     "cluster_name": "scontrol show config",
     "max_array": "scontrol show config",
-    "job_requeue": "scontrol show config",
-    "min_job_age_s": "scontrol show config",
     "mpi_types": "srun --mpi=list",
     "accounting": "sacct",
-    "associations": "sacctmgr show assoc",
     "max_submit": "sacctmgr show assoc",
     "partitions": "sinfo",
     "modules": "module avail",
@@ -183,33 +180,23 @@ def _site(
     config = {row[0]: row[1] for row in _whole(rows, "config", 2)}
     # Without associations, there is a line with an empty account.
     told = [row for row in _whole(rows, "association", 5) if row[0]]
-    associations = tuple(
-        Association(account, partition, tuple(filter(None, qos.split(","))))
-        for account, partition, _, _, qos, *_ in told
-    )
     chosen = next((row[0] for row in _whole(rows, "chosen", 2)), "")
     limits = [row[2] for row in told if row[0] == (chosen or row[0])]
     max_submit = max(map(int, limits)) if limits and all(map(str.isdecimal, limits)) else None
     first: dict[str, Any] = {
         key: _first(rows, key) for key in ("slurm_path", "account", "shell", "home", "host", "system")
     }
-    age = config.get("MinJobAge", "").partition(" ")[0]
     return Site(
         **first,
         slurm_version=_first(rows, "slurm_version").rpartition(" ")[2],
         cluster_name=config.get("ClusterName", ""),
         accounting=_first(rows, "sacct"),
         pythons={path: version for path, version in _whole(rows, "python", 2) if version},
-        module_command=bool(rows.get("module_command")),
         modules=_column(rows, "module"),
         partitions=partitions,
-        associations=associations,
         max_array=_number(config.get("MaxArraySize", ""), 1001),
         max_submit=max_submit,
         mpi_types=_column(rows, "mpi"),
-        job_requeue=config.get("JobRequeue") != "0",
-        min_job_age_s=_number(age, 300),
-        sbatch_env=_column(rows, "variable"),
         internet=_first(rows, "internet") == "yes",
         quotas=_column(rows, "quota"),
         glibc=_first(rows, "glibc"),
@@ -222,11 +209,11 @@ def _site(
 def _partitions(rows: Mapping[str, Sequence[Sequence[str]]]) -> tuple[SitePartition, ...]:
     """Return the partitions. sinfo has a line for each kind of nodes in a partition."""
     partitions: dict[str, SitePartition] = {}
-    lines = [(row, False) for row in _whole(rows, "partition", 9)]
+    lines = [(row, False) for row in _whole(rows, "partition", 7)]
     visible = {row[0].removesuffix("*") for row, _ in lines}
-    lines += [(row, True) for row in _whole(rows, "named", 9) if row[0].removesuffix("*") not in visible]
+    lines += [(row, True) for row in _whole(rows, "named", 7) if row[0].removesuffix("*") not in visible]
     for row, hidden in lines:
-        shown, limit, default_limit, count, nodes, cpus, memory, gres, state, *_ = row
+        shown, limit, default_limit, count, nodes, gres, state, *_ = row
         name = shown.removesuffix("*")
         partition = SitePartition(
             name=name,
@@ -238,8 +225,6 @@ def _partitions(rows: Mapping[str, Sequence[Sequence[str]]]) -> tuple[SitePartit
             state=state,
             hidden=hidden,
             default_time_s=_seconds(default_limit),
-            cpus=_number(cpus.rstrip("+"), 0),
-            memory_mib=_number(memory.rstrip("+"), 0),
         )
         if (earlier := partitions.get(name)) is not None:
             partition = _joined(earlier, partition)
@@ -255,7 +240,6 @@ def _joined(first: SitePartition, second: SitePartition) -> SitePartition:
         nodes=f"{first.nodes},{second.nodes}",
         node_count=first.node_count + second.node_count,
         gpus=first.gpus if first.gpus == second.gpus else gpus,
-        memory_mib=min(first.memory_mib, second.memory_mib),
     )
 
 

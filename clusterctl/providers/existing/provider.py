@@ -126,6 +126,8 @@ def site_facts(probed: Probed) -> Iterator[Fact]:
     yield Fact("account", probed.account or "your default account", _TEST)
     for partition in probed.usable:
         limit = f", {format_duration(partition.max_time_s)}" if partition.max_time_s else ""
+        if partition.default_time_s not in {None, partition.max_time_s}:
+            limit += f", {format_duration(partition.default_time_s)} without --time"
         gpus = f", {partition.gpus}" if partition.gpus else ""
         size = f"{partition.node_count} node{'s'[: partition.node_count != 1]}"
         yield Fact(f"partition {partition.name}", f"{size}{limit}{gpus}", f"sinfo, {_TEST}")

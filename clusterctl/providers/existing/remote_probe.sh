@@ -71,7 +71,6 @@ have quota && quota -s 2>/dev/null | while read -r line; do [ -z "$line" ] || sa
     done
 )
 if profile 'type module' >/dev/null; then
-    say module_command yes
     profile '(module -t avail) 2>&1' | sed 's/(default)$//; s/<.*//' |
         grep -iE '^(openmpi|ompi|mpich|intel-?mpi|impi|mvapich2?|hpcx|cray-mpich|python3?|anaconda3?|miniconda3?|miniforge3?)(/|$)' |
         grep -v '/$' | sort -u | head -n 80 | while read -r module; do say module "$module"; done
@@ -79,17 +78,16 @@ fi
 
 say slurm_version "$(sinfo --version 2>&1 | head -n 1)"
 scontrol show config 2>&1 | awk -F' *= *' \
-    '$1 ~ /^(ClusterName|MaxArraySize|MinJobAge|JobRequeue|MpiDefault)$/ {printf "config\t%s\t%s\n", $1, $2}'
+    '$1 ~ /^(ClusterName|MaxArraySize)$/ {printf "config\t%s\t%s\n", $1, $2}'
 srun --mpi=list 2>&1 | sed -n 's/^[[:space:]]*\([a-z0-9_]*\)$/mpi\t\1/p; s/.*pmix plugin versions available: */mpi\t/p' |
     tr ',' '\n' | sed 's/^mpi\t//; s/^/mpi\t/'
-env | sed -n 's/^\(SBATCH_[A-Z0-9_]*\)=.*/variable\t\1/p' | sort
 if refusal=$(sacct -X -n -P --starttime=now-1hour --format=jobid 2>&1 >/dev/null </dev/null); then
     say sacct ""
 else
     say sacct "${refusal:-it exits with an error}"
 fi
 
-format='Partition:|,Time:|,DefaultTime:|,Nodes:|,NodeList:|,CPUs:|,Memory:|,Gres:|,Available:|'
+format='Partition:|,Time:|,DefaultTime:|,Nodes:|,NodeList:|,Gres:|,Available:|'
 sinfo -h -O "$format" 2>/dev/null | sed 's/^/partition|/' | tr '|' '\t'
 [ -z "$3" ] || sinfo -h -a -p "$3" -O "$format" 2>/dev/null | sed 's/^/named|/' | tr '|' '\t'
 associations=$(sacctmgr -nP show assoc where user="$me" format=account,partition,maxsubmit,defaultqos,qos 2>/dev/null)

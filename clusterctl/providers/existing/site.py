@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
 from clusterctl.errors import UsageError
@@ -43,17 +43,6 @@ class SitePartition:
     state: str = "up"
     hidden: bool = False
     default_time_s: int | None = None
-    cpus: int = 0
-    memory_mib: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Association:
-    """An association of the user in Slurm's accounting database. Empty texts: any partition, or no QOS."""
-
-    account: str
-    partition: str = ""
-    qos: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +53,9 @@ class Site:
     slurm_path: the folder of Slurm's commands.
     accounting: why sacct gives no answer, in its own words. Empty: it answers.
     pythons: path on the login node -> version, such as `3.11.2`.
-    module_command: whether /etc/profile defines the command `module`. modules: of MPI and Python, by name.
+    modules: environment modules of MPI and Python, by name.
     max_submit: how many jobs of the chosen account the user may have in the queue. None: no limit is known.
     mpi_types: the values that `srun --mpi` accepts.
-    min_job_age_s: for how long squeue shows ended jobs.
-    sbatch_env: names of the variables SBATCH_* and SLURM_* in the user's environment there.
     internet: whether the login node reaches a package index.
     quotas: lines of `quota`. glibc, arch: of the login node, such as `2.36` and `x86_64`.
     clock_ahead_s: by how many seconds the login node's clock is ahead of this machine's.
@@ -90,16 +77,11 @@ class Site:
     system: str = ""
     accounting: str = ""
     pythons: Mapping[str, str] = field(default_factory=dict)
-    module_command: bool = False
     modules: tuple[str, ...] = ()
     partitions: tuple[SitePartition, ...] = ()
-    associations: tuple[Association, ...] = ()
     max_array: int = 1001
     max_submit: int | None = None
     mpi_types: tuple[str, ...] = ()
-    job_requeue: bool = True
-    min_job_age_s: int = 300
-    sbatch_env: tuple[str, ...] = ()
     internet: bool = False
     quotas: tuple[str, ...] = ()
     glibc: str = ""
@@ -131,11 +113,13 @@ def load_site(workspace: Workspace) -> Site:
 
 
 def site_of_record(record: Mapping[str, Any]) -> Site:
-    """Return the site that ``dataclasses.asdict`` has turned into JSON."""
+    """Return the site that ``dataclasses.asdict`` has turned into JSON, also of an earlier version."""
     lists = {key: tuple(value) for key, value in record.items() if isinstance(value, list)}
-    lists["partitions"] = tuple(SitePartition(**row) for row in record["partitions"])
-    lists["associations"] = tuple(
-        Association(row["account"], row["partition"], tuple(row["qos"])) for row in record["associations"]
-    )
+    lists["partitions"] = tuple(SitePartition(**_known(SitePartition, row)) for row in record["partitions"])
     lists["facts"] = tuple(Fact(**row) for row in record["facts"])
-    return Site(**{**record, **lists, "chosen": dict(record["chosen"])})
+    return Site(**_known(Site, {**record, **lists, "chosen": dict(record["chosen"])}))
+
+
+def _known(kind: type[Site | SitePartition], record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a record that are fields of ``kind``."""
+    return {field.name: record[field.name] for field in fields(kind) if field.name in record}

@@ -19,7 +19,7 @@ SINFO = """\
 case "$*" in
 '-h -o %R') printf '%s\\n' PARTITIONS ;;
 '-h -o %P') printf '%s\\n' PARTITIONS | sed '1s/$/DEFAULT/' ;;
-*-O*) for name in PARTITIONS; do echo "$name|30:00|10:00|1|fx1-c1|2|1800|GRES|up|"; done ;;
+*-O*) for name in PARTITIONS; do echo "$name|30:00|10:00|1|fx1-c1|GRES|up|"; done ;;
 esac
 """
 SBATCH = """\
