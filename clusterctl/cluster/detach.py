@@ -7,7 +7,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.errors import ClusterctlError, SchedulerError, TransportError, UsageError
+from clusterctl.errors import (
+    ClusterctlError,
+    NoAnswerError,
+    NotUpError,
+    SchedulerError,
+    TransportError,
+    UnreachableError,
+    UsageError,
+)
 from clusterctl.providers.registry import attached_folder
 from clusterctl.runs.collect import uncollected
 from clusterctl.runs.only_copies import OnlyCopies, Search
@@ -15,7 +23,7 @@ from clusterctl.scheduler.base import JobInfo
 from clusterctl.scheduler.session import Session, connect_session
 from clusterctl.spec.existing import existing_cluster
 from clusterctl.state.facts import facts_of
-from clusterctl.state.inventory import applied_spec, inventory_if_known, inventory_of
+from clusterctl.state.inventory import Inventory, applied_spec, inventory_if_known, inventory_of
 from clusterctl.state.workspace import WAIT_S, Workspace, write_atomic
 from clusterctl.transport.login import LOGIN_HOST
 from clusterctl.transport.master import end_all_connections
@@ -23,7 +31,7 @@ from clusterctl.transport.ssh import Connections
 from clusterctl.util.progress import SILENT, Clock, Reporter
 
 if TYPE_CHECKING:
-    from clusterctl.providers.registry import Entry
+    from clusterctl.providers.registry import AttachedFolder, Entry
 
 _CANCELLED_S = 120.0
 
@@ -93,11 +101,12 @@ def _emptied(workspace: Workspace, options: DetachOptions) -> DetachResult:
         fix = "`clusterctl list` shows all clusters"
         raise UsageError(f"there is no cluster {name!r}", code="unknown-cluster", fix=fix)
     settings = existing_cluster(applied_spec(workspace).provider)
-    folder = (inventory_if_known(workspace) or settings).folder
+    inventory = inventory_if_known(workspace) if options.forget else _recorded(workspace)
+    folder = (inventory or settings).folder
     if options.forget:
         kept = tuple(f"the run of {entry.shown} is not collected" for entry in uncollected(workspace))
         return DetachResult(folder, (), OnlyCopies(runs=kept), left=(f"{settings.login}:{folder}", *kept))
-    if not workspace.inventory.exists():
+    if inventory is None:
         return _unfinished(workspace, folder, options)
     with connect_session(facts_of(workspace), workspace) as session:
         place = attached_folder(session.transport, folder, workspace.cluster_id())
@@ -106,7 +115,7 @@ def _emptied(workspace: Workspace, options: DetachOptions) -> DetachResult:
         cancelled = _cancel(session, folder, jobs, options)
         if entries or not workspace.removing.exists():
             # Files that were sent from here, or collected, also exist here.
-            search = Search(inventory_of(workspace), workspace, lambda _: session.transport, (), shared=True)
+            search = Search(inventory, workspace, lambda _: session.transport, (), shared=True)
             copies, runs = search.find(), uncollected(workspace)
         else:
             # A killed `detach` has removed the folder.
@@ -125,14 +134,26 @@ def _emptied(workspace: Workspace, options: DetachOptions) -> DetachResult:
             )
         if not options.dry_run:
             options.reporter.step("remove")
-            write_atomic(workspace.removing, "")
-            try:
-                place.remove()
-            except ClusterctlError:
-                # The cluster stays in use.
-                workspace.removing.unlink()
-                raise
+            _remove(place, workspace)
     return DetachResult(folder, entries, only_there, cancelled)
+
+
+def _remove(place: AttachedFolder, workspace: Workspace) -> None:
+    write_atomic(workspace.removing, "")
+    try:
+        place.remove()
+    except ClusterctlError as exc:
+        # Without an answer, the folder may be gone. Otherwise, the cluster stays in use.
+        if not isinstance(exc, NoAnswerError | UnreachableError):
+            workspace.removing.unlink()
+        raise
+
+
+def _recorded(workspace: Workspace) -> Inventory | None:
+    """Read hosts.json; return None if `attach` has not finished. Raise UsageError if the file is damaged."""
+    with suppress(NotUpError):
+        return inventory_of(workspace)
+    return None
 
 
 def _unfinished(workspace: Workspace, folder: str, options: DetachOptions) -> DetachResult:

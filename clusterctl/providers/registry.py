@@ -20,7 +20,7 @@ from clusterctl.state.workspace import Workspace
 if TYPE_CHECKING:
     from clusterctl.providers.base import PendingRelease
     from clusterctl.providers.existing.attach import Attached as Attached  # noqa: PLC0414 - for other packages
-    from clusterctl.providers.existing.detach import AttachedFolder
+    from clusterctl.providers.existing.detach import AttachedFolder as AttachedFolder  # noqa: PLC0414
     from clusterctl.providers.existing.detach import Entry as Entry  # noqa: PLC0414
     from clusterctl.providers.existing.site import Fact
     from clusterctl.providers.local.layout import CachedImage, ClusterState

@@ -8,12 +8,21 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cluster.detach import DetachOptions, detach
-from clusterctl.errors import LeftoversError, OnlyCopyError, TransportError
+from clusterctl.errors import (
+    LeftoversError,
+    NoAnswerError,
+    OnlyCopyError,
+    TransportError,
+    UnreachableError,
+    UsageError,
+)
+from clusterctl.providers.existing.detach import AttachedFolder
 from clusterctl.state.facts import PartitionFacts
 from clusterctl.state.inventory import CONTROLLER
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.login import HERE, LOGIN_HOST, write_login_files
 from tests.support.inventories import host_of, inventory_of
+from tests.support.messages import refused
 
 SPEC = """\
 version: 1
@@ -116,6 +125,49 @@ def test_detach_killed_after_the_removal_ends(
         finished.spec.write_text(spec)
     detach(finished, DetachOptions())
     assert not finished.root.exists()
+
+
+def test_detach_killed_while_it_removes_the_workspace_has_ended(
+    finished: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without `login`, no command would know the rest as a cluster that is attached."""
+
+    def kill(folder: Path, **_: object) -> None:
+        (folder / "login").unlink(missing_ok=True)
+        raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", kill)
+        with pytest.raises(KilledError):
+            detach(finished, DetachOptions())
+    assert not finished.root.exists()
+
+
+@pytest.mark.parametrize("error", [UnreachableError("lost"), NoAnswerError("lost")])
+def test_detach_that_lost_its_answer_ends_later(
+    finished: Workspace, monkeypatch: pytest.MonkeyPatch, error: TransportError
+) -> None:
+    remove = AttachedFolder.remove
+
+    def remove_and_fail(folder: AttachedFolder) -> None:
+        remove(folder)
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AttachedFolder, "remove", remove_and_fail)
+        with pytest.raises(type(error)):
+            detach(finished, DetachOptions())
+    assert list((finished.root.parent / "there").iterdir()) == []
+    detach(finished, DetachOptions())
+    assert not finished.root.exists()
+
+
+def test_damaged_record_is_not_taken_for_an_unfinished_attach(finished: Workspace) -> None:
+    finished.inventory.write_text("{")
+    with refused("inventory-damaged", UsageError):
+        detach(finished, DetachOptions(discard=True))
+    assert (finished.root.parent / "there/ours").exists()
+    assert detach(finished, DetachOptions(forget=True)).left
 
 
 def test_detach_removes_the_folder_of_the_last_attach_that_ended(finished: Workspace) -> None:
