@@ -22,7 +22,7 @@ from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import Launcher
 from clusterctl.spec.units import format_duration
-from clusterctl.state.inventory import inventory_of
+from clusterctl.state.inventory import Inventory, inventory_of
 from clusterctl.state.workspace import WAIT_S, Workspace, write_atomic
 from clusterctl.transport.base import Transport
 from clusterctl.transport.login import LOGIN_HOST, calls_of_last_hour
@@ -76,7 +76,7 @@ def examine_site(spec: ClusterSpec, workspace: Workspace) -> tuple[Fact, ...]:
         transport = connections.to(LOGIN_HOST)
         probed, saved = probe(transport, Choices.of(site.chosen)), site.facts
         if not any(fact.fact == "MPI" for fact in saved):
-            saved += tuple(facts_of_first_job(transport, probed.site, spec, workspace))
+            saved += tuple(facts_of_first_job(transport, probed.site, spec, inventory, workspace))
         entries = AttachedFolder(transport, inventory.folder, inventory.cluster_id).entries()
     count = len(calls_of_last_hour(workspace.calls))
     calls = Fact("remote commands", f"{count} in the last hour", "counted here")
@@ -87,10 +87,10 @@ def examine_site(spec: ClusterSpec, workspace: Workspace) -> tuple[Fact, ...]:
 
 
 def facts_of_first_job(
-    transport: Transport, site: Site, spec: ClusterSpec, workspace: Workspace
+    transport: Transport, site: Site, spec: ClusterSpec, inventory: Inventory, workspace: Workspace
 ) -> Iterator[Fact]:
     """Yield the facts that the user's first job has found. Record a proof as `attach` does."""
-    inventory, settings = inventory_of(workspace), existing_cluster(spec.provider)
+    settings = existing_cluster(spec.provider)
     if settings.launcher is not None:
         yield Fact("MPI", settings.launcher, "the spec, or an earlier proof")
         return

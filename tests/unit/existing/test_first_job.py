@@ -104,12 +104,13 @@ def workspace(tmp_path: Path) -> Workspace:
 
 def facts(workspace: Workspace, capture: str | None) -> list[Fact]:
     """Return the facts of `doctor` after job 12 has run the proof, unless ``capture`` is None."""
-    active = Path(recorded_inventory(workspace).folder) / "proof.active"
+    inventory = recorded_inventory(workspace)
+    active = Path(inventory.folder) / "proof.active"
     if capture is not None:
         (active / "job").write_text("12\n")
         (active / "facts").write_text((CAPTURES / capture).read_text() + "end\n")
     spec = parse_spec(SPEC, "spec")
-    return [*facts_of_first_job(LocalTransport(), SITE, spec, workspace)]
+    return [*facts_of_first_job(LocalTransport(), SITE, spec, inventory, workspace)]
 
 
 def test_proof_of_the_first_job_is_recorded(workspace: Workspace) -> None:
