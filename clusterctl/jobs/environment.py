@@ -185,7 +185,8 @@ class Environments:
             reason = f": {host} can't download the large wheels from a package index"
             is_slow = fetched is not None and max(sizes) >= _LARGE
             size = format_size(sum(sizes))
-            self.report(f"sending {len(sizes)} wheels, {size}{reason if is_slow else ''}")
+            count = f"{len(sizes)} wheel{'s'[: len(sizes) != 1]}"
+            self.report(f"sending {count}, {size}{reason if is_slow else ''}")
 
 
 def _partition_name(facts: ClusterFacts, job: JobOptions | JobSpec) -> str | None:
