@@ -130,6 +130,7 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._unwritten: list[dict[str, Any]] = []
+        self._read: tuple[object, tuple[JobEntry, ...]] | None = None
         self.refusal: DiskError | None = None
         """The error that kept an update out of the file. A later command finds the facts again."""
 
@@ -143,13 +144,19 @@ class Ledger:
 
     def entries_and_parts(self) -> tuple[JobEntry, ...]:
         """Return all submitted jobs, and the later parts of arrays that Slurm has in parts."""
-        merged: dict[str, dict[str, Any]] = {}
-        for row in (*read_rows(self._path), *self._unwritten):
-            if "token" in row:
-                merged.setdefault(row["token"], {}).update(row)
-        return tuple(
-            JobEntry(**{key: value for key, value in row.items() if key in _KEYS}) for row in merged.values()
-        )
+        state: list[int] = [len(self._unwritten)]
+        with suppress(FileNotFoundError):
+            status = self._path.stat()
+            state += [status.st_ino, status.st_size, status.st_mtime_ns]
+        # A query of the scheduler needs the entries several times.
+        if self._read is None or self._read[0] != state:
+            merged: dict[str, dict[str, Any]] = {}
+            for row in (*read_rows(self._path), *self._unwritten):
+                if "token" in row:
+                    merged.setdefault(row["token"], {}).update(row)
+            rows = ({key: row[key] for key in row if key in _KEYS} for row in merged.values())
+            self._read = (state, tuple(JobEntry(**row) for row in rows))
+        return self._read[1]
 
     def find(self, job_id: str) -> JobEntry | None:
         """Return the entry of this job or array task; None if the job was not submitted from this machine."""

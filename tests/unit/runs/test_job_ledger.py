@@ -34,6 +34,16 @@ def test_the_ledger_survives_a_torn_line(tmp_path):
     assert [e.token for e in ledger.entries()] == ["a", "c"]
 
 
+def test_ledger_is_read_again_only_after_a_change(tmp_path):
+    ledger, other = (Ledger(tmp_path / "jobs.jsonl") for _ in range(2))
+    assert ledger.entries() == ()
+    other.add(entry("a"))
+    entries = ledger.entries_and_parts()
+    assert ledger.entries_and_parts() is entries
+    other.update(entries[0], job_id="1")
+    assert [e.job_id for e in ledger.entries()] == ["1"]
+
+
 def test_what_is_noted_and_kept_of_a_job_is_ours_alone(tmp_path):
     ledger = Ledger(tmp_path / "jobs.jsonl")
     ledger.add(entry("a"))
