@@ -13,8 +13,17 @@ from clusterctl.errors import CollectError, UsageError
 from clusterctl.scheduler.base import format_exit
 from clusterctl.spec.names import did_you_mean
 from clusterctl.spec.sweep import Goal, goal_of
+from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.ledger import Metric, RunRecord, TaskRecord, Value
-from clusterctl.state.submissions import RUN_FILE, Ledger, find_run, may_be_run, run_folders, runs_folders
+from clusterctl.state.submissions import (
+    RUN_FILE,
+    Ledger,
+    find_run,
+    may_be_run,
+    readable_runs,
+    run_folders,
+    runs_folders,
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -204,8 +213,7 @@ def latest_tasks(run: Row) -> list[Row]:
 
 def _array_runs(run: Row, token: str) -> Iterator[RunRecord]:
     """Yield the collected run of an array (with this token), and the later runs of its failed tasks."""
-    folders = dict.fromkeys((run.run.directory.parent, *runs_folders()))
-    for path in dict.fromkeys(path for folder in folders for path in run_folders(folder)):
+    for path in readable_runs((run.run.directory.parent, *runs_folders())):
         with suppress(OSError, CollectError):
             # Searching the bytes is faster than loading every record.
             if token.encode() in (path / RUN_FILE).read_bytes():
@@ -251,13 +259,13 @@ def named_run(name: str, ledger: Ledger | None = None) -> Row:
     """Return the collected run or array task with this name.
 
     name: the path of the run's folder, the folder's name, or the job id: ``12``, ``demo/12``, ``12_3``.
-    ledger: the jobs of the cluster in reach, which a job id may mean too.
+    ledger: the jobs of a cluster, which a job id may mean too. Default: of the cluster in reach.
 
     Raises:
         UsageError: no collected run has the name, or several runs have the job id.
         CollectError: the run.json can't be read.
     """
-    named = find_run(name, ledger)
+    named = find_run(name, ChosenCluster().ledger if ledger is None else ledger)
     if named.run_folder is None:
         raise named.not_collected()
     if not may_be_run(named.run_folder):

@@ -95,9 +95,15 @@ class ChosenCluster:
 
     @property
     def ledger(self) -> Ledger | None:
-        """The jobs submitted to the chosen cluster, for commands that need no cluster. None: no choice."""
-        with suppress(UsageError, NotUpError):
+        """The jobs submitted to the chosen cluster, for commands that need no cluster. None: no choice.
+
+        Raises the errors of ``workspace`` if the user has chosen a file or a name.
+        """
+        try:
             return Ledger(replace(self, note=SILENT.note).workspace().jobs)
+        except UsageError:
+            if self.file is not None or self.name is not None:
+                raise
         return None
 
     def _workspace_of_file(self, path: Path) -> Workspace:

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -322,24 +322,42 @@ def find_run(name: str, ledger: Ledger | None = None) -> NamedRun:
         Any other folder, such as a model's, comes last.
     ledger: the jobs of the cluster in reach. None: no cluster is in reach.
 
-    Raises UsageError: nothing has the name, or several runs have the job id.
+    Raises UsageError: nothing has the name, or several runs have the name or the job id.
     """
     folders = runs_folders()
     texts = (name, *(f"{folder}/{name}" for folder in folders)) if name else ()
     paths = [Path(os.path.realpath(text)) for text in texts if os.path.isdir(text)]  # noqa: PTH112
-    for path in paths:
+    runs: dict[str, NamedRun] = {}
+    # A path means only its own folder.
+    for path in paths[: 1 if "/" in name and os.path.isdir(name) else None]:  # noqa: PTH112
         task = _TASK_FOLDER.fullmatch(path.name)
         for run, number in ((path, ""), *([(path.parent, task[1])] if task else ())):
             if token := token_of_run(run):
-                return NamedRun(name, run, token, _entry_of(ledger, token), task=number)
+                runs.setdefault(token, NamedRun(name, run, token, _entry_of(ledger, token), task=number))
+                break
+    if runs:
+        return _only(name, [*runs.values()])
     match = _JOB.fullmatch(name)
-    if match and (run := _run_of_job(name, match, folders, ledger)):
-        return run
+    if match and (of_job := _run_of_job(name, match, folders, ledger)):
+        return of_job
     if paths:
         return NamedRun(name, paths[0])
-    if match and not match["cluster"]:
+    if match and match["cluster"] in {None, ledger and ledger.workspace.root.name}:
         return NamedRun(name, job_id=match["job"], task=match["task"] or "")
     raise _unknown(name, folders)
+
+
+def _only(name: str, runs: Sequence[NamedRun], other_fix: str = "") -> NamedRun:
+    """Return the only run. Raise UsageError if there are several."""
+    if len(runs) == 1:
+        return runs[0]
+    choices = [str(run.run_folder or f"job {run.job_id}, not collected") for run in runs]
+    raise UsageError(
+        f"{len(runs)} runs have the name or the job id {name}",
+        code="run-ambiguous",
+        why=", ".join(choices[:_MOST_CHOICES]),
+        fix=f"pass the path of the run's folder{other_fix}",
+    )
 
 
 def job_id_of(name: str, ledger: Ledger) -> str:
@@ -351,7 +369,8 @@ def job_id_of(name: str, ledger: Ledger) -> str:
     if match and not match["cluster"]:
         return name
     run = find_run(name, ledger)
-    if run.entry is None or not run.entry.job_id:
+    job_id = run.entry.job_id if run.entry is not None else "" if run.run_folder else run.job_id
+    if not job_id:
         cluster = ledger.workspace.root.name
         raise UsageError(
             f"run {name} is not of a job of cluster {cluster!r}",
@@ -359,7 +378,7 @@ def job_id_of(name: str, ledger: Ledger) -> str:
             where=str(run.folder or ""),
             fix="use the files in that folder, or choose the run's cluster with --cluster",
         )
-    return f"{run.entry.job_id}_{run.task}" if run.task else run.entry.job_id
+    return f"{job_id}_{run.task}" if run.task else job_id
 
 
 def _run_of_job(
@@ -369,7 +388,7 @@ def _run_of_job(
     job_id, cluster, task = match["job"], match["cluster"], match["task"] or ""
     runs: dict[str, NamedRun] = {}
     mentions_id = re.compile(rb'"job_id":\s*"%s"' % job_id.encode())
-    for path in dict.fromkeys(path for folder in folders for path in run_folders(folder)):
+    for path in readable_runs(folders):
         record = read_record(path, mentions_id)
         token = str(record.get("token"))
         if record.get("job_id") == job_id and cluster in {None, record.get("cluster")}:
@@ -378,16 +397,10 @@ def _run_of_job(
     entry = ledger.find(job_id) if ledger is not None and here else None
     if entry is not None:
         runs.setdefault(entry.token, NamedRun(name, None, entry.token, entry, job_id, task))
-    if len(runs) > 1:
-        choices = [str(run.run_folder or f"job {job_id}, not collected") for run in runs.values()]
+    if runs:
         collect = f"; `clusterctl collect {job_id}` collects the job" if entry and not entry.run_dir else ""
-        raise UsageError(
-            f"{len(runs)} runs have the job id {name}",
-            code="run-ambiguous",
-            why=", ".join(choices[:_MOST_CHOICES]),
-            fix=f"pass the name of the run's folder instead of the job id{collect}",
-        )
-    return next(iter(runs.values()), None)
+        return _only(name, [*runs.values()], collect)
+    return None
 
 
 def _entry_of(ledger: Ledger | None, token: str) -> JobEntry | None:
@@ -447,6 +460,15 @@ def run_folders(folder: Path) -> Iterator[Path]:
     for entry in subfolders:
         if may_be_run(entry.path):
             yield Path(os.path.realpath(entry.path) if entry.is_symlink() else entry.path)
+
+
+def readable_runs(folders: Iterable[Path]) -> Iterable[Path]:
+    """Return the folders of the runs in ``folders``, as far as these can be read."""
+    runs: dict[Path, None] = {}
+    for folder in folders:
+        with suppress(UsageError):
+            runs |= dict.fromkeys(run_folders(folder))
+    return runs
 
 
 def may_be_run(folder: Path | str) -> bool:

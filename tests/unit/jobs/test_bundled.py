@@ -231,6 +231,8 @@ def test_job_id_of_finds_the_job_of_a_runs_folder(session: Session, here: Path) 
         with rejected("run-of-other-cluster", UsageError, str(here / "runs" / f"former-{job_id}-train")):
             job_id_of(name, session.ledger)
     assert job_id_of(f"{cluster}/{job_id}", session.ledger) == job_id
+    # Another machine may have submitted the job.
+    assert job_id_of(f"{cluster}/99_2", session.ledger) == "99_2"
 
 
 def test_here_only_what_is_here_can_be_used(session: Session, here: Path) -> None:

@@ -10,8 +10,17 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.runs.find import Row, find_runs, named_run, ordered
-from clusterctl.runs.query import RunQuery, select_runs
-from clusterctl.state.submissions import note_runs_folder, runs_folders
+from clusterctl.runs.query import RunQuery, list_runs, select_runs
+from clusterctl.spec.names import DEFAULT_CLUSTER
+from clusterctl.state.submissions import (
+    JobEntry,
+    Ledger,
+    note_runs_folder,
+    readable_runs,
+    run_folders,
+    runs_folders,
+)
+from clusterctl.state.workspace import Workspace
 from tests.support.messages import refused
 from tests.unit.runs.made import TIME, made_run
 
@@ -147,6 +156,33 @@ def test_folders_that_were_collected_to_are_remembered(out: Path, tmp_path: Path
     note_runs_folder(tmp_path / "gone")
     assert runs_folders() == (out, other)
     assert named_run("8").folder == other / "demo-8-train"
+
+
+def test_name_in_several_folders_of_runs_is_refused(out: Path, tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    other = made_run(tmp_path / "elsewhere", 1, token="f" * 8).directory
+    note_runs_folder(other.parent)
+    with refused("run-ambiguous", UsageError, str(other), str(out / "demo-1-train")):
+        named_run("demo-1-train")
+    assert named_run("runs/demo-1-train").folder == out / "demo-1-train"
+    assert named_run(str(other)).folder == other
+    # A copy of a run is the same run.
+    made_run(tmp_path / "elsewhere", 2)
+    assert named_run("demo-2-train").folder == out / "demo-2-train"
+
+
+def test_folder_that_cannot_be_read_hides_no_other(out: Path, tmp_path: Path) -> None:
+    assert [*readable_runs([tmp_path / "gone", out])] == [*run_folders(out)]
+
+
+def test_job_of_the_chosen_cluster_makes_an_id_ambiguous(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in the Python interface, which takes no list of jobs."""
+    workspace = Workspace.of(DEFAULT_CLUSTER)
+    workspace.create()
+    Ledger(workspace.jobs).add(JobEntry(token="f" * 8, name="t", user="u", submitted_at=1.0, job_id="1"))
+    for find in (lambda: named_run("1"), lambda: list_runs(sweep="1")):
+        with refused("run-ambiguous", UsageError, "not collected"):
+            find()
 
 
 def test_a_run_of_an_earlier_version_has_no_metrics(out: Path) -> None:
