@@ -9,7 +9,8 @@ from pathlib import Path
 from payload.checkpoint.shards import BrokenError, Reader, read_manifest, verify
 from payload.cli.config import ExportConfig
 from payload.cli.jsonl import answer
-from payload.data.gpt2 import END
+from payload.data.datasets import tokenizer_of
+from payload.data.gpt2 import END, to_tokenizer_json
 from payload.device.base import Cpu
 from payload.errors import UsageError
 from payload.nn.module import Context, state_of
@@ -100,11 +101,13 @@ def _write_texts(folder: Path, record: ModelRecord) -> None:
             "image_std": [1 / scale / 255 for scale in record.input["scale"]],
         }
         texts["preprocessor_config.json"] = json.dumps(images, indent=1)
-    if record.tokenizer and record.tokenizer["kind"] == "gpt2":
-        config |= dict.fromkeys(("bos_token_id", "eos_token_id"), record.tokenizer["added"].get(END))
-        texts["vocab.json"] = json.dumps({**record.tokenizer["vocabulary"], **record.tokenizer["added"]})
-        pairs = (" ".join(pair) for pair in record.tokenizer["merges"])
-        texts["merges.txt"] = "\n".join(["#version: 0.2", *pairs])
+    if record.tokenizer:
+        texts["tokenizer.json"] = json.dumps(to_tokenizer_json(tokenizer_of(record.tokenizer)))
+        tokens = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        if END in (added := record.tokenizer.get("added", {})):
+            config |= dict.fromkeys(("bos_token_id", "eos_token_id"), added[END])
+            tokens |= dict.fromkeys(("bos_token", "eos_token"), END)
+        texts["tokenizer_config.json"] = json.dumps(tokens, indent=1)
     texts[_IN_FOLDER[1]] = json.dumps(config, indent=1)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from payload.data.tokenizer import Merge, encoded, merged
+from payload.data.tokenizer import WORDS, Merge, Tokenizer, encoded, merged
 from payload.device.base import Array
 from payload.errors import UsageError
 
@@ -169,4 +169,34 @@ def _of_tokenizer_json(content: Mapping[str, Any]) -> Mapping[str, Any]:
         "vocabulary": model["vocab"],
         "merges": [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]],
         "added": {added["content"]: added["id"] for added in content.get("added_tokens") or ()},
+    }
+
+
+def to_tokenizer_json(tokenizer: Tokenizer) -> Mapping[str, Any]:
+    """Return the content of a tokenizer.json that encodes and decodes like ``tokenizer``, of any kind."""
+    words: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+    words["trim_offsets"] = True
+    if isinstance(tokenizer, GPT2):
+        pre_tokenizer, (vocabulary, merges, added) = words, tokenizer.data_state.values()
+    else:
+        split = {"type": "Split", "pattern": {"Regex": WORDS}, "behavior": "Isolated", "invert": False}
+        pre_tokenizer = {"type": "Sequence", "pretokenizers": [split, words | {"use_regex": False}]}
+        chars = [*_characters()]
+        tokens = [
+            "".join(chars[byte] for byte in tokenizer.decode([number])) for number in range(tokenizer.size)
+        ]
+        vocabulary, added = {token: number for number, token in enumerate(tokens)}, {}
+        merges = [(tokens[left], tokens[right]) for left, right in tokenizer.data_state.get("merges", ())]
+    # No white space is removed beside an added token.
+    kind = {"special": True, "normalized": False, "single_word": False, "lstrip": False, "rstrip": False}
+    return {
+        "version": "1.0",
+        "added_tokens": [{"id": number, "content": text, **kind} for text, number in added.items()],
+        "pre_tokenizer": pre_tokenizer,
+        "decoder": words,
+        "model": {
+            "type": "BPE",
+            "vocab": {**vocabulary, **added},
+            "merges": [" ".join(pair) for pair in merges],
+        },
     }

@@ -21,7 +21,7 @@ import pytest
 from payload.__main__ import main
 from payload.cli.arguments import parse
 from payload.comm.base import Solo
-from payload.data.datasets import open_dataset
+from payload.data.datasets import open_dataset, tokenizer_of
 from payload.data.gpt2 import load
 from payload.data.loader import Order
 from payload.device.base import Array, Cpu
@@ -45,6 +45,7 @@ _HF = {
 _TEXT = "--data text:{text} --sequence-length 16 --global-batch-size 8"
 _LARGE = 65
 """From this side on a ResNet is torchvision's."""
+_PAGES = [path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))]
 _DIGITS = "--global-batch-size 16"
 
 
@@ -239,30 +240,61 @@ def test_images_are_prepared_as_here(alone: Runner, tmp_path: Path) -> None:
     np.testing.assert_allclose(_ours(folder, x), logits, rtol=1e-4, atol=1e-5)
 
 
-def test_gpt_2s_tokens_are_transformers(alone: Runner, tmp_path: Path) -> None:
-    from tokenizers import ByteLevelBPETokenizer  # noqa: PLC0415
-    from transformers import GPT2TokenizerFast  # noqa: PLC0415
-
-    pages = [path.read_text() for path in (Path(__file__).parents[3] / "docs").glob("*.md")]
-    made = ByteLevelBPETokenizer()
-    made.train_from_iterator(pages, vocab_size=2000, special_tokens=["<|endoftext|>"], show_progress=False)
-    made.save_model(str(tmp_path))
-    ours, hf = load(tmp_path), GPT2TokenizerFast.from_pretrained(tmp_path)
+def _texts() -> list[str]:
+    """Pages, and strings with blanks, newlines, contractions and characters of all kinds."""
     rng = random.Random(3)  # noqa: S311
     all_ = [chr(code) for code in range(0x3000)]
     odd = [*" \t\n'stremvld0a_-", *map(chr, (0xA0, 0x2003, 0x200B, 0x1C, 0x85, 0x3000)), *"é中½²Ⅷ٣😀"]
     drawn = ["".join(rng.choices(rng.choice((odd, all_)), k=30)) for _ in range(2000)]
-    for text in [*pages, *drawn, "a<|endoftext|>b <|endoftext|> <|endoftext|>'s"]:
+    return [*_PAGES, *drawn, "a<|endoftext|>b <|endoftext|> <|endoftext|>'s", "  two  ", "\n\n\tx\n", ""]
+
+
+def _learned_by_theirs(folder: Path) -> str:
+    """A value of --tokenizer: tokens that the library of transformers learned, in GPT-2's files."""
+    from tokenizers import ByteLevelBPETokenizer  # noqa: PLC0415
+
+    made = ByteLevelBPETokenizer()
+    made.train_from_iterator(_PAGES, vocab_size=2000, special_tokens=["<|endoftext|>"], show_progress=False)
+    made.save_model(str(folder))
+    return f"gpt2:{folder}"
+
+
+def test_gpt_2s_tokens_are_transformers(tmp_path: Path) -> None:
+    from transformers import GPT2TokenizerFast  # noqa: PLC0415
+
+    _learned_by_theirs(tmp_path)
+    ours, hf = load(tmp_path), GPT2TokenizerFast.from_pretrained(tmp_path)
+    for text in _texts():
         tokens = ours.encode(text.encode())
         assert tokens.tolist() == hf(text)["input_ids"], text
         assert ours.decode(tokens) == text.encode()
 
-    (tmp_path / "text").write_text("".join(pages))
-    data = f"--data text:{tmp_path / 'text'} --tokenizer gpt2:{tmp_path} --sequence-length 16"
-    _train(alone, f"--model gpt-tiny {_HF['gpt-tiny'][1]} {data}", tmp_path / "run")
-    argv = ["export", "--model-folder", str(tmp_path / "run" / "model"), "--to", str(tmp_path / "back")]
-    assert main([*argv, "--export-as", "hf"]) == 0
-    told = json.loads((tmp_path / "back" / "config.json").read_text())
-    assert told["eos_token_id"] == hf("<|endoftext|>")["input_ids"][0]
-    again = GPT2TokenizerFast.from_pretrained(tmp_path / "back")
-    assert again("It's <|endoftext|> é!")["input_ids"] == hf("It's <|endoftext|> é!")["input_ids"]
+
+@pytest.mark.parametrize("tokens", ["bytes", "bpe:600", "gpt2"])
+def test_an_exported_gpt_generates_the_same_text(alone: Runner, tokens: str, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
+
+    (tmp_path / "text").write_text("".join(_PAGES))
+    kind = _learned_by_theirs(tmp_path) if tokens == "gpt2" else tokens
+    flags = f"--model gpt-tiny {_HF['gpt-tiny'][1]} --data text:{tmp_path / 'text'} --tokenizer {kind}"
+    training = "--sequence-length 64 --optimizer adamw --lr 0.01 --iterations 60 --device cpu"
+    alone("train", *flags.split(), *training.split(), "--out", str(tmp_path / "run"))
+    folder, back = tmp_path / "run" / "model", tmp_path / "back"
+    assert main(["export", "--model-folder", str(folder), "--to", str(back), "--export-as", "hf"]) == 0
+
+    model, theirs = AutoModelForCausalLM.from_pretrained(back), AutoTokenizer.from_pretrained(back)
+    ours = tokenizer_of(read_record(folder).tokenizer or {})
+    assert model.config.eos_token_id == theirs.eos_token_id
+    assert (theirs.eos_token_id is None) == (tokens != "gpt2")
+    for text in _texts():
+        numbers = ours.encode(text.encode()).tolist()
+        assert theirs(text)["input_ids"] == numbers, text
+        assert theirs.decode(numbers) == text
+    given = ("--model-folder", str(folder), *"--temperature 0 --tokens 40 --output json".split())
+    for prompt in ("The cluster", " é中😀", "\n\n  a", "it's 12"):
+        answer = json.loads(alone("sample", *given, "--prompt", prompt).stdout)
+        inputs = theirs(prompt, return_tensors="pt")
+        written = model.generate(**inputs, do_sample=False, max_new_tokens=40)[
+            0, len(inputs["input_ids"][0]) :
+        ]
+        assert (theirs.decode(written), len(written)) == (answer["text"], 40)
