@@ -65,6 +65,16 @@ def test_of_a_cluster_that_is_up_only_the_name_is_read(
             name_of(text)
 
 
+def test_wrong_choice_is_not_taken_for_no_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    for wrong in (ChosenCluster(name="No"), ChosenCluster(Path("none.yaml")), ChosenCluster(Path("x"), "y")):
+        with pytest.raises(UsageError):
+            assert wrong.ledger
+    Path("cluster.yaml").write_text("nonsense")
+    assert ChosenCluster().ledger is None
+
+
 def not_up(cli: Clusterctl, name: str, *argv: str, code: str = "not-up") -> bool:
     """Return whether the one failure of a verb is that this cluster is not up."""
     ran = cli("-o", "json", *argv, rc=2)

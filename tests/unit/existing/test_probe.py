@@ -11,6 +11,7 @@ import pytest
 from clusterctl.errors import MachineError, SlurmError, UsageError
 from clusterctl.providers.existing.attach import gpus_of
 from clusterctl.providers.existing.probe import Choices, Probed, parse
+from clusterctl.providers.existing.provider import site_facts
 from clusterctl.providers.existing.site import Fact, SitePartition, load_site
 from clusterctl.spec.common import Gpus
 from clusterctl.state.workspace import Workspace
@@ -79,6 +80,11 @@ def test_partition_with_two_kinds_of_nodes_is_one_partition() -> None:
     )
     assert (short.max_time_s, short.default_time_s, short.gpus) == (1800, 600, "none gpu:1")
     assert (gpuq.is_default, gpuq.default_time_s, gpuq.gpus) == (False, None, "gpu:1")
+
+
+def test_default_time_of_jobs_is_shown() -> None:
+    facts = {fact.fact: fact.value for fact in site_facts(probed("slurm-22.05-no-accounting"))}
+    assert "10m" in facts["partition short"]
 
 
 def test_partition_that_refuses_the_account_is_not_usable() -> None:
