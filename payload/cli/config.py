@@ -92,7 +92,7 @@ class Batch:
     epochs: int = setting(30, count, "passes over the training set")
     iterations: int | None = setting(None, count, "stop after this many iterations, if earlier")
     seed: int = setting(0, whole, "for the initial weights and the order of samples")
-    find: bool = switch(False, "do not train; search for a micro-batch size and a learning rate")
+    find: bool = switch(False, "do not train; find a batch size and a learning rate")
 
 
 @dataclass(frozen=True, slots=True)

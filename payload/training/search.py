@@ -1,30 +1,39 @@
-"""Search for a good micro-batch size and learning rate: ``train --find``."""
+"""Search for good settings of a training: ``train --find``.
+
+The settings are found together: short trainings with different batch sizes and learning rates, each with the
+warm-up and the schedule that are recommended with them.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
 
-from payload.cli.config import TrainConfig
+from payload.cli.config import Batch, TrainConfig
 from payload.cli.report import Report
+from payload.cli.settings import text_of
 from payload.data.base import Dataset
 from payload.device.base import Device
 from payload.errors import UsageError
-from payload.parallel.engine import Engine
 from payload.parallel.mesh import Mesh, alone
-from payload.training.build import build_engine, build_loader, build_units
+from payload.training.build import build_engine, build_loader, build_schedule, build_units
 
 # Number of measured iterations, of which the fastest counts. They follow an iteration that is not measured.
-_TRIALS = 3
+_MEASURED = 3
 # The smallest batch with this share of the best speed is chosen. Larger batches only need more memory.
 _GOOD_ENOUGH = 0.95
-_LEAST_LR, _MOST_LR = 1e-6, 10.0
-_ITERATIONS = 100
-_SMOOTHING = 0.9
-# Multiple of the lowest loss at which training counts as diverged.
-_TOO_HIGH = 4.0
+_LEAST_LR = 1e-6
+# Iterations of a trial with --global-batch-size. Other trials take as much time, but have at least _LEAST.
+_ITERATIONS, _LEAST = 100, 20
+# Share of a trial in which the learning rate rises.
+_WARMUP = 0.1
+_EVAL_SAMPLES = 1024
+# Multiples of the learning rate that the optimizer has by default.
+_FACTORS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,44 +45,127 @@ class Speed:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """A learning rate, and the smoothed loss at this rate."""
+class Trial:
+    """A short training, and its loss on held-out samples. Infinite: it learned nothing, or diverged."""
 
-    lr: float
+    settings: TrainConfig
     loss: float
 
 
 def find(config: TrainConfig, device: Device, mesh: Mesh, dataset: Dataset) -> None:
-    """Find a micro-batch size and a learning rate, print them, and write them to find.jsonl.
+    """Find a batch size, a learning rate and its schedule, print them, and write them to find.jsonl.
 
     Raises UsageError if no learning rate lowers the loss, or the settings contradict each other.
     """
     report = Report(mesh.world, config.run.out / "find.jsonl")
-    sizes = []
+    speeds = []
     if mesh.tp.size == mesh.pp.size == 1:
         for speed in measure_speeds(config, device, mesh, dataset):
-            sizes.append(speed)
+            speeds.append(speed)
             report.write("micro_batch", size=speed.micro_batch, samples_per_s=speed.samples_per_s)
             report.print_line(f"micro-batch {speed.micro_batch:6}  {speed.samples_per_s:10.1f} samples/s")
-    units = build_units(config.model, dataset, mesh.context(device))
-    engine = build_engine(config, device, mesh, units)
-    points = []
-    for point in measure_losses(config, engine, dataset):
-        points.append(point)
-        report.write("learning_rate", lr=point.lr, loss=point.loss)
-        report.print_line(f"learning rate {point.lr:9.2e}  loss {point.loss:.4f}")
-    if sizes:
-        size, batch = fit_to_ranks(
-            fastest_size(sizes), config.batch.global_batch_size, mesh.dp.size, dataset.training
+    trials = []
+    for settings in plan_trials(config, speeds, mesh.dp.size, dataset.training):
+        trial = Trial(settings, try_out(settings, device, mesh, dataset))
+        trials.append(trial)
+        recipe, loss = recipe_of(settings), trial.loss if math.isfinite(trial.loss) else None
+        report.write("trial", **recipe, iterations=settings.batch.iterations, loss=loss)
+        line = "batch {global_batch_size:6}  learning rate {lr:9.2e}  {schedule:8}".format_map(recipe)
+        report.print_line(f"{line}  {'learned nothing' if loss is None else f'loss {loss:.4f}'}")
+    best = recipe_of(most_robust(trials))
+    report.write("found", **best)
+    flags = (f"--{name.replace('_', '-')} {text_of(best[name])}" for name in best if best[name] is not None)
+    report.print_line(f"use {' '.join(flags)}")
+
+
+def most_robust(trials: Sequence[Trial]) -> TrainConfig:
+    """Return the settings with the lowest mean loss of their trial and its neighbours in learning rate.
+
+    Half and double the rate then train well too. trials: in the order of ``plan_trials``.
+    Raises UsageError if no learning rate lowers the loss.
+    """
+    triples = [
+        (lower.loss + trial.loss + higher.loss, trial.settings)
+        for lower, trial, higher in zip(trials, trials[1:], trials[2:], strict=False)
+        if len({(t.settings.batch, t.settings.optimizer.schedule) for t in (lower, trial, higher)}) == 1
+    ]
+    loss, settings = min(triples, key=lambda triple: triple[0])
+    if not math.isfinite(loss):
+        raise UsageError(
+            "--find: no learning rate lowers the loss; check the model and the data", code="no-learning-rate"
         )
-        line = f"use --micro-batch-size {size}"
-        if batch > config.batch.global_batch_size:
-            line += f" --global-batch-size {batch}; a smaller batch does not suffice for {mesh.dp.size} ranks"
-        report.write("found", micro_batch=size, global_batch=batch)
-        report.print_line(line)
-    lr = steepest_rate(points)
-    report.write("found", lr=lr)
-    report.print_line(f"use --lr {lr:.2g} for a batch of {config.batch.global_batch_size}")
+    return settings
+
+
+def recipe_of(settings: TrainConfig) -> dict[str, Any]:
+    """Return the settings that are recommended together, by name."""
+    batch, optimizer = settings.batch, settings.optimizer
+    return {
+        "global_batch_size": batch.global_batch_size,
+        "micro_batch_size": batch.micro_batch_size,
+        "lr": optimizer.lr,
+        "warmup_iterations": optimizer.warmup_iterations,
+        "schedule": optimizer.schedule,
+    }
+
+
+def plan_trials(
+    config: TrainConfig, speeds: Sequence[Speed], ranks: int, samples: int
+) -> Iterator[TrainConfig]:
+    """Yield the settings of each trial: all learning rates, with each schedule, at one or two batch sizes.
+
+    The second batch size gives each rank its fastest micro-batch. It is tried if it is larger, and the user
+    has not set a batch size. Its trials have as many iterations as take the same time.
+    ranks: of data parallelism. samples: for training.
+    """
+    given = config.batch
+    batches = [given]
+    if speeds:
+        micro, sizes = fastest_size(speeds), {given.global_batch_size}
+        if "global_batch_size" not in config.given:
+            sizes.add(max(given.global_batch_size, min(micro * ranks, samples)))
+        batches = [
+            replace(given, global_batch_size=size, micro_batch_size=min(micro, math.ceil(size / ranks)))
+            for size in sorted(sizes)
+        ]
+    for batch in batches:
+        slower = _seconds(batch, speeds) / _seconds(batches[0], speeds)
+        iterations = max(_LEAST, round(_ITERATIONS / slower))
+        length = replace(batch, iterations=iterations, epochs=iterations)
+        for schedule, factor in product(("constant", "cosine"), _FACTORS):
+            optimizer = replace(
+                config.optimizer,
+                lr=float(f"{factor * (config.optimizer.lr or 0.0):.2g}"),
+                warmup_iterations=round(_WARMUP * iterations),
+                schedule=schedule,
+            )
+            yield replace(config, batch=length, optimizer=optimizer)
+
+
+def _seconds(batch: Batch, speeds: Sequence[Speed]) -> float:
+    """Return the time of an iteration, by the measured size that is nearest below the micro-batch."""
+    known = [each.samples_per_s for each in speeds if each.micro_batch <= (batch.micro_batch_size or 0)]
+    return batch.global_batch_size / known[-1] if known else 1.0
+
+
+def try_out(settings: TrainConfig, device: Device, mesh: Mesh, dataset: Dataset) -> float:
+    """Train with these settings, and return the loss on held-out samples.
+
+    Infinite: training diverged, or the loss is not lower than that of the first iteration.
+    """
+    settings = replace(settings, evaluation=replace(settings.evaluation, eval_samples=_EVAL_SAMPLES))
+    engine = build_engine(settings, device, mesh, build_units(settings.model, dataset, mesh.context(device)))
+    loader = build_loader(settings, dataset, device, mesh)
+    schedule = build_schedule(settings, mesh, loader.order.per_epoch)
+    losses: list[float] = []
+    for feed in loader.training(1, schedule.iterations):
+        number = feed.slot.iteration
+        lr = schedule.at(number)
+        losses.append(engine.step(feed.batches, targets=feed.targets, iteration=number, lr=lr).loss)
+        if not math.isfinite(losses[-1]):
+            return math.inf
+    loss = engine.evaluate(loader.held_out()).loss
+    return loss if loss < losses[0] else math.inf
 
 
 def measure_speeds(config: TrainConfig, device: Device, mesh: Mesh, dataset: Dataset) -> Iterator[Speed]:
@@ -103,7 +195,7 @@ def _speed_alone(config: TrainConfig, device: Device, dataset: Dataset, size: in
             config_of_size, device, mesh, build_units(config.model, dataset, mesh.context(device))
         )
         loader = build_loader(config_of_size, dataset, device, mesh)
-        feeds = loader.training(1, 1 + _TRIALS)
+        feeds = loader.training(1, 1 + _MEASURED)
         for number, feed in enumerate(feeds):
             began = time.perf_counter()
             engine.step(feed.batches, targets=feed.targets, iteration=number + 1, lr=_LEAST_LR)
@@ -116,50 +208,7 @@ def _speed_alone(config: TrainConfig, device: Device, dataset: Dataset, size: in
     return 1 / seconds
 
 
-def measure_losses(config: TrainConfig, engine: Engine, dataset: Dataset) -> Iterator[Point]:
-    """Run an iteration at each of many learning rates, from low to high, until the loss diverges.
-
-    This is the range test of Smith, "Cyclical Learning Rates for Training Neural Networks", 2017, section
-    3.3. The rates grow by a constant factor. The losses are a bias-corrected moving average, as in Adam.
-    """
-    loader = build_loader(config, dataset, engine.device, engine.mesh)
-    mean, lowest = 0.0, math.inf
-    for number, feed in enumerate(loader.training(1, _ITERATIONS)):
-        lr = _LEAST_LR * (_MOST_LR / _LEAST_LR) ** (number / (_ITERATIONS - 1))
-        result = engine.step(feed.batches, targets=feed.targets, iteration=number + 1, lr=lr)
-        if not math.isfinite(result.loss):
-            return
-        mean = _SMOOTHING * mean + (1 - _SMOOTHING) * result.loss
-        loss = mean / (1 - _SMOOTHING ** (number + 1))
-        lowest = min(lowest, loss)
-        if loss > _TOO_HIGH * lowest:
-            return
-        yield Point(lr, loss)
-
-
-def fastest_size(sizes: list[Speed]) -> int:
+def fastest_size(speeds: Sequence[Speed]) -> int:
     """Return the smallest micro-batch size with at least 95 % of the best speed."""
-    best = max(speed.samples_per_s for speed in sizes)
-    return min(speed.micro_batch for speed in sizes if speed.samples_per_s >= _GOOD_ENOUGH * best)
-
-
-def fit_to_ranks(size: int, batch: int, ranks: int, samples: int) -> tuple[int, int]:
-    """Return the micro-batch size, at most samples / ranks, and the global batch, at least size · ranks."""
-    size = min(size, max(1, samples // ranks))
-    return size, max(batch, size * ranks)
-
-
-def steepest_rate(points: list[Point]) -> float:
-    """Return the learning rate at which the loss falls fastest per logarithm of the rate.
-
-    Only rates below the rate with the lowest loss are considered. Raises UsageError if the loss never falls.
-    """
-    lowest = min(range(len(points)), key=lambda index: points[index].loss, default=0)
-    slopes = [
-        (points[index + 1].loss - points[index - 1].loss, points[index].lr) for index in range(1, lowest)
-    ]
-    if not slopes or min(slopes)[0] >= 0:
-        raise UsageError(
-            "--find: no learning rate lowers the loss; check the model and the data", code="no-learning-rate"
-        )
-    return min(slopes)[1]
+    best = max(speed.samples_per_s for speed in speeds)
+    return min(speed.micro_batch for speed in speeds if speed.samples_per_s >= _GOOD_ENOUGH * best)

@@ -1,20 +1,23 @@
-"""The finder of a micro-batch size and a learning rate; evaluation of what was trained."""
+"""The search for a batch size and a learning rate; evaluation of what was trained."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from itertools import groupby
+from math import inf
 from pathlib import Path
 
 import pytest
 
+from payload.comm.base import Solo
 from payload.data.datasets import open_dataset
 from payload.data.tokenizer import BytePairs
 from payload.device.base import Cpu
 from payload.errors import UsageError
 from payload.parallel.mesh import alone as alone_mesh
 from payload.training.build import build_loader
-from payload.training.search import Point, Speed, fastest_size, fit_to_ranks, steepest_rate
+from payload.training.search import Speed, Trial, fastest_size, most_robust, plan_trials, recipe_of, try_out
 from tests.support.messages import refused
 from tests.unit.payload.conftest import Runner, assert_one_error, records, train_config
 
@@ -25,37 +28,87 @@ def test_the_knee_is_where_more_gains_nothing() -> None:
     assert fastest_size([Speed(1, 10)]) == 1
 
 
-def test_fit_to_ranks_gives_each_rank_its_micro_batch() -> None:
-    assert fit_to_ranks(16, batch=64, ranks=2, samples=1000) == (16, 64)
-    assert fit_to_ranks(128, batch=64, ranks=2, samples=1000) == (128, 256)
-    assert fit_to_ranks(512, batch=64, ranks=3, samples=1000) == (333, 999)  # all there is
+ALIKE = [Speed(1, 1000), Speed(2, 1100), Speed(4, 1200), Speed(8, 2000)]
+SPEEDS = [Speed(16, 1000), Speed(32, 2000), Speed(64, 4000), Speed(128, 8000), Speed(256, 8100)]
 
 
-def test_steepest_rate_is_found_before_the_lowest_loss() -> None:
-    losses = [2.0, 2.0, 1.9, 1.6, 0.9, 0.7, 0.6, 3.0, 5.0, 0.8, 0.7]  # what comes after the lowest is noise
-    assert steepest_rate([Point(10.0**place, loss) for place, loss in enumerate(losses)]) == 1e3
-    for useless in ([], [1.0], [1.0, 2.0, 3.0], [1.0, 1.0, 1.0]):
-        with refused("no-learning-rate", UsageError):
-            steepest_rate([Point(0.1, loss) for loss in useless])
+@pytest.mark.parametrize(
+    ("flags", "speeds", "ranks", "samples", "trials"),
+    [
+        ("", [], 1, 1000, [(64, None, 100, 10)]),
+        ("", SPEEDS, 1, 1000, [(64, 64, 100, 10), (128, 128, 100, 10)]),
+        ("", SPEEDS[:2], 1, 1000, [(64, 32, 100, 10)]),
+        ("", SPEEDS, 4, 1000, [(64, 16, 100, 10), (512, 128, 100, 10)]),
+        ("", ALIKE, 16, 1000, [(64, 4, 100, 10), (128, 8, 83, 8)]),
+        ("", ALIKE, 64, 300, [(64, 1, 100, 10), (300, 5, 26, 3)]),
+        ("", ALIKE, 256, 1000, [(64, 1, 100, 10), (1000, 4, 20, 2)]),
+        ("--global-batch-size 32", SPEEDS, 1, 1000, [(32, 32, 100, 10)]),
+    ],
+)
+def test_trials_have_the_batches_of_the_user_and_of_the_ranks(
+    flags: str, speeds: list[Speed], ranks: int, samples: int, trials: list[tuple[int | None, ...]]
+) -> None:
+    """(batch, micro-batch, iterations, warm-up); larger batches take the same time."""
+    planned = list(plan_trials(train_config(*flags.split()), speeds, ranks, samples))
+    batches = [
+        (b.global_batch_size, b.micro_batch_size, b.iterations, each.optimizer.warmup_iterations)
+        for each in planned
+        for b in (each.batch,)
+    ]
+    assert [*dict.fromkeys(batches)] == trials
+    series = [[*group] for _, group in groupby(planned, lambda each: (each.batch, each.optimizer.schedule))]
+    assert len(series) == 2 * len(trials)
+    for group in series:
+        rates = [each.optimizer.lr for each in group]
+        assert (rates[0], rates[-1], 0.05 in rates, rates) == (0.0063, 0.8, True, sorted(rates))
 
 
-def test_what_was_found_on_two_ranks_trains_well(mpirun: Runner, tmp_path: Path) -> None:
+def tried(*losses: float, batch: int = 64) -> list[Trial]:
+    configs = (
+        train_config("--global-batch-size", str(batch), "--lr", str(number + 1))
+        for number in range(len(losses))
+    )
+    return [Trial(config, loss) for config, loss in zip(configs, losses, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("trials", "found"),
+    [
+        (tried(5, 4, 3, 3, 3, 4), (64, 4)),
+        (tried(5, 3, 3, 1, inf, 1), (64, 3)),
+        (tried(1, 1, 9) + tried(9, 1, 1, batch=128), (64, 2)),
+        (tried(3, 3, 3) + tried(9, 1, 1, 1, batch=128), (128, 3)),
+    ],
+)
+def test_the_best_rate_has_good_neighbours(trials: list[Trial], found: tuple[int, float]) -> None:
+    recipe = recipe_of(most_robust(trials))
+    assert (recipe["global_batch_size"], recipe["lr"]) == found
+
+
+def test_a_search_in_which_nothing_is_learned_is_refused() -> None:
+    with refused("no-learning-rate", UsageError):
+        most_robust(tried(1, inf, 1, inf))
+
+
+def test_a_diverging_trial_has_no_loss() -> None:
+    config = train_config("--lr", "1e30", "--iterations", "3")
+    assert try_out(config, Cpu(), alone_mesh(), open_dataset(config, Solo())) == inf
+
+
+def test_the_recipe_is_of_one_trial_and_trains_well(mpirun: Runner, tmp_path: Path) -> None:
     answer = mpirun(2, "train", "--find", "--optimizer", "adamw", "--out", str(tmp_path))
     sizes = [record["size"] for record in records(tmp_path, "micro_batch", file="find.jsonl")]
     assert sizes == [2**power for power in range(len(sizes))]
     assert len(sizes) > 3
-    rates = [record["lr"] for record in records(tmp_path, "learning_rate", file="find.jsonl")]
-    assert rates == sorted(rates)
-    assert rates[0] == 1e-6
-    size, lr = records(tmp_path, "found", file="find.jsonl")
-    assert size["micro_batch"] <= max(sizes)
-    assert size["global_batch"] >= max(64, 2 * size["micro_batch"])
-    assert f"use --micro-batch-size {size['micro_batch']}" in answer.stdout
-    assert (f"--global-batch-size {size['global_batch']}" in answer.stdout) == (size["global_batch"] > 64)
-    assert lr["lr"] in rates
-    assert f"--lr {lr['lr']:.2g} " in answer.stdout.splitlines()[-1]
-    given = ("--optimizer", "adamw", "--lr", f"{lr['lr']:.2g}", "--epochs", "4", "--out", str(tmp_path))
-    mpirun(2, "train", *given)
+    (found,) = records(tmp_path, "found", file="find.jsonl")
+    recipe = {name: value for name, value in found.items() if name not in ("kind", "time")}
+    trials = records(tmp_path, "trial", file="find.jsonl")
+    assert any(recipe.items() <= trial.items() and trial["loss"] < 1 for trial in trials)
+    flags = answer.stdout.splitlines()[-1].removeprefix("use ").split()
+    printed = train_config(*flags)
+    assert recipe_of(printed) == recipe
+    assert printed.given.keys() == recipe.keys()
+    mpirun(2, "train", *flags, "--optimizer", "adamw", "--epochs", "4", "--out", str(tmp_path))
     (result,) = records(tmp_path, "result")
     assert result["accuracy"] > 0.93
 
