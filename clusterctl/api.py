@@ -231,7 +231,7 @@ class Cluster:
 
         args: the program's arguments: words, or options such as ``{"lr": 0.1}``, which is ``--lr 0.1``. True
             is the option alone; False and None omit it.
-        run: the job loads this run's model, of which it uses the ``weights``.
+        run: the job loads this run's model. weights: those of its best evaluation, or the final weights.
         options: name, nodes, tasks_per_node, ranks, cpus, gpus, mem, time, partition, account, qos,
             constraint, array, sweep, after, slurm, from_run, signal, requeue, chain, launcher, hang, folder,
             include, exclude, outputs, env, container, requirements, tag, note: as in a job file.
@@ -262,7 +262,10 @@ class Cluster:
         return self._submit(self._submission(path, args, options, variants=_as_list(variants)))
 
     def render(self, target: str | Path, args: _Args = (), **options: Unpack[JobKeywords]) -> tuple[str, ...]:
-        """Return the sbatch scripts that `submit` would submit with these arguments and options."""
+        """Return the sbatch scripts that `submit` would submit.
+
+        args, options: those of `submit`.
+        """
         submission = self._submission(target, args, options)
         jobs = Preparer(self._note).render(submission, spec_of_existing(self._chosen))
         return tuple(job.script for job in jobs)
