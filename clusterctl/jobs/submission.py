@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from clusterctl.spec.models import ClusterSpec
 
 
-_RESUME: Final = ("--resume", "auto")
 # With these arguments, a training writes checkpoints, or may do so.
 _MAY_SAVE: Final = ("--save-interval", "--config")
 _FIND: Final = ("sh", "-c", "command -v apptainer || command -v singularity")
@@ -328,33 +327,27 @@ def _reject_without_apptainer(session: Session | None, job: JobSpec) -> None:
 def with_restarts(facts: ClusterFacts, job: JobSpec) -> JobSpec:
     """Return the job; requeue it if it has a chain, or if it is a training with checkpoints.
 
-    A training that is requeued, or that continues an earlier run, resumes from the newest checkpoint unless
-    its arguments say otherwise.
+    A training that continues an earlier run resumes from the newest checkpoint unless its arguments say
+    otherwise. After a restart, a training resumes in any case.
     Raises UsageError if the job can't have a chain.
     """
-    is_continued = job.bundled == "train" and job.from_run is not None and not _has(job, "--resume")
-    if not facts.has_slurm:
-        return job.model_copy(update={"args": (*job.args, *_RESUME)}) if is_continued else job
-    if job.chain is not None:
-        _reject_useless_chain(facts, job, job.chain)
-    is_default = job.bundled == "train" and _has(job, "--save-interval")
     changes: dict[str, Any] = {}
-    if job.chain is not None or (is_default and "requeue" not in job.model_fields_set):
-        changes["requeue"] = True
-    is_requeued = is_default and changes.get("requeue", job.requeue)
-    if is_continued or (is_requeued and not _has(job, "--resume")):
-        changes["args"] = (*job.args, *_RESUME)
+    if job.bundled == "train" and job.from_run is not None and not _has(job, "--resume"):
+        changes["args"] = (*job.args, "--resume", "auto")
+    if facts.has_slurm:
+        if job.chain is not None:
+            _reject_useless_chain(facts, job, job.chain)
+        is_default = job.bundled == "train" and _has(job, "--save-interval")
+        if job.chain is not None or (is_default and "requeue" not in job.model_fields_set):
+            changes["requeue"] = True
     return job.model_copy(update=changes) if changes else job
 
 
 def restart_notice(before: JobSpec, job: JobSpec) -> Notice | None:
     """Return a message about restarts that the user may not expect. before: the job as the user wrote it."""
-    words = [] if before.requeue or job.chain is not None else ["--requeue"]
-    words += [] if before.args == job.args else [" ".join(_RESUME)]
-    if job.requeue and before != job and words:
-        refusal = "; --no-requeue prevents that" if "--requeue" in words else ""
-        text = f"{job.name} runs with {' and '.join(words)}: after a failure or its time limit it continues "
-        return Notice("requeued-by-default", f"{text}from its newest checkpoint{refusal}")
+    if job.requeue and not before.requeue and job.chain is None:
+        text = f"{job.name} runs with --requeue: after a failure or its time limit it continues from its "
+        return Notice("requeued-by-default", f"{text}newest checkpoint; --no-requeue prevents that")
     if job.requeue and job.bundled == "train" and not any(_has(job, flag) for flag in _MAY_SAVE):
         text = f"{job.name} writes no checkpoints, so each restart begins from zero"
         return Notice("requeue-without-checkpoints", f"{text}: add `-- --save-interval N`")

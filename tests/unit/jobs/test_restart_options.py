@@ -29,23 +29,26 @@ def train(*args: str, **options: Any) -> JobSpec:
     ("job", "requeue", "args", "code"),
     [
         (train(), False, (), ""),
-        (train(*SAVES), True, RESUMES, "requeued-by-default"),
-        (train("--save-interval=50"), True, ("--save-interval=50", *RESUMES[2:]), "requeued-by-default"),
-        (train(*SAVES, requeue=True), True, RESUMES, "requeued-by-default"),
+        (train(*SAVES), True, SAVES, "requeued-by-default"),
+        (train("--save-interval=50"), True, ("--save-interval=50",), "requeued-by-default"),
+        (train(*SAVES, requeue=True), True, SAVES, ""),
         (train(*RESUMES), True, RESUMES, "requeued-by-default"),
         (train(*SAVES, "--resume", "never"), True, (*SAVES, "--resume", "never"), "requeued-by-default"),
         (train(*RESUMES, requeue=True), True, RESUMES, ""),
         (train(*SAVES, requeue=False), False, SAVES, ""),
         (train(requeue=True), True, (), "requeue-without-checkpoints"),
         (train("--config", "a.toml", requeue=True), True, ("--config", "a.toml"), ""),
-        (train(*SAVES, chain="7d", time="4h"), True, RESUMES, "requeued-by-default"),
+        (train(*SAVES, chain="7d", time="4h"), True, SAVES, ""),
         (train(*RESUMES, chain="7d", time="4h"), True, RESUMES, ""),
         (train(chain="7d", time="4h"), True, (), "requeue-without-checkpoints"),
         (JobSpec(name="e", bundled="eval", args=SAVES), False, SAVES, ""),
     ],
 )
 def test_a_training_is_requeued(job: JobSpec, requeue: bool, args: tuple[str, ...], code: str) -> None:
-    """By default if it saves checkpoints; then it resumes. Whatever the user has not written is said."""
+    """By default if it saves checkpoints. Whatever the user has not written is said.
+
+    Its arguments stay: after a restart it continues from its checkpoints by itself.
+    """
     found = with_restarts(FACTS, job)
     assert (found.requeue, found.args) == (requeue, args)
     notice = restart_notice(job, found)
