@@ -72,11 +72,12 @@ class Text:
 class MaskedText(Text):
     """Windows of text in which a model predicts masked tokens (Devlin et al., "BERT", 2019, part 3.1).
 
-    15 % of the tokens are targets. 80 % of the targets become a mask, 10 % become random tokens, 10 % stay.
+    15 % of the tokens are targets, and at least one in each sample. 80 % of the targets become a mask, 10 %
+    become random tokens, 10 % stay.
     """
 
     def __init__(self, name: str, text: bytes, tokenizer: Tokenizer, *, length: int, seed: int) -> None:
-        """The arguments are those of ``Text``. Raises UsageError also if no held-out token is masked."""
+        """The arguments are those of ``Text``."""
         super().__init__(name, text, tokenizer, length=length, seed=seed)
         # The mask is an additional token, after those of the tokenizer.
         self._mask = self.vocabulary
@@ -84,12 +85,6 @@ class MaskedText(Text):
         self.bytes_per_target = None
         self.facts = text_facts(self.vocabulary + 1, length)
         self.input = {"kind": "masked text", "length": length, "mask": self._mask}
-        batches = (self.held_out_batch(np.array([position])) for position in range(self.held_out))
-        if not any((targets >= 0).any() for _, targets in batches):
-            raise UsageError(
-                f"--data: {name} is too short: no masked token in {self.held_out * length} held-out tokens",
-                code="text-too-short",
-            )
 
     def training_batch(self, indices: Array, epoch: int, draw: Draw) -> Pair:
         tokens, _ = self._windows(self._tokens, indices, epoch)
@@ -105,7 +100,7 @@ class MaskedText(Text):
             random_bits(sample_keys(draw, stream), positions)
             for stream in ("mask", "mask.kind", "mask.token")
         )
-        masked = chosen < round(_MASKED * 2**32)
+        masked = chosen <= np.maximum(round(_MASKED * 2**32) - 1, chosen.min(axis=1, keepdims=True))
         targets = np.where(masked, tokens, -1)
         inputs = np.where(masked, self._mask, tokens)
         is_exception = masked & (kind < round(_UNCHANGED_OR_RANDOM * 2**32))

@@ -174,10 +174,6 @@ class Engine:
         loss, correct, count = self.mesh.world.sum(
             [float(value) if counts else 0.0 for value in (sums.loss, sums.correct, sums.count)]
         )
-        if not count:
-            raise UsageError(
-                "--eval-samples: no masked token in these samples; use more of them", code="no-eval-targets"
-            )
         return Evaluation(loss / count, correct / count)
 
     def counts(self, parameter: Parameter) -> bool:
