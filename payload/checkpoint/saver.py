@@ -88,6 +88,7 @@ class Saver:
         data_state: Mapping[str, Any] = MappingProxyType({}),
         lock: Lock | None = None,
         save_model: Callable[[Path], Mapping[str, Any]] = lambda _: {},
+        saved: int = 0,
     ) -> None:
         """
         Args:
@@ -102,6 +103,7 @@ class Saver:
             save_model: called on rank 0 with the folder of each checkpoint. Writes the best weights so far
                 into the folder, and returns their description for ``Manifest.model``. If it raises
                 PayloadError, the checkpoint fails.
+            saved: iteration of the newest checkpoint in the folder. 0: no checkpoint.
         """
         self._engine, self._device, self._world = engine, engine.device, engine.mesh.world
         self._folder, self._manifest, self._report = folder, manifest, report
@@ -123,7 +125,7 @@ class Saver:
         self._writer = Writer()
         self._save: _Save | None = None
         # The newest checkpoint: its iteration, and on rank 0 also its manifest.
-        self._saved = 0
+        self._saved = saved
         self._published = manifest
         self._failure: PayloadError | None = None
 

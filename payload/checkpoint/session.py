@@ -98,7 +98,14 @@ class CheckpointSession:
             data_state=data_state,
             lock=self._lock,
             save_model=save_model,
+            saved=self._own_iteration(),
         )
+
+    def _own_iteration(self) -> int:
+        """Return the iteration of the resumed checkpoint if it is in this run's folder, else 0."""
+        chosen = self.chosen
+        is_own = chosen is not None and chosen.path.resolve().parent == self._folder.resolve()
+        return chosen.manifest.iteration if chosen and is_own else 0
 
     def describe(self, engine: Engine, identity: Mapping[str, Any]) -> Manifest:
         """Return a manifest of this run, still without iteration, scalars and files.

@@ -75,7 +75,7 @@ def model_sizes(model: Model, dataset: Sized) -> dict[str, Any]:
 
 def run_identity(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
     """Return the settings that must be the same when a later run resumes from this run's checkpoints."""
-    sizes = model_sizes(config.model, dataset)
+    sizes, evaluated = model_sizes(config.model, dataset), config.evaluation.eval_samples
     return {
         "model": config.model.model,
         **{name: value for name, value in sizes.items() if name != "dropout"},
@@ -87,6 +87,8 @@ def run_identity(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
         "samples": dataset.training,
         "global-batch-size": config.batch.global_batch_size,
         "seed": config.batch.seed,
+        # The best weights have the lowest loss on these.
+        "eval-samples": min(evaluated or dataset.held_out, dataset.held_out),
     }
 
 

@@ -189,6 +189,8 @@ class Trainer:
         else:
             evaluation = self.evaluate(done, self.loader.order.at(done).epoch)
         if evaluation is None:
+            if saver:
+                saver.evaluated(done, stopped=True)
             self._report_stop(done, saver)
         return evaluation
 

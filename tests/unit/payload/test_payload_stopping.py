@@ -21,7 +21,7 @@ from payload.checkpoint.folder import Lock, checkpoint_name
 from payload.checkpoint.session import command_to_resume
 from payload.checkpoint.shards import read_manifest
 from payload.saved_model.folder import read_record, read_weights
-from tests.unit.payload.conftest import Runner, records
+from tests.unit.payload.conftest import Runner, assert_one_error, records
 
 ROOT = Path(__file__).parents[3]
 SEED = int(os.environ.get("SWEEP_SEED") or random.SystemRandom().randrange(10_000))
@@ -259,6 +259,35 @@ def test_evaluations_cost_what_the_user_allows(job: Job) -> None:
     evaluations = records(job.out, "evaluation")
     assert [line["step"] for line in evaluations] == [5, 10, 12]
     assert all((line["accuracy"] * 5).is_integer() for line in evaluations)
+
+
+def test_other_samples_in_evaluations_are_refused_on_resume(job: Job) -> None:
+    """The best weights are those of the lowest loss, which must be of the same samples."""
+    flags = ("--iterations", "4", "--save-interval", "4")
+    assert job.train(0, *flags).returncode == 0
+    for more in ("--eval-samples=5", "--eval-samples=6"):
+        assert_one_error(job.train(0, *flags, more).stderr, "checkpoint-other-settings", more[-1])
+    assert job.train(0, *flags, "--eval-samples=359").returncode == 0
+
+
+def test_a_signal_in_the_evaluation_of_another_run_leaves_a_checkpoint(
+    undisturbed: Undisturbed, program: Runner, tmp_path: Path
+) -> None:
+    """The checkpoint is in the run's own folder, from which the command continues that the run prints."""
+    other = Job(program, tmp_path / "other")
+    evaluating = ("SIGTERM", "0", "Loader.held_out", "2")
+    assert other.train(0, signalled=evaluating).returncode == 75
+    resumed = ("--resume", str(other.out / "checkpoints" / checkpoint_name(4)))
+    job = Job(program, tmp_path / "own")
+    run = (*RUN, *resumed, "--out", str(job.out))
+    stopped = program(0, "signalled.py", *evaluating, *run, rc=75)
+    saved = job.out / "checkpoints" / checkpoint_name(4)
+    assert not read_manifest(saved).evaluated
+    (command,) = re.findall("continue with: python -m payload (.*)", stopped.stdout)
+    program(0, "payload", *shlex.split(command))
+    rows, model = undisturbed(0)[0]
+    later = [row for row in rows if row[:2] not in {("iteration", str(step)) for step in range(1, 5)}]
+    assert outcome(job.out) == (later, model)
 
 
 def test_each_sample_of_a_short_text_is_evaluated(alone: Runner, tmp_path: Path) -> None:
