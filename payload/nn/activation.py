@@ -35,106 +35,90 @@ class GELU:
     """y = x Φ(x), with Φ the standard normal CDF (Hendrycks and Gimpel, arXiv:1606.08415).
 
     exact: as in BERT and ViT. Default: that paper's tanh approximation, as in GPT-2. Both compute in float32
-    or wider. ``backward`` may overwrite dy.
+    or wider. ``forward`` also computes the slope dy/dx, which shares its exponentials with y and takes the
+    place of x on the tape. ``backward`` may overwrite dy.
     """
 
     parameters: Sequence[Parameter] = ()
 
     def __init__(self, context: Context, *, exact: bool = False) -> None:
-        self._device = context.device
-        self._forward, self._backward = (_EXACT, _EXACT_SLOPE) if exact else (_TANH, _TANH_SLOPE)
+        self._device, self._kernel = context.device, _EXACT if exact else _TANH
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        tape.push(x)
-        y: Array = self._device.xp.empty(x.shape, acc_dtype(x.dtype))
-        self._device.apply(self._forward, {}, self._flat(x), y.reshape(-1))
+        xp, dtype = self._device.xp, acc_dtype(x.dtype)
+        y, slope = xp.empty(x.shape, dtype), xp.empty(x.shape, dtype)
+        flat = xp.ascontiguousarray(x, dtype=dtype).reshape(-1)
+        self._device.apply(self._kernel, {}, flat, y.reshape(-1), slope.reshape(-1))
+        tape.push(slope.astype(x.dtype, copy=False))
         return y.astype(x.dtype, copy=False)
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        (x,) = tape.pop()
-        dx = self._flat(dy)
-        self._device.apply(self._backward, {}, self._flat(x), dx)
-        return dx.astype(dy.dtype, copy=False).reshape(dy.shape)
-
-    def _flat(self, x: Array) -> Array:
-        flat: Array = self._device.xp.ascontiguousarray(x, dtype=acc_dtype(x.dtype))
-        return flat.reshape(-1)
+        (slope,) = tape.pop()
+        dx = dy.astype(acc_dtype(dy.dtype), copy=False)
+        dx *= slope.astype(dx.dtype, copy=False)
+        return dx.astype(dy.dtype, copy=False)
 
 
 _A, _B = math.sqrt(2 / math.pi), 0.044715
 
 
-def _tanh(x: Array, y: Array) -> None:
-    """y = ½ x (1 + tanh(a (x + b x³))), with a = √(2/π) and b = 0.044715."""
-    np.multiply(x, x, out=y)
-    y *= _A * _B
-    y += _A
+def _tanh(x: Array, y: Array, slope: Array) -> None:
+    """y = ½ x (1 + tanh(z)), with z = x (a + a b x²), a = √(2/π) and b = 0.044715.
+
+    Φ = ½ (1 + tanh(z)) = 1 / (1 + exp(-2 z)). The slope is Φ + x Φ', with Φ' = 2 Φ (1 - Φ) (a + 3 a b x²).
+    """
+    np.multiply(x, x, out=slope)
+    np.multiply(slope, -2 * _A * _B, out=y)
+    y -= 2 * _A
     y *= x
-    np.tanh(y, out=y)
+    # For x below -10, the exponential is infinite and Φ = 0.
+    with np.errstate(over="ignore"):
+        np.exp(y, out=y)
     y += 1
+    np.divide(1, y, out=y)
+    slope *= 6 * _A * _B
+    slope += 2 * _A
+    slope *= x
+    slope *= 1 - y
+    slope += 1
+    slope *= y
     y *= x
-    y *= 0.5
 
 
-def _tanh_slope(x: Array, dy: Array) -> None:
-    square = x * x
-    share = square * (_A * _B)
-    share += _A
-    share *= x
-    np.tanh(share, out=share)
-    square *= 3 * _A * _B
-    square += _A
-    square *= x
-    square *= 1 - share * share
-    square += share
-    square += 1
-    dy *= square
-    dy *= 0.5
-
-
-def _exact(x: Array, y: Array) -> None:
+def _exact(x: Array, y: Array, slope: Array) -> None:
+    """y = x Φ(x). The slope is Φ(x) + x φ(x), with φ the standard normal density."""
     y[...] = erf(x * math.sqrt(0.5))
     y += 1
-    y *= x
     y *= 0.5
+    np.multiply(x, x, out=slope)
+    slope *= -0.5
+    np.exp(slope, out=slope)
+    slope *= x
+    slope *= 1 / math.sqrt(2 * math.pi)
+    slope += y
+    y *= x
 
 
-def _exact_slope(x: Array, dy: Array) -> None:
-    """Multiply dy by Φ(x) + x φ(x), with φ the standard normal density."""
-    slope = erf(x * math.sqrt(0.5))
-    slope += 1
-    slope *= 0.5
-    density = x * x
-    density *= -0.5
-    np.exp(density, out=density)
-    density *= x
-    density *= 1 / math.sqrt(2 * math.pi)
-    slope += density
-    dy *= slope
+def _kernel(name: str, host: Callable[[Array, Array, Array], None], code: str) -> Kernel:
+    return Kernel(name, (), reads=("x",), writes=("y", "slope"), host=host, code=code)
 
 
-def _kernel(name: str, host: Callable[[Array, Array], None], writes: str, code: str) -> Kernel:
-    return Kernel(name, (), reads=("x",), writes=(writes,), host=host, code=code)
-
-
-_TANH = _kernel("gelu_tanh", _tanh, "y", f"y = x / 2 * (1 + tanh(x * (T({_A}) + T({_A * _B}) * x * x)));")
-_TANH_SLOPE = _kernel(
-    "gelu_tanh_slope",
-    _tanh_slope,
-    "dy",
+_TANH = _kernel(
+    "gelu_tanh",
+    _tanh,
     f"""
-    const T t = tanh(x * (T({_A}) + T({_A * _B}) * x * x));
-    dy *= (1 + t + x * (1 - t * t) * (T({_A}) + T({3 * _A * _B}) * x * x)) / 2;
+    const T cdf = 1 / (1 + exp(-2 * x * (T({_A}) + T({_A * _B}) * x * x)));
+    y = x * cdf;
+    slope = cdf * (1 + 2 * x * (1 - cdf) * (T({_A}) + T({3 * _A * _B}) * x * x));
     """,
 )
-_EXACT = _kernel("gelu", _exact, "y", f"y = x / 2 * (1 + erf(x * T({math.sqrt(0.5)})));")
-_EXACT_SLOPE = _kernel(
-    "gelu_slope",
-    _exact_slope,
-    "dy",
+_EXACT = _kernel(
+    "gelu",
+    _exact,
     f"""
-    const T density = exp(x * x / -2) * T({1 / math.sqrt(2 * math.pi)});
-    dy *= (1 + erf(x * T({math.sqrt(0.5)}))) / 2 + x * density;
+    const T cdf = (1 + erf(x * T({math.sqrt(0.5)}))) / 2;
+    y = x * cdf;
+    slope = cdf + x * exp(x * x / -2) * T({1 / math.sqrt(2 * math.pi)});
     """,
 )
 
