@@ -156,11 +156,15 @@ def test_what_is_dropped_is_zero_whatever_it_was(device: Device, kind: str) -> N
     np.testing.assert_array_equal(dx, -y)
 
 
-def test_a_later_key_spoils_no_earlier_query(device: Device) -> None:
-    """As in PyTorch's fused attention: what a position does not see is left out, not subtracted from."""
+@pytest.mark.parametrize("sign", [1, -1], ids=["infinite", "nan"])
+def test_a_later_key_spoils_no_earlier_query(sign: int, device: Device) -> None:
+    """As in PyTorch's fused attention: what a position does not see is left out, not subtracted from.
+
+    The score of the last key is ∞ + ∞ or ∞ - ∞.
+    """
     layer = Attention(Context(device), "a", 2, 1, causal=True, init=normal(1))
     stored([Unit("u", layer)], device, "float32")
-    qkv = [[1, 1, 0, 0, 1, 1], [0, 0, 10, 10, 0, 0]]  # queries and values of x[0], keys of x[1]
+    qkv = [[1, sign, 0, 0, 1, 1], [0, 0, 10, 10, 0, 0]]  # queries and values of x[0], keys of x[1]
     layer.qkv.weight.value[...] = device.asarray(np.reshape(np.array(qkv, "float32"), (2, 3, 2)))
     x = np.array([[[1, 0.1], [2, 0.1], [3, 3e38]]], "float32")
     with np.errstate(all="ignore"):
