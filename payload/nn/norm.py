@@ -22,7 +22,7 @@ class LayerNorm:
     def forward(self, x: Array, tape: Tape) -> Array:
         xp, kind = self._device.xp, acc_dtype(x.dtype)
         rows = x.reshape(-1, x.shape[-1])
-        y: Array = xp.empty_like(rows)
+        y: Array = xp.empty(rows.shape, kind)
         mean, inverse = xp.empty((2, len(rows), 1), kind)
         weight, bias = self.weight.value.astype(kind, copy=False), self.bias.value.astype(kind, copy=False)
         matmul = self._device.matmul
@@ -32,21 +32,20 @@ class LayerNorm:
         def normalise(x: Array, y: Array, mean: Array, inverse: Array) -> None:
             x = x.astype(kind, copy=False)
             mean[:, 0] = matmul(x, share)
-            unit = x - mean
-            inverse[:, 0] = 1 / xp.sqrt(matmul(unit * unit, share) + self._eps)
-            unit *= inverse
-            unit *= weight
-            unit += bias
-            y[...] = unit
+            xp.subtract(x, mean, out=y)
+            inverse[:, 0] = 1 / xp.sqrt(matmul(y * y, share) + self._eps)
+            y *= inverse
+            y *= weight
+            y += bias
 
         self._device.blocked(normalise, rows, y, mean, inverse)
         tape.push(rows, mean, inverse)
-        return y.reshape(x.shape)
+        return y.reshape(x.shape).astype(x.dtype, copy=False)
 
     def backward(self, dy: Array, tape: Tape) -> Array:
         x, mean, inverse = tape.pop()
         xp, kind = self._device.xp, mean.dtype
-        dx: Array = xp.empty_like(x)
+        dx: Array = xp.empty(x.shape, kind)
         dweight, dbias = xp.zeros(x.shape[1], kind), xp.zeros(x.shape[1], kind)
         weight = self.weight.value.astype(kind, copy=False)
         share, matmul = weight / x.shape[1], self._device.matmul
@@ -55,22 +54,22 @@ class LayerNorm:
             dy = dy.astype(kind, copy=False)
             unit = x - mean
             unit *= inverse
-            product = dy * unit
+            # Until dx is known, its memory holds dy · unit.
+            xp.multiply(dy, unit, out=dx)
             ones = xp.ones(len(x), kind)
-            dweight[...] += matmul(ones, product)
+            dweight[...] += matmul(ones, dx)
             dbias[...] += matmul(ones, dy)
             # Subtract from dy · weight its mean, and unit times the mean of their product.
-            unit *= matmul(product, share)[:, None]
-            xp.multiply(dy, weight, out=product)
-            product -= unit
-            product -= matmul(dy, share)[:, None]
-            product *= inverse
-            dx[...] = product
+            unit *= matmul(dx, share)[:, None]
+            xp.multiply(dy, weight, out=dx)
+            dx -= unit
+            dx -= matmul(dy, share)[:, None]
+            dx *= inverse
 
         self._device.blocked(differentiate, x, dy.reshape(x.shape), dx, mean, inverse)
         self.weight.add(dweight)
         self.bias.add(dbias)
-        return dx.reshape(dy.shape)
+        return dx.reshape(dy.shape).astype(dy.dtype, copy=False)
 
 
 class BatchNorm:
