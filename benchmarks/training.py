@@ -4,10 +4,11 @@ Both sides live in the same processes, start from the same weights, see the same
 losses must agree as far as float32 allows. Variables that choose kernels (such as OPENBLAS_CORETYPE) are
 unset, and the kernels in use are printed.
 
-Usage: python benchmarks/training.py [--rounds N] [--ranks N] [WHAT...]
+Usage: python benchmarks/training.py [--rounds N] [--ranks N] [--avx2] [WHAT...]
 WHAT: mlp, gpt, resnet (a training step of each, on 2 ranks or --ranks); allreduce (also against a bare mpi4py
 Allreduce, and what compressors send); checkpoint (for how long one stops training); memory (under each stage
 of ZeRO, 4 ranks). Default: all. Needs what `scripts/bootstrap` installs, PyTorch too.
+--avx2: in training steps, both sides use AVX2 and not AVX-512, as on a processor without AVX-512.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ SUPPORT = "benchmarks.support"
 
 
 def step(model: str, options: argparse.Namespace) -> None:
-    print(ranks.run(f"{SUPPORT}.steps", model, options.rounds, ranks=options.ranks), end="")
+    arguments = (f"{SUPPORT}.steps", model, options.rounds)
+    print(ranks.run(*arguments, ranks=options.ranks, avx2=options.avx2), end="")
 
 
 def allreduce(options: argparse.Namespace) -> None:
@@ -55,6 +57,7 @@ def main() -> None:
     parser.add_argument("what", nargs="*", choices=[*PARTS, []], default=[], metavar="WHAT")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--avx2", action="store_true")
     options = parser.parse_args()
     print(machine())
     for what in options.what or PARTS:
