@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Collection
 from contextlib import suppress
-from pathlib import Path
 
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
@@ -39,7 +38,7 @@ def main(parent: int, grace_s: int, argv: list[str]) -> int:
     # The parent may have died before prctl.
     if os.getppid() != parent:
         return _SIGNALLED + signal.SIGTERM
-    for descriptor in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
         # The descriptor of the listing itself is closed already.
         with suppress(OSError):
             os.set_inheritable(descriptor, descriptor <= _STDERR)
@@ -75,10 +74,11 @@ def _end_children() -> None:
 
     Children under sudo belong to root and can't be killed. They end because their input or output is closed.
     """
-    children = Path(f"/proc/self/task/{os.getpid()}/children")
-    with suppress(ChildProcessError):  # no children left
-        while [child for child in children.read_text().split() if _killed(int(child))]:
+    # No children are left at ChildProcessError.
+    with suppress(ChildProcessError), open(f"/proc/self/task/{os.getpid()}/children") as children:
+        while [child for child in children.read().split() if _killed(int(child))]:
             os.wait()
+            children.seek(0)
 
 
 def _killed(child: int) -> bool:
