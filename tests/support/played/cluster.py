@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import sys
 import time
@@ -37,7 +38,8 @@ provider: {type: local}
 partitions: [{name: train, nodes: 2}]
 users: [{name: hpc, uid: 10000}]
 """
-PLAYER = Path(__file__).parent / "player.py"
+# Python compiles a program at each start, and a module once.
+PLAY = "import sys; sys.path.insert(0, sys.argv[1]); import player; player.main(*sys.argv[2:])"
 
 
 class PlayedCluster:
@@ -52,7 +54,8 @@ class PlayedCluster:
         (root / "bin").mkdir()
         for command in COMMANDS:
             path = root / "bin" / command
-            path.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {PLAYER} {command} "$@"\n')
+            argv = [sys.executable, "-I", "-S", "-c", PLAY, str(Path(__file__).parent), command]
+            path.write_text(f'#!/bin/sh\nexec {shlex.join(argv)} "$@"\n')
             path.chmod(0o755)
         self.ledger.workspace.root.mkdir()
         self.ledger.workspace.spec.write_text(SPEC)
@@ -72,7 +75,7 @@ class PlayedCluster:
     @contextmanager
     def state(self) -> Iterator[dict[str, Any]]:
         """What the player knows, to look at and to change."""
-        with opened(self._state) as state:
+        with opened(str(self._state)) as state:
             yield state
 
     def job(self, job_id: str) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Plays Slurm's commands; see cluster.py. Called as: player.py COMMAND ARGUMENTS."""
+"""Plays Slurm's commands; see cluster.py. Called as: player.py COMMAND ARGUMENTS.
+
+Tests start it thousands of times, so it does without modules that take long to import: pathlib, subprocess.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +10,29 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
 
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[dict[str, Any]]:
+def opened(path: str) -> Iterator[dict[str, Any]]:
     """The state, to look at and to change; a command that is killed meanwhile leaves it whole."""
-    with path.with_suffix(".lock").open("w") as lock:
+    with open(f"{path}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        state = json.loads(path.read_text())
+        with open(path) as file:
+            state = json.load(file)
         yield state
-        new = path.with_suffix(".new")
-        new.write_text(json.dumps(state))
-        new.replace(path)
+        with open(f"{path}.new", "w") as file:
+            json.dump(state, file)
+        os.replace(f"{path}.new", path)
 
 
 def say(text: str) -> None:
@@ -54,19 +59,19 @@ def sbatch(argv: list[str], state: dict[str, Any]) -> None:
         fail("sbatch: error: AssocMaxSubmitJobLimit")
     if refusal := state.get("refuse"):
         fail(refusal)
-    script = Path(argv[argv.index("--") + 1]).absolute()
-    directives = re.findall(r"^#SBATCH --([a-z-]+)=(.*)$", script.read_text(errors="replace"), re.MULTILINE)
-    asked = dict(directives)
+    script = os.path.abspath(argv[argv.index("--") + 1])
+    with open(script, errors="replace") as file:
+        asked = dict(re.findall(r"^#SBATCH --([a-z-]+)=(.*)$", file.read(), re.MULTILINE))
     job_id = str(state["next"])
     state["next"] += 1
     job = {
-        "name": asked.get("job-name", script.name),
+        "name": asked.get("job-name", os.path.basename(script)),
         "state": "PENDING",
         "reason": "",
         "code": 0,
         "signal": 0,
         "comment": option(argv, "comment") or "",
-        "dir": str(Path.cwd()),
+        "dir": os.getcwd(),
         "submit": int(time.time()),
         "forgotten": False,
         "argv": argv,
@@ -74,14 +79,10 @@ def sbatch(argv: list[str], state: dict[str, Any]) -> None:
     state["jobs"][job_id] = job
     if not state.get("hold") and "--hold" not in argv:
         job |= {"state": "RUNNING", "start": int(time.time())}
-        log = {name: str(Path.cwd() / asked[name]) for name in ("output", "error")}
-        job["pid"] = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, "run", job_id, str(script), log["output"], log["error"]],
-            start_new_session=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        ).pid
+        logs = [os.path.abspath(asked[name]) for name in ("output", "error")]
+        step = [sys.executable, "-I", "-S", __file__, "run", job_id, script, *logs]
+        nothing = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
+        job["pid"] = os.posix_spawn(step[0], step, os.environ, file_actions=nothing, setsid=True)
     if state.get("lose_answer"):
         state["lose_answer"] = False
         fail("sbatch: error: Batch job submission failed: Socket timed out on send/recv operation")
@@ -90,16 +91,22 @@ def sbatch(argv: list[str], state: dict[str, Any]) -> None:
 
 def run(job_id: str, script: str, output: str, error: str) -> None:
     """The batch step: run the script and write down how it ended."""
-    environment = {**os.environ, "SLURM_SUBMIT_DIR": str(Path.cwd()), "SLURM_JOB_ID": job_id}
+    os.closerange(3, 1024)  # of those who called sbatch
+    environment = {**os.environ, "SLURM_SUBMIT_DIR": os.getcwd(), "SLURM_JOB_ID": job_id}
     environment |= {"SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS": "1", "SLURM_JOB_NODELIST": "n1"}
     environment |= {"SLURMD_NODENAME": "n1"}
-    text = Path(script).read_text(errors="surrogateescape")
-    payload = Path(os.environ["SLURM_PLAYER_STATE"]).with_name("payload")
-    text = text.replace("$HOME/clusterctl/store/archives", str(payload))
+    with open(script, errors="surrogateescape") as file:
+        text = file.read()
+    payload = os.path.join(os.path.dirname(os.environ["SLURM_PLAYER_STATE"]), "payload")
+    text = text.replace("$HOME/clusterctl/store/archives", payload)
     text = text.replace("/opt/clusterctl/env/bin/python", sys.executable)
-    with Path(output).open("ab") as out, Path(error).open("ab") as err:
-        rc = subprocess.call(["bash", "-c", text], stdout=out, stderr=err, env=environment)
-    with opened(Path(os.environ["SLURM_PLAYER_STATE"])) as state:
+    append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    logs = [(os.POSIX_SPAWN_OPEN, number, path, append, 0o666) for number, path in ((1, output), (2, error))]
+    defaults = (signal.SIGPIPE, signal.SIGXFSZ)  # which Python ignores
+    argv = ["bash", "-c", text]
+    shell = os.posix_spawnp(argv[0], argv, environment, file_actions=logs, setsigdef=defaults)
+    rc = os.waitstatus_to_exitcode(os.waitpid(shell, 0)[1])
+    with opened(os.environ["SLURM_PLAYER_STATE"]) as state:
         job = state["jobs"][job_id]
         job["end"] = int(time.time())
         if job["state"] == "RUNNING":
@@ -201,7 +208,8 @@ def sacctmgr(argv: list[str], state: dict[str, Any]) -> None:
 PLAYED = {play.__name__: play for play in (sbatch, squeue, sacct, scancel, scontrol, sinfo, sacctmgr)}
 
 
-def main(command: str, argv: list[str]) -> None:
+def main(command: str, *words: str) -> None:
+    argv = [*words]
     if command == "run":
         run(*argv)
         return
@@ -213,7 +221,7 @@ def main(command: str, argv: list[str]) -> None:
     if command == "scontrol" and argv[0] not in ("ping", "release"):
         say("n1\nn2\n")
         return
-    with opened(Path(os.environ["SLURM_PLAYER_STATE"])) as state:
+    with opened(os.environ["SLURM_PLAYER_STATE"]) as state:
         calls = state.setdefault("calls", {})
         calls[command] = calls.get(command, 0) + 1
         is_away = state.get("away", 0) > 0
@@ -237,4 +245,4 @@ def main(command: str, argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(*sys.argv[1:])
