@@ -271,10 +271,11 @@ class MadeCluster(_Message):
 class BakeRequest(_Message):
     """The image to create: a base of Debian or this machine's distribution, plus the changes of install.yml.
 
-    key: hash of all inputs. id: the cluster for which the image is built.
+    key: hash of all inputs. id: the cluster for which the image is built. subnet: that of the spec.
     """
 
     id: ClusterId | None = None
+    subnet: IPv4Network | None = None
     key: ImageKey
     base_key: ImageKey
     distribution: Release

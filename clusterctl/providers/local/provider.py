@@ -306,6 +306,7 @@ def _image(settings: LocalSettings, spec: ClusterSpec, workspace: Workspace) -> 
     base_key, key = image_keys(settings, _slurm_of_new_nodes(settings, spec), spec.software.packages)
     return layout.BakeRequest(
         id=workspace.cluster_id(),
+        subnet=settings.subnet,
         key=key,
         base_key=base_key,
         distribution=settings.release,

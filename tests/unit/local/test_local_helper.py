@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import LockedError, ProvisionError
-from clusterctl.providers.local import helper, image, layout
+from clusterctl.errors import LockedError, MachineError, ProvisionError
+from clusterctl.providers.local import helper, image, layout, system
 from clusterctl.state.workspace import hold
 from tests.support.messages import refused
 from tests.unit.local.states import a_state
@@ -105,6 +105,24 @@ def test_passwords_are_not_on_command_lines(tmp_path: Path, monkeypatch: pytest.
     assert "secret@proxy" in told
     # Nor on the nodes.
     assert "secret" not in left.read_text()
+
+
+def test_a_subnet_in_use_is_refused_before_an_image_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RUN", "STATE", "CACHE"):
+        monkeypatch.setattr(layout, name, tmp_path / name)
+    monkeypatch.setattr(helper, "_check_tools", lambda **_: None)
+    monkeypatch.setattr(system, "check_overlay", lambda _: None)
+    built: list[object] = []
+    monkeypatch.setattr(helper, "_bake_missing", built.append)
+    asked = {"key": "1" * 16, "base_key": "2" * 16, "distribution": "debian-13", "mirror": "https://debian"}
+    asked |= {"id": "a1b2c3", "subnet": "127.0.0.0/24", "admin_key": "ssh-ed25519 AAAA"}
+    with refused("subnet-in-use", MachineError):
+        helper.bake(asked)
+    assert not built
+    helper.bake(asked | {"subnet": None})
+    assert built
 
 
 def test_up_notes_settings_that_existing_nodes_ignore(
