@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -41,6 +41,8 @@ _ON_THE_CPU: Final = ("probe", "export")
 
 # A job without progress for less than this is not examined for a hang.
 _SHORTEST_SILENCE_S: Final = 60
+# Options of the job that a new job does not have: the program's arguments, and the choice of a task or a run.
+_NOT_AGAIN: Final = frozenset("bundled args array sweep after from_run".split())
 # The variable of the job's script with the folder of the program's files.
 FILES: Final = '"$files"'
 # Slurm checks time limits once a minute: a signal less than 60 s before the end could come too late. A short
@@ -161,12 +163,30 @@ def program_variables(job: JobSpec, *, is_alone: bool) -> dict[str, str]:
     """Return variable -> value, quoted for bash, for a job's program. is_alone: no launcher starts it."""
     env = {name: shlex.quote(value) for name, value in {**(_ALONE if is_alone else {}), **job.env}.items()}
     own_path = [env["PYTHONPATH"]] if job.env.get("PYTHONPATH") else []
+    if job.bundled == "train":
+        env["CLUSTERCTL_SUBMITTED_WITH"] = shlex.quote(shlex.join(submit_options(job)))
     # So that Python finds the package `payload` first.
     first = ['"$payload"'] if job.bundled else []
     roots = [_in_program_folder(root) for root in job.place.roots]
     if first or roots:
         env["PYTHONPATH"] = ":".join((*first, *own_path, *roots))
     return env
+
+
+def submit_options(job: JobSpec) -> Iterator[str]:
+    """Yield the options of `clusterctl submit` that submit a job like this again, without its program's.
+
+    Variables are named without their values, which may be secret.
+    """
+    for name, value in job.record.items():
+        flag = f"--{name.replace('_', '-')}"
+        if name in _NOT_AGAIN or name not in job.model_fields_set or value is None:
+            continue
+        if isinstance(value, bool):
+            yield flag if value else flag.replace("--", "--no-", 1)
+            continue
+        words = value if isinstance(value, tuple | Mapping) else [value]
+        yield from (f"{flag}={word}" for word in words if word != FROM_RUN)
 
 
 def rank_starter(job: JobSpec, python: str, words: Words) -> list[str]:

@@ -31,8 +31,8 @@ from payload.comm.base import Communicator, on_all_ranks
 from payload.errors import UsageError
 from payload.parallel.engine import Engine
 
-# A variable of jobs that clusterctl has submitted.
-IN_JOB = "CLUSTERCTL_HEARTBEAT"
+# A variable of trainings that clusterctl has submitted: their options of `clusterctl submit`.
+SUBMITTED_WITH = "CLUSTERCTL_SUBMITTED_WITH"
 
 if TYPE_CHECKING:
     from payload.cli.report import Report
@@ -64,7 +64,7 @@ class CheckpointSession:
             return []
         note = f"--resume auto: no checkpoint in {self._folder}, so training starts from zero"
         job = "; `clusterctl submit train --from-run RUN` continues another run"
-        return [note + (job if IN_JOB in os.environ else "")]
+        return [note + (job if SUBMITTED_WITH in os.environ else "")]
 
     @property
     def data_state(self) -> Mapping[str, Any] | None:
@@ -202,22 +202,20 @@ def choose(resume_from: str, folder: Path, world: Communicator) -> Chosen | None
     return None
 
 
-def command_to_resume(argv: Sequence[str], env: Mapping[str, str], ranks: int) -> str:
+def command_to_resume(argv: Sequence[str], env: Mapping[str, str]) -> str:
     """Return the command that continues a stopped run, for a shell. argv: arguments, from ``train`` on."""
     command, *words = argv
     if "--resume" in words:
         position = words.index("--resume")
         words[position : position + 2] = []
     words = [word for word in words if not word.startswith("--resume=")]
-    job = env.get("SLURM_JOB_ID")
-    if not job or IN_JOB not in env:
+    if SUBMITTED_WITH not in env:
         return shlex.join(["python", "-m", "payload", command, *words, "--resume", "auto"])
+    # Without Slurm, clusterctl numbers the jobs.
+    job = env.get("SLURM_JOB_ID") or env["CLUSTERCTL_JOB_ID"]
     if "SLURM_ARRAY_JOB_ID" in env:
         job = "{SLURM_ARRAY_JOB_ID}_{SLURM_ARRAY_TASK_ID}".format_map(env)
-    nodes = int(env.get("SLURM_JOB_NUM_NODES", "1"))
-    sizes = {"--partition": env.get("SLURM_JOB_PARTITION"), "--nodes": nodes}
-    sizes |= {"--tasks-per-node": ranks // nodes} if ranks > nodes else {}
-    options = [word for flag, value in sizes.items() if value for word in (flag, str(value))]
+    options = shlex.split(env[SUBMITTED_WITH])
     return shlex.join(["clusterctl", "submit", command, *options, "--from-run", job, "--", *words])
 
 

@@ -204,7 +204,7 @@ class Trainer:
         saved = "saved" if saver or self.model else "nothing saved"
         self.metrics.print_line(f"stopped by a signal; {saved} after iteration {iteration}")
         if saver:
-            command = command_to_resume(sys.argv[1:], os.environ, self.engine.mesh.world.size)
+            command = command_to_resume(sys.argv[1:], os.environ)
             self.metrics.print_line(f"unless the job is restarted, continue with: {command}")
 
     def step(self, iteration: int, feed: Feed, flags: tuple[float, ...]) -> StepResult:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -78,6 +80,12 @@ def test_requeued_training_ends_with_the_same_weights(cluster: Cluster) -> None:
     judged = cluster.json("submit", "eval", "--wait", "--", "--out", f"{submitted['dir']}/files")["job_id"]
     said = json.loads((cluster.run_of(judged) / "stdout.log").read_text().splitlines()[-1])
     assert said["accuracy"] == records(run / "metrics.jsonl")[-1]["accuracy"]
+
+    (command,) = re.findall("continue with: clusterctl (.*)", (run / "stdout.log").read_text())
+    continued = cluster.json(*shlex.split(command))["job_id"]
+    cluster("logs", continued, "--follow", timeout_s=120)
+    (start,) = records(cluster.run_of(continued) / "metrics.jsonl")[:1]
+    assert (start["done"], start["world_size"]) == (120, 2)
 
     cluster("logs", whole, "--follow", timeout_s=120)
     undisturbed = cluster.run_of(whole)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -17,8 +18,10 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import UsageError
+from clusterctl.scheduler.script import submit_options
 from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec.job import JobSpec, Project, sweep_arguments
+from clusterctl.spec.names import FROM_RUN
 from clusterctl.spec.sweep import Form, Sweep
 from payload.node.job import Slurmstepds
 from tests.support.messages import refused
@@ -83,6 +86,21 @@ def test_a_script_is_short_and_shellcheck_has_nothing_to_say(name):
     argv = ["shellcheck", "--exclude=SC2016", GOLDEN / f"{name}.sbatch"]  # one has the argument '$x'
     assert subprocess.run(argv, capture_output=True, text=True, check=False).stdout == ""
     assert len((GOLDEN / f"{name}.sbatch").read_text().splitlines()) <= 45
+
+
+def test_a_training_knows_the_options_that_submit_it_again():
+    """Those that decide its place and limits, and the names of variables, not their values."""
+    options = {"nodes": 3, "ranks": 2, "time": "90m", "mem": "4GiB", "gpus": 0, "account": "a-b"}
+    more = {"requeue": False, "slurm": ("--nice=1", "--hold"), "launcher": "mpirun", "env": {"KEY": "secret"}}
+    job = JobSpec(name="t", bundled="train", args=("--lr", "1"), array="1-2", **options, **more)
+    words = [*submit_options(job.model_copy(update={"env": {**job.env, FROM_RUN: "/r"}, "from_run": "12"}))]
+    expected = "--name=t --nodes=3 --ranks=2 --gpus=0 --mem=4GiB --time=1h30m".split()
+    expected += [
+        "--account=a-b",
+        *"--slurm=--nice=1 --slurm=--hold --no-requeue --launcher=mpirun --env=KEY".split(),
+    ]
+    assert words == expected
+    assert f"CLUSTERCTL_SUBMITTED_WITH={shlex.quote(shlex.join(expected))} " in rendered(job)
 
 
 @pytest.mark.parametrize(
@@ -257,8 +275,8 @@ def test_program_of_a_project_starts_in_its_folder(batch, module, ranks, task):
 )
 def test_a_hang_ends_only_train_by_default(bundled, hang, options):
     job = JobSpec(name="j", bundled=bundled, **({"hang": hang} if hang else {}))
-    words = rendered(job).split()
-    assert [word for word in words if word.startswith("--hang")] == options
+    (started,) = (line for line in rendered(job).splitlines() if "/job.py run " in line)
+    assert [word for word in started.split() if word.startswith("--hang")] == options
 
 
 @pytest.mark.parametrize("hang", ["kill", "end@", "end@0", "off@3", "warn@1234567"])

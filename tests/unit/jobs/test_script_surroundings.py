@@ -212,7 +212,8 @@ def test_a_shell_script_runs_in_the_container(batch, image):
 
 def test_a_bundled_program_uses_the_images_python(batch, image):
     text = rendered(JobSpec(name="train", bundled="train", container=image))
-    assert '--bind="$SLURM_SUBMIT_DIR","$payload" --env=PYTHONPATH \\\n    python3 -m payload train' in text
+    variables = "--env=CLUSTERCTL_SUBMITTED_WITH,PYTHONPATH"
+    assert f'--bind="$SLURM_SUBMIT_DIR","$payload" {variables} \\\n    python3 -m payload train' in text
 
 
 def test_a_node_without_apptainer_is_one_clear_line(batch, image):

@@ -208,7 +208,7 @@ def test_a_signal_in_a_repeated_evaluation_loses_nothing(
     assert outcome(job.out) == undisturbed(2)[0]
 
 
-ADA = {"SLURM_JOB_ID": "7", "CLUSTERCTL_HEARTBEAT": "h", "SLURM_JOB_PARTITION": "a100"}
+ADA = {"SLURM_JOB_ID": "7", "CLUSTERCTL_SUBMITTED_WITH": "--time 1h --note 'a b'"}
 
 
 @pytest.mark.parametrize(
@@ -216,20 +216,20 @@ ADA = {"SLURM_JOB_ID": "7", "CLUSTERCTL_HEARTBEAT": "h", "SLURM_JOB_PARTITION": 
     [
         ("--lr 1 --resume auto", {}, "python -m payload train --lr 1 --resume auto"),
         ("--resume=a/b --lr 1", {"SLURM_JOB_ID": "7"}, "python -m payload train --lr 1 --resume auto"),
-        ("--lr 1", ADA, "clusterctl submit train --partition a100 --nodes 1 --tasks-per-node 4 {job}"),
-        ("--resume x --lr 1", ADA | {"SLURM_JOB_NUM_NODES": "4"}, "{all} --nodes 4 {job}"),
+        ("--resume x --lr 1", ADA, "{submit} --from-run 7 -- --lr 1"),
+        ("", ADA | {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2"}, "{submit} --from-run 5_2 --"),
         (
-            "--lr 1",
-            ADA | {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2", "SLURM_JOB_NUM_NODES": "4"},
-            "{all} --nodes 4 --from-run 5_2 -- --lr 1",
+            "",
+            {"CLUSTERCTL_SUBMITTED_WITH": "", "CLUSTERCTL_JOB_ID": "m3"},
+            "clusterctl submit train --from-run m3 --",
         ),
     ],
 )
 def test_a_stopped_run_names_the_command_that_continues_it(
     words: str, env: dict[str, str], command: str
 ) -> None:
-    told = {"job": "--from-run 7 -- --lr 1", "all": "clusterctl submit train --partition a100"}
-    assert command_to_resume(["train", *words.split()], env, 4) == command.format_map(told)
+    told = command.format(submit="clusterctl submit train --time 1h --note 'a b'")
+    assert command_to_resume(["train", *words.split()], env) == told
 
 
 def test_auto_without_a_checkpoint_says_so_before_training(alone: Runner, tmp_path: Path) -> None:
