@@ -262,10 +262,7 @@ class Cluster:
         return self._submit(self._submission(path, args, options, variants=_as_list(variants)))
 
     def render(self, target: str | Path, args: _Args = (), **options: Unpack[JobKeywords]) -> tuple[str, ...]:
-        """Return the sbatch scripts that `submit` would submit.
-
-        args, options: those of `submit`.
-        """
+        """Return the scripts that `submit` would submit. args, options: those of `submit`."""
         submission = self._submission(target, args, options)
         jobs = Preparer(self._note).render(submission, spec_of_existing(self._chosen))
         return tuple(job.script for job in jobs)

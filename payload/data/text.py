@@ -72,8 +72,8 @@ class Text:
 class MaskedText(Text):
     """Windows of text in which a model predicts masked tokens (Devlin et al., "BERT", 2019, part 3.1).
 
-    15 % of the tokens are targets, and at least one in each sample. 80 % of the targets become a mask, 10 %
-    become random tokens, 10 % stay.
+    15 % of the tokens are targets, also in a short sample. 80 % of the targets become a mask, 10 % become
+    random tokens, 10 % stay.
     """
 
     def __init__(self, name: str, text: bytes, tokenizer: Tokenizer, *, length: int, seed: int) -> None:

@@ -112,7 +112,7 @@ def recipe_of(settings: TrainConfig) -> dict[str, Any]:
 def plan_trials(
     config: TrainConfig, speeds: Sequence[Speed], ranks: int, samples: int
 ) -> Iterator[TrainConfig]:
-    """Yield the settings of each trial: all learning rates, with each schedule, at one or two batch sizes.
+    """Yield the settings of each trial: all learning rates, with each schedule, at each batch size.
 
     The second batch size gives each rank its fastest micro-batch. It is tried if it is larger, and the user
     has not set a batch size. Its trials have as many iterations as take the same time.
@@ -144,8 +144,8 @@ def plan_trials(
 
 def _seconds(batch: Batch, speeds: Sequence[Speed]) -> float:
     """Return the time of an iteration, by the measured size that is nearest below the micro-batch."""
-    known = [each.samples_per_s for each in speeds if each.micro_batch <= (batch.micro_batch_size or 0)]
-    return batch.global_batch_size / known[-1] if known else 1.0
+    smaller = [speed for speed in speeds if speed.micro_batch <= (batch.micro_batch_size or 0)]
+    return batch.global_batch_size / smaller[-1].samples_per_s if smaller else 1.0
 
 
 def try_out(settings: TrainConfig, device: Device, mesh: Mesh, dataset: Dataset) -> float:

@@ -270,7 +270,7 @@ def test_other_samples_in_evaluations_are_refused_on_resume(job: Job) -> None:
     assert job.train(0, *flags, "--eval-samples=359").returncode == 0
 
 
-def test_a_signal_in_the_evaluation_of_another_run_leaves_a_checkpoint(
+def test_a_signal_in_another_runs_evaluation_leaves_a_checkpoint(
     undisturbed: Undisturbed, program: Runner, tmp_path: Path
 ) -> None:
     """The checkpoint is in the run's own folder, from which the command continues that the run prints."""
