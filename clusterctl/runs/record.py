@@ -107,7 +107,12 @@ class Recorder:
         attempts = [*(_attempts(accounted) or attempts_in(folder) or _attempts([job]))]
         # A job that was cancelled before it started again has no nodes.
         if attempts and job.nodes:
-            attempts[-1] = attempts[-1].model_copy(update={"end_time": job.end_time})
+            last = attempts[-1]
+            # The job was killed before its last attempt could record its start.
+            if last.end_time is not None and (job.start_time or 0) > last.end_time:
+                attempts += _attempts([job])
+            else:
+                attempts[-1] = last.model_copy(update={"end_time": job.end_time})
         first = attempts[0].start_time if attempts else job.start_time
         nodes = attempts[-1].nodes if attempts else ()
         restarts = tuple(restart.as_dict() for restart in restarts_in(folder))

@@ -62,6 +62,7 @@ _STEPS: Final = ("step", "global_step", "_step")
 _PREFIX: Final = {"evaluation": "eval_"}
 _NO_SERIES: Final = frozenset({"run", "result"})
 _LARGEST: Final = 1 << 1023
+_LATEST: Final = 1 << 37  # Unix seconds
 _MAX_BYTES: Final = 32 << 20
 _MAX_LINE: Final = 1 << 20
 _MAX_LINES: Final = 1 << 20
@@ -113,11 +114,30 @@ def hangs_in(folder: Path) -> tuple[Hang, ...]:
 
 
 def attempts_in(folder: Path) -> tuple[AttemptRecord, ...]:
-    """Return the attempts that the job or array task with this folder has recorded itself."""
+    """Return the attempts that the job or array task with this folder has recorded itself.
+
+    An attempt that was killed recorded no end. It lasted at least until its last sample of telemetry.
+    """
     spans = spans_of(events_of(end_of(str(folder), EVENTS_FILE, END)))
-    return tuple(
-        AttemptRecord(start_time=int(start), end_time=int(end), nodes=nodes) for start, end, nodes in spans
-    )
+    nodes = dict.fromkeys(node for span in spans for node in span[2])
+    times = [sample["time"] for node in nodes for sample in samples_of(folder, node)]
+    starts = [start for start, _, _ in spans]
+    attempts = []
+    for (start, end, nodes_of_attempt), following in zip(spans, [*starts[1:], math.inf], strict=False):
+        last_sample = max((time for time in times if start < time < following), default=end)
+        last = int(max(end, last_sample))
+        attempts.append(AttemptRecord(start_time=int(start), end_time=last, nodes=nodes_of_attempt))
+    return tuple(attempts)
+
+
+def samples_of(folder: Path, node: str) -> Iterator[dict[str, Any]]:
+    """Yield a node's valid samples of telemetry. ``time`` is in Unix seconds."""
+    # ValueError: the node's name has a null byte.
+    with suppress(ValueError):
+        for line in _json_lines(folder, f"telemetry/{node}.jsonl"):
+            time = finite(line.get("time"))
+            if line.get("kind") == "sample" and time is not None and 0 <= time < _LATEST:
+                yield {**line, "time": time}
 
 
 def restarts_in(folder: Path) -> tuple[Restart, ...]:

@@ -158,6 +158,32 @@ def test_attempts_without_accounting_are_those_of_the_job_itself(session, cluste
     ]
 
 
+@pytest.mark.parametrize("wrote_its_start", [True, False])
+def test_killed_attempts_without_accounting_count(session, cluster, tmp_path, out, wrote_its_start):
+    """The first attempt recorded no end, and the second may not even have recorded its start."""
+    job_id = finished(session, cluster, tmp_path, "true")
+    job = cluster.job(job_id)
+    start = job["start"]
+    events = [{"time": start - 1000, "event": "start", "nodes": ["n1"]}]
+    if wrote_its_start:
+        events += [{"time": start + 1, "event": "start", "restarts": 1, "nodes": ["n1"]}]
+    samples = [{"kind": "sample", "time": start + at} for at in (-1700, -995, -940, 20)]
+    folder = Path(job["dir"])
+    (folder / "job.events").write_text("\n".join(map(json.dumps, events)))
+    (folder / "telemetry").mkdir(exist_ok=True)
+    lines = [sample for sample in samples if wrote_its_start or sample["time"] < start]
+    (folder / "telemetry" / "n1.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    cluster.change(job_id, end=start + 30)
+    quick = cluster.session(patience_s=0.0)
+    quick.slurm.no_accounting, quick.slurm.ledger = "closed", session.ledger
+    (run,) = collect(quick, [job_id], out=out)
+    assert [(a.start_time, a.end_time, a.nodes) for a in run.attempts] == [
+        (start - 1000, start - 940, ("n1",)),
+        (start + wrote_its_start, start + 30, ("n1",)),
+    ]
+    assert run.elapsed_s == 90 - wrote_its_start
+
+
 HOSTILE = """cd ..
 rm environment.client.json source.json
 mkfifo source.json outputs.json
