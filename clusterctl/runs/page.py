@@ -43,21 +43,37 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A line of a chart, as (x, y) points. y is None for NaN and infinity."""
+    """A line of a chart, as (x, y) points. y is None for NaN and infinity.
+
+    color: number of the color, which a run or node has in all charts. A number for each point of ``POINTS``;
+        -1: faint. None: the line's position in the chart.
+    marks: drawn as markers on top of all lines, as evaluations are.
+    covers: the number of earlier lines that this line hides. It is dashed, so that these can be seen.
+    smooth: means of equal intervals, drawn instead of the points on request.
+    spread: the lowest and the highest value at each point, drawn as a band.
+    run: the name in the legend, which the lines of a run share. Default: the line's name.
+    """
 
     name: str
-    points: Sequence[tuple[float | str, float | None]]
+    points: Sequence[tuple[Any, float | None]]
+    color: int | Sequence[int] | None = None
+    marks: bool = False
+    covers: int = 0
+    smooth: Sequence[tuple[float, float]] = ()
+    spread: Sequence[tuple[float, float]] = ()
+    run: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart. ``x`` and ``y`` are the titles of its axes, with units."""
+    """A chart. ``x`` and ``y`` are the titles of its axes, with units. x_log: whether x is logarithmic."""
 
     title: str
     series: Sequence[Series]
     x: str = "step"
     y: str = ""
     kind: Kind = Kind.LINES
+    x_log: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +86,13 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of a report: lines of text, then charts, then tables."""
+    """A part of a report: lines of text, then lines of a log, charts and tables."""
 
     title: str
     lines: Sequence[str] = ()
     charts: Sequence[Chart] = ()
     tables: Sequence[Table] = ()
+    log: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +119,8 @@ class Report:
         for section in clean["sections"]:
             lines += ["", f"## {_escaped(section['title'])}"]
             lines += [part for line in section["lines"] for part in ("", _escaped(line))]
+            # Indented lines are code in Markdown, so nothing in them is markup.
+            lines += ["", *(f"    {line}" for line in section["log"])] if section["log"] else []
             tables = [table for chart in section["charts"] for table in [_as_table(chart)] if table]
             for table in (*tables, *section["tables"]):
                 lines += ["", _row(table["head"]), _row(["---"] * len(table["head"]), plain=True)]
@@ -172,17 +191,20 @@ def _clean(value: Any) -> Any:
 
 def _as_table(chart: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return a chart as a table: bars in full, other series by first, last, lowest and highest value."""
+    unit = f" ({chart['y']})" if chart["y"] not in {"", chart["series"][0]["name"]} else ""
     if chart["kind"] == Kind.BARS:
         labels = list(dict.fromkeys(x for series in chart["series"] for x, _ in series["points"]))
         values = [dict(map(tuple, series["points"])) for series in chart["series"]]
         rows = [[str(label), *(_number(series.get(label)) for series in values)] for label in labels]
-        return {"head": [chart["x"], *(series["name"] for series in chart["series"])], "rows": rows}
+        names = [f"{series['name']}{unit}" for series in chart["series"]]
+        return {"head": [chart["x"], *names], "rows": rows}
     rows = []
     for series in chart["series"]:
         ys = [y for _, y in series["points"] if y is not None]
         if ys:
             rows.append([series["name"], *map(_number, (ys[0], ys[-1], min(ys), max(ys)))])
-    return {"head": [chart["title"], "first", "last", "lowest", "highest"], "rows": rows} if rows else None
+    head = [f"{chart['title']}{unit}", "first", "last", "lowest", "highest"]
+    return {"head": head, "rows": rows} if rows else None
 
 
 def _number(value: float | None) -> str:

@@ -224,8 +224,10 @@ def read_results(folder: Path, *, limit: int) -> Iterator[tuple[list[str], list[
 def _cell(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(_cell, value))[:_MAX_TEXT]
-    number = isinstance(value, float) and is_number(value)
-    return f"{value:.4g}" if number else printable("-" if value is None else str(value))[:_MAX_TEXT]
+    if isinstance(value, float):
+        # Large numbers have no exponent, as in 171700.
+        return f"{float(f'{value:.4g}'):.12g}"
+    return printable("-" if value is None else str(value))[:_MAX_TEXT]
 
 
 def _json_lines(folder: Path, name: str) -> Iterator[dict[str, Any]]:

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from clusterctl.runs.page import Chart, Series, thinned
-from clusterctl.runs.series import is_number
-from clusterctl.transport.remote_open import open_file
+from clusterctl.runs.charts import line_chart
+from clusterctl.runs.page import Chart, Series
+from clusterctl.runs.series import finite, is_number, samples_of
+from clusterctl.state.ledger import AttemptRecord
 
-_FOLDER: Final = "telemetry"
 _MOST_NODES: Final = 16
-_MAX_LINE: Final = 1 << 16
-_MAX_LINES: Final = 200_000
 _MIB: Final = 1 << 20
+# The unit of each chart. A percentage of GPUs is the mean of the node's GPUs.
 _CHARTS: Final = {
     "CPU": "%",
-    "Memory": "GiB",
+    "Memory": "B",
     "GPU": "%",
-    "GPU memory": "GiB",
-    "Network received": "MiB/s",
-    "Network sent": "MiB/s",
+    "GPU memory": "B",
+    "Network received": "B/s",
+    "Network sent": "B/s",
     "Power of GPUs": "W",
 }
 # A straggler takes this much longer than the median of the other ranks, and is the slowest so often that the
@@ -39,7 +35,7 @@ _BY_CHANCE: Final = 1e-4
 def node_charts(folder: Path, nodes: Sequence[str]) -> tuple[list[Chart], list[str]]:
     """Return charts of CPU, memory, network and GPUs, with a line per node, and messages on missing data."""
     shown = nodes[:_MOST_NODES]
-    samples = {node: list(_samples(folder, node)) for node in shown}
+    samples = {node: _samples(folder, node) for node in shown}
     silent_nodes = [node for node in shown if not samples[node]]
     missing = [f"the telemetry of {', '.join(silent_nodes)}"] if silent_nodes else []
     if len(nodes) > len(shown):
@@ -47,30 +43,53 @@ def node_charts(folder: Path, nodes: Sequence[str]) -> tuple[list[Chart], list[s
     first = min((time for rows in samples.values() for time, _ in rows), default=0.0)
     charts = []
     for title, unit in _CHARTS.items():
-        series = []
-        for node, rows in samples.items():
-            points = [((time - first) / 60, values[title]) for time, values in rows if title in values]
-            if points:
-                series.append(Series(node, thinned(points)))
-        if series:
-            charts.append(Chart(title, series, "minutes", unit))
+        lines = []
+        for number, (node, rows) in enumerate(samples.items()):
+            points = [(time - first, values[title]) for time, values in rows if title in values]
+            lines += [Series(node, points, number)] if points else []
+        if lines:
+            charts.append(line_chart(title, lines, "s", unit))
     return charts, missing
 
 
-def _samples(folder: Path, node: str) -> Iterator[tuple[float, Mapping[str, float]]]:
-    """Yield (Unix time, {chart title: value}) for each sample of a node. Skip invalid lines of the file."""
-    # ValueError: the node's name has a null byte.
-    with suppress(OSError, ValueError):
-        fd = open_file(os.fsencode(folder), os.fsencode(f"{_FOLDER}/{node}.jsonl"))
-        with os.fdopen(fd, "rb") as file:
-            for _ in range(_MAX_LINES):
-                if not (raw := file.readline(_MAX_LINE)):
-                    return
-                with suppress(ValueError, RecursionError):
-                    line = json.loads(raw)
-                    is_sample = isinstance(line, dict) and line.get("kind") == "sample"
-                    if is_sample and is_number(time := line.get("time")):
-                        yield float(time), _figures(line)
+def node_use(folder: Path, nodes: Sequence[str]) -> dict[str, str]:
+    """Return the use of the nodes as texts: the mean of CPUs and GPUs, the most memory of a node."""
+    samples = [values for node in nodes[:_MOST_NODES] for _, values in _samples(folder, node)]
+    use = {}
+    for title in ("CPU", "GPU"):
+        if percent := [values[title] for values in samples if title in values]:
+            use[f"{title} (mean)"] = f"{sum(percent) / len(percent):.0f} %"
+    for title in ("Memory", "GPU memory"):
+        if sizes := [values[title] for values in samples if title in values]:
+            use[f"{title} (highest)"] = f"{max(sizes) / _MIB:.0f} MiB"
+    return use
+
+
+def gpu_energy_j(folder: Path, attempts: Sequence[AttemptRecord]) -> float | None:
+    """Return the joules that the GPUs used in all attempts, by their counters. None: no counter is known."""
+    joules = []
+    for node in dict.fromkeys(node for attempt in attempts for node in attempt.nodes):
+        samples = list(samples_of(folder, node))
+        for attempt in attempts:
+            end = math.inf if attempt.end_time is None else attempt.end_time
+            readings: dict[Any, list[float]] = defaultdict(list)
+            for sample in samples:
+                if attempt.start_time <= sample["time"] <= end:
+                    for gpu in _gpus(sample):
+                        if (millijoules := finite(gpu.get("energy_mj"))) is not None:
+                            readings[str(gpu.get("index"))].append(millijoules / 1000)
+            joules += [max(0.0, values[-1] - values[0]) for values in readings.values()]
+    return sum(joules) if joules else None
+
+
+def _samples(folder: Path, node: str) -> list[tuple[float, Mapping[str, float]]]:
+    """Return (Unix time, {chart title: value}) for each sample of a node."""
+    return [(sample["time"], _figures(sample)) for sample in samples_of(folder, node)]
+
+
+def _gpus(sample: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    gpus = sample.get("gpus")
+    return [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
 
 
 def _figures(line: Mapping[str, Any]) -> dict[str, float]:
@@ -78,20 +97,18 @@ def _figures(line: Mapping[str, Any]) -> dict[str, float]:
 
     def add(title: str, value: Any, unit: float = 1.0) -> None:
         if is_number(value):
-            values[title].append(value / unit)
+            values[title].append(value * unit)
 
     add("CPU", line.get("cpu_percent"))
-    add("Memory", line.get("memory_used_mib"), 1024)
+    add("Memory", line.get("memory_used_mib"), _MIB)
     for title, key in (("Network received", "net_rx_bytes_per_s"), ("Network sent", "net_tx_bytes_per_s")):
         links = line.get(key)
         for value in links.values() if isinstance(links, dict) else ():
-            add(title, value, _MIB)
-    gpus = line.get("gpus")
-    for gpu in gpus if isinstance(gpus, list) else ():
-        if isinstance(gpu, dict):
-            add("GPU", gpu.get("util"))
-            add("GPU memory", gpu.get("mem_used_mib"), 1024)
-            add("Power of GPUs", gpu.get("power_w"))
+            add(title, value)
+    for gpu in _gpus(line):
+        add("GPU", gpu.get("util"))
+        add("GPU memory", gpu.get("mem_used_mib"), _MIB)
+        add("Power of GPUs", gpu.get("power_w"))
     means = {"CPU", "GPU"}
     return {title: sum(parts) / (len(parts) if title in means else 1) for title, parts in values.items()}
 
@@ -116,12 +133,13 @@ def compare_ranks(
     other_median = statistics.median(means[rank] for name in ranks if name != worst for rank in ranks[name])
     if worst_mean >= _SLOWER * other_median and windows * _divergence(share, fair) >= -math.log(_BY_CHANCE):
         return (
-            f"{worst} is a straggler: it computed {worst_mean:.5g} ms per step, the other ranks "
-            f"{other_median:.5g} ms; it was slowest in {100 * share:.0f} % of {windows} windows of ten steps"
+            f"{worst} is a straggler: it computed a mean of {worst_mean:.5g} ms per step, the other ranks "
+            f"a median of {other_median:.5g} ms; it was slowest in {100 * share:.0f} % of {windows} windows "
+            "of ten steps"
         )
     too_few = windows * _divergence(1.0, fair) < -math.log(_BY_CHANCE)
     verdict = "too few steps to detect a straggler" if too_few else "no node is a straggler"
-    return f"ranks computed {min(means):.5g} to {max(means):.5g} ms per step; {verdict}"
+    return f"ranks computed means of {min(means):.5g} to {max(means):.5g} ms per step; {verdict}"
 
 
 def _divergence(share: float, fair: float) -> float:

@@ -2,72 +2,193 @@
 "use strict";
 (() => {
   const COLORS = ["#2f7ed8", "#e07b39", "#2a9d6f", "#c0508f", "#8a6fd1", "#b59a1f", "#3aa7b8", "#c94f4f"];
+  const FAINT = "#8a93a3";
+  // Markers of lines that lie on each other, such as a cross on a circle.
+  const MARKERS = ["circle", "crossRot", "cross", "star"];
   const charts = JSON.parse(document.getElementById("charts").textContent);
   const dark = matchMedia("(prefers-color-scheme: dark)");
   let drawn = [];
 
-  const short = (value) => (typeof value === "number" ? Number(value.toPrecision(4)).toLocaleString("en") : value);
-
+  const full = (value) =>
+    typeof value === "number" ? value.toLocaleString("en", { maximumSignificantDigits: 5 }) : value;
+  const colorOf = (number) => (number < 0 ? FAINT : COLORS[number % COLORS.length]);
   const isOneBar = (chart) => chart.kind === "bars" && chart.series.every((one) => one.points.length === 1);
+  const isLine = (chart) => chart.kind === "lines";
+  const values = (chart) =>
+    chart.series.flatMap((one) => [...one.points.map(([, y]) => y), ...one.spread.flat()]).filter((y) => y !== null);
+  const places = (chart) => [...new Set(chart.series.flatMap((one) => one.points.map(([x]) => x)))];
 
-  function dataset(chart, series, index) {
-    const color = COLORS[index % COLORS.length];
+  // Chart.js writes small numbers as 1.000000E-5.
+  function tick(value, index, ticks) {
+    const text = Chart.Ticks.formatters.numeric.call(this, value, index, ticks);
+    return text.includes("E") ? Number(value.toPrecision(4)).toExponential() : text;
+  }
+
+  // A line that hides others is drawn on top of these with gaps, through which they can be seen.
+  function dash(series, number) {
+    const on = 12 / (series.covers + 1);
+    return series.covers ? [on, 12 - on] : number < COLORS.length ? [] : [9, 3];
+  }
+
+  function line(chart, series, index, smooth, card) {
+    const number = Array.isArray(series.color) ? index : (series.color ?? index);
+    const color = colorOf(number);
+    const points = smooth && series.smooth.length ? series.smooth : series.points;
+    const isPoints = chart.kind === "points";
     return {
       label: series.name,
-      data: series.points.map(([x, y]) => (isOneBar(chart) ? { x: y, y: x } : { x, y })),
+      run: series.run || series.name,
+      data: points.map(([x, y]) => (isOneBar(chart) ? { x: y, y: x } : { x, y })),
       borderColor: color,
-      backgroundColor: chart.kind === "lines" ? color : color + "b0",
-      borderWidth: chart.kind === "bars" ? 0 : 1.6,
-      borderDash: index < COLORS.length ? [] : [6, 3],
-      pointRadius: chart.kind === "points" ? 4 : series.points.length < 3 ? 3 : 0,
+      backgroundColor: isLine(chart) ? color : color + "b0",
+      pointBackgroundColor: Array.isArray(series.color) ? series.color.map(colorOf) : color,
+      pointBorderColor: Array.isArray(series.color) ? series.color.map(colorOf) : series.covers ? color : card,
+      pointStyle: MARKERS[Math.min(series.covers, MARKERS.length - 1)],
+      pointBorderWidth: series.covers ? 2 : 1,
+      borderWidth: chart.kind === "bars" ? 0 : series.marks ? 1 : 1.8,
+      borderDash: dash(series, number),
+      pointRadius: isPoints || series.marks ? 4.5 : points.length < 3 ? 3 : 0,
       pointHitRadius: 8,
+      // Chart.js draws a lower order on top.
+      order: -series.covers - (series.marks ? charts.length + 1000 : 0),
       fill: chart.kind === "areas" ? (index ? "-1" : "origin") : false,
-      showLine: chart.kind !== "points",
+      showLine: !isPoints,
     };
   }
 
-  function options(chart, style) {
+  // The edges of a band, or the measured points behind a smoothed line. They have no entry in the legend.
+  function behind(main, points, more) {
+    const own = { ...main, ...more, data: points.map(([x, y]) => ({ x, y })) };
+    return { ...own, isBehind: true, borderDash: [], pointRadius: 0, pointHitRadius: 0, order: 2000 };
+  }
+
+  function datasets(chart, smooth, card) {
+    return chart.series.flatMap((series, index) => {
+      const main = line(chart, series, index, smooth, card);
+      const faint = main.borderColor + "38";
+      const edge = (side) => series.points.map(([x], at) => [x, series.spread[at][side]]);
+      if (series.spread.length)
+        return [
+          main,
+          behind(main, edge(0), { borderWidth: 0 }),
+          behind(main, edge(1), { borderWidth: 0, fill: "-1", backgroundColor: faint }),
+        ];
+      return smooth && series.smooth.length
+        ? [main, behind(main, series.points, { borderColor: main.borderColor + "50", borderWidth: 1 })]
+        : [main];
+    });
+  }
+
+  // An entry for each run, which may have a line of training and markers of evaluations.
+  function entries(chart, color) {
+    const all = chart.data.datasets;
+    return all.flatMap((one, at) => all.findIndex((other) => other.run === one.run) < at ? [] : [{
+      text: one.run,
+      fontColor: color,
+      fillStyle: one.backgroundColor,
+      strokeStyle: one.borderColor,
+      lineWidth: 2,
+      lineDash: one.borderDash,
+      pointStyle: chart.config.type === "bar" || one.fill ? "rect" : one.order < -1000 ? one.pointStyle : "line",
+      hidden: !chart.isDatasetVisible(at),
+      datasetIndex: at,
+    }]);
+  }
+
+  function toggleRun(event, item, legend) {
+    const chart = legend.chart;
+    const isShown = chart.isDatasetVisible(item.datasetIndex);
+    chart.data.datasets.forEach((one, at) => one.run === item.text && chart.setDatasetVisibility(at, !isShown));
+    chart.update();
+  }
+
+  // Ticks at the values of a parameter. Chart.js has ticks of its own for all other axes.
+  function parameterTicks(chart) {
+    const own = places(chart);
+    return {
+      type: "logarithmic",
+      min: Math.min(...own) / 1.3,
+      max: Math.max(...own) * 1.3,
+      afterBuildTicks: (axis) => {
+        axis.ticks = own.map((value) => ({ value }));
+      },
+    };
+  }
+
+  function options(chart, style, log) {
     const text = style.getPropertyValue("--faint").trim();
     const grid = style.getPropertyValue("--line").trim();
     const stacked = chart.kind === "areas" || chart.kind === "bars";
-    const labelled = chart.kind === "bars" || chart.series.some((one) => one.points.some(([x]) => typeof x === "string"));
-    const axis = (title, more) => ({
+    const labelled = chart.kind === "bars" || places(chart).some((x) => typeof x === "string");
+    const axis = (title, own, ticks) => ({
       title: { display: Boolean(title), text: title, color: text },
-      ticks: { color: text, maxRotation: 30, maxTicksLimit: 8, ...more.ticks },
+      ticks: { color: text, maxRotation: 30, maxTicksLimit: 8, ...ticks },
       grid: { color: grid },
-      ...more.own,
+      ...own,
     });
-    const value = axis(chart.y, { own: { stacked, beginAtZero: stacked }, ticks: { callback: short } });
-    const place = axis(chart.x, labelled
-      ? { own: { type: "category", stacked }, ticks: { maxTicksLimit: 16 } }
-      : { own: { type: "linear", stacked: false }, ticks: { callback: short } });
+    const fromZero = stacked || chart.y === "%" || chart.y.endsWith("/s");
+    const value = axis(chart.y, log ? { type: "logarithmic" } : { stacked, beginAtZero: fromZero }, log ? {} : { callback: tick });
+    const isTime = ["s", "minutes", "hours"].includes(chart.x);
+    const whole = !isTime && places(chart).every(Number.isInteger) ? { precision: 0 } : {};
+    const place = labelled
+      ? axis(chart.x, { type: "category", stacked }, { maxTicksLimit: 16 })
+      : chart.x_log
+        ? axis(chart.x, parameterTicks(chart), { callback: (tick) => String(tick), autoSkipPadding: 8 })
+        : axis(chart.x, { type: "linear", stacked: false, beginAtZero: isTime }, { callback: tick, ...whole });
     const lies = isOneBar(chart);
     return {
+      locale: "en",
       indexAxis: lies ? "y" : "x",
       animation: false,
       maintainAspectRatio: false,
       normalized: true,
       interaction: { mode: chart.kind === "points" ? "nearest" : "index", intersect: false },
       plugins: {
-        legend: { display: chart.series.length > 1, labels: { color: text, boxWidth: 10, boxHeight: 10 } },
+        legend: {
+          display: chart.series.length > 1,
+          labels: { usePointStyle: true, boxHeight: 6, padding: 8, generateLabels: (drawing) => entries(drawing, text) },
+          onClick: toggleRun,
+        },
         tooltip: {
-          callbacks: { label: (item) => `${item.dataset.label}: ${short(lies ? item.parsed.x : item.parsed.y)}` },
+          filter: (item) => !item.dataset.isBehind,
+          callbacks: { label: (item) => `${item.dataset.label}: ${full(lies ? item.parsed.x : item.parsed.y)}` },
         },
       },
       scales: lies ? { x: value, y: place } : { x: place, y: value },
     };
   }
 
+  const figures = [...document.querySelectorAll("canvas")].map((canvas, at) => {
+    const chart = charts[at];
+    const state = { smooth: false, log: false };
+    const buttons = canvas.closest("figure").querySelector(".toggles");
+    const offer = (name, isPossible) => {
+      if (!isPossible) return;
+      const button = document.createElement("button");
+      button.textContent = name;
+      button.setAttribute("aria-pressed", "false");
+      button.addEventListener("click", () => {
+        state[name] = !state[name];
+        button.setAttribute("aria-pressed", String(state[name]));
+        draw();
+      });
+      buttons.append(button);
+    };
+    offer("smooth", chart.series.some((one) => one.smooth.length));
+    const ys = values(chart);
+    const isWide = Math.min(...ys) > 0 && Math.max(...ys) >= 10 * Math.min(...ys);
+    offer("log", isWide && (isLine(chart) || chart.kind === "points"));
+    canvas.parentElement.classList.toggle("low", isOneBar(chart));
+    return { canvas, chart, state };
+  });
+
   function draw() {
     drawn.forEach((one) => one.destroy());
     const style = getComputedStyle(document.documentElement);
-    document.querySelectorAll("canvas").forEach((canvas, at) => {
-      canvas.parentElement.classList.toggle("low", isOneBar(charts[at]));
-    });
-    drawn = [...document.querySelectorAll("canvas")].map((canvas, at) => new Chart(canvas, {
-      type: charts[at].kind === "bars" ? "bar" : "line",
-      data: { datasets: charts[at].series.map((series, index) => dataset(charts[at], series, index)) },
-      options: options(charts[at], style),
+    drawn = figures.map(({ canvas, chart, state }) => new Chart(canvas, {
+      type: chart.kind === "bars" ? "bar" : "line",
+      data: { datasets: datasets(chart, state.smooth, style.getPropertyValue("--card").trim()) },
+      options: options(chart, style, state.log),
     }));
     document.documentElement.dataset.drawn = String(drawn.length);
   }

@@ -72,11 +72,11 @@ def test_a_run(tmp_path: Path) -> None:
     assert report.missing == []
     text = "\n".join(report.verdict)
     measured = ("COMPLETED after 1m on 2 nodes, about 1.50 USD", "2.2432 to 0.84612, in 40")
-    for words in (*measured, "640 samples per second", "110 ms per step: 73 %", "80 to 80 ms"):
+    for words in (*measured, "640 samples per second", "step: 110 ms, of which 73 %", "80 to 80 ms"):
         assert words in text
     drawn = charts(report)
     assert {"loss", "eval_loss"} == drawn["loss"].keys()
-    assert drawn["Computing per step"]["compute"] == [("0 demo-train-1", 80.0), ("1 demo-train-2", 80.0)]
+    assert drawn["Computing per step"]["mean"] == [("0 demo-train-1", 80.0), ("1 demo-train-2", 80.0)]
     assert {*NODES} == drawn["GPU"].keys() == drawn["Power of GPUs"].keys() == drawn["CPU"].keys()
     spans = [(name.split(",")[0], points[0][1]) for name, points in drawn[TIMES].items()]
     expected = {"queue": 1, "start-up": 3, "run": 4.5, "exit": 52.5}
@@ -250,7 +250,7 @@ def test_runs_in_comparison(tmp_path: Path) -> None:
     assert report.verdict[0].endswith("differ in lr")
     (differs,) = (one for one in report.sections if one.title == "Differs: configuration")
     assert differs.tables[0].rows == [("lr", "0.1", "0.2")]
-    assert charts(report)["loss"].keys() == {
+    assert charts(report)["loss (markers: eval_loss)"].keys() == {
         f"{row.shown} {name}" for row in (first, second) for name in ("loss", "eval_loss")
     }
 

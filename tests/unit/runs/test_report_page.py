@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from clusterctl.runs.find import Row
 from clusterctl.runs.page import Report, write_report
 from clusterctl.runs.report import report_of
 from tests.support.sweeps import in_sweep
+from tests.unit.runs.made import made_run
 from tests.unit.runs.test_report import HOSTILE, charts, hostile, swept, trained
 
 pytestmark = pytest.mark.platform("real", "browser")
@@ -25,6 +26,20 @@ DRAWN = """() => [...document.querySelectorAll("canvas")].map((canvas) => {
     const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
     return pixels.filter((value, at) => at % 4 === 3 && value > 0).length;
 })"""
+# The labels of the ticks of each axis of each chart.
+TICKS = """() => [...document.querySelectorAll("canvas")].flatMap((canvas) => {
+    const axes = Object.values(Chart.getChart(canvas).scales);
+    return axes.map(({ ticks }) => ticks.map((tick) => String(tick.label)));
+})"""
+# Tables that are wider than their place, and labels that are wider than their canvas.
+CUT = """() => [...document.querySelectorAll(".table:has(.wide), .head, figcaption")]
+    .filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.innerText)"""
+# The data of the first chart's datasets, and the type of its value axis.
+FIRST = """() => {
+    const chart = Chart.getChart(document.querySelector("canvas"));
+    const sets = chart.data.datasets.map((one) => [one.label, one.data.length, Boolean(one.isBehind)]);
+    return [sets, chart.scales.y.type, chart.legend.legendItems.map((one) => one.text)];
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +50,23 @@ def browser() -> Iterator[Browser]:
             yield browser
 
 
+def small(out: Path) -> Row:
+    """A run with values whose labels are the same if they are rounded."""
+    steps = range(1, 60)
+    values = [
+        {"step": n, "loss": 1e-4 + n * 1e-6, "norm": n * 1e-9, "big": 1e9 + n, "one": n % 2} for n in steps
+    ]
+    return Row(made_run(out, 9, metrics=values))
+
+
+def open_page(browser: Browser, report: Report, path: Path, **view: Any) -> Page:
+    write_report(report, path)
+    page = browser.new_page(**view)
+    page.goto(path.as_uri())
+    page.wait_for_selector("html[data-drawn]")
+    return page
+
+
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
     folder = tmp_path_factory.mktemp("runs")
@@ -43,6 +75,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
         "one": report_of(runs[:1]),
         "two": report_of(runs),
         "sweep": report_of([swept(folder, 30)]),
+        "small": report_of([small(folder)]),
         "hostile": report_of([Row(hostile(tmp_path_factory.mktemp("hostile")))]),
         "empty": Report(HOSTILE, [HOSTILE]),
     }
@@ -52,7 +85,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
     ("which", "view"),
     [
         *(("one", view) for view in (PHONE, SCREEN)),
-        *(("two", SCREEN), ("sweep", PHONE), ("hostile", PHONE), ("empty", SCREEN)),
+        *(("small", PHONE), ("two", SCREEN), ("sweep", PHONE), ("hostile", PHONE), ("empty", SCREEN)),
         *in_sweep(("two", PHONE), ("sweep", SCREEN), ("hostile", SCREEN), ("empty", PHONE)),
         *in_sweep(("one", (380, "dark")), ("one", (1400, "light"))),
     ],
@@ -75,6 +108,10 @@ def test_all_is_drawn_and_nothing_is_asked_for(
     assert len(drawn) == sum(len(one.charts) for one in reports[which].sections)
     assert all(pixels > 500 for pixels in drawn), drawn
     assert page.evaluate("document.documentElement.scrollWidth") == width  # nothing is cut off
+    assert page.evaluate(CUT) == []
+    for labels in page.evaluate(TICKS):
+        shown_labels = [label for label in labels if label]
+        assert len(shown_labels) == len({*shown_labels}), labels
     is_dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 31)"
     assert is_dark is (scheme == "dark")
     assert page.title() == reports[which].as_dict()["title"]
@@ -86,15 +123,42 @@ def test_all_is_drawn_and_nothing_is_asked_for(
 def test_a_change_of_the_scheme_draws_anew_and_paper_has_all(
     browser: Browser, reports: dict[str, Report], tmp_path: Path
 ) -> None:
-    path = tmp_path / "report.html"
-    write_report(reports["one"], path)
-    page = browser.new_page(color_scheme="light")
-    page.goto(path.as_uri())
-    page.wait_for_selector("html[data-drawn]")
+    page = open_page(browser, reports["one"], tmp_path / "report.html", color_scheme="light")
     before = page.evaluate("document.querySelector('canvas').toDataURL()")
     page.emulate_media(color_scheme="dark")
     page.wait_for_function("(old) => document.querySelector('canvas').toDataURL() !== old", arg=before)
     page.emulate_media(media="print", color_scheme="light")
     assert len(page.pdf(format="A4")) > 20_000
     assert page.locator("figcaption").all_inner_texts() == list(charts(reports["one"]))
+    page.close()
+
+
+def test_a_chart_is_smoothed_and_logarithmic_on_request(
+    browser: Browser, reports: dict[str, Report], tmp_path: Path
+) -> None:
+    page = open_page(browser, reports["one"], tmp_path / "report.html")
+    sets, scale, _ = page.evaluate(FIRST)
+    assert (sets, scale) == ([["loss", 40, False], ["eval_loss", 1, False]], "linear")
+    buttons = page.locator("figure").first.get_by_role("button")
+    assert buttons.all_inner_texts() == ["smooth"]
+    buttons.nth(0).click()
+    sets, _, _ = page.evaluate(FIRST)
+    assert sets == [["loss", 40, False], ["loss", 40, True], ["eval_loss", 1, False]]
+    page.close()
+    page = open_page(browser, reports["sweep"], tmp_path / "sweep.html")
+    page.locator("figure").first.get_by_role("button", name="log").click()
+    assert page.evaluate(FIRST)[1] == "logarithmic"
+    page.close()
+
+
+def test_evaluations_are_drawn_last_a_run_has_one_legend_entry(
+    browser: Browser, reports: dict[str, Report], tmp_path: Path
+) -> None:
+    page = open_page(browser, reports["two"], tmp_path / "report.html")
+    runs = ["demo-1-train", "demo-2-train"]
+    assert page.evaluate(FIRST)[2] == runs
+    # Chart.js draws the first of these last.
+    chart = "Chart.getChart(document.querySelector('canvas'))"
+    order = page.evaluate(f"{chart}.getSortedVisibleDatasetMetas().map((one) => one.label)")
+    assert order == [f"{run} {name}" for name in ("eval_loss", "loss") for run in reversed(runs)]
     page.close()

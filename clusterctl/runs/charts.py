@@ -1,0 +1,315 @@
+"""Charts of the metrics that a program wrote: over steps, by a sweep's parameters, and the time of a step."""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean, stdev
+from typing import Any, Final
+
+from clusterctl.runs.compare import mapping
+from clusterctl.runs.find import Row
+from clusterctl.runs.page import Chart, Kind, Section, Series, Table, thinned
+from clusterctl.runs.series import Record, finite, is_number, records
+
+MOST_LINES: Final = 16  # per chart
+# The clocks of hosts differ a little, and Slurm reports whole seconds.
+CLOCK_S: Final = 2.0
+_MOST_CHARTS: Final = 16
+_MOST_POINTS: Final = 50_000  # per metric
+# Metrics of training and of evaluation that are shown in the same chart.
+_SPLIT: Final = re.compile(r"^(?:(train(?:ing)?)|val(?:id(?:ation)?)?|eval(?:uation)?|test|dev)[/_.]")
+# Metrics of the bundled `train` that the report shows in sentences or in charts of their own.
+_OWN_CHARTS: Final = frozenset(
+    "seconds data_ms comm_total_ms comm_exposed_ms skipped eval_windows stall_s write_s bytes".split()
+)
+# The parts of a step's time.
+PARTS: Final = ("compute", "exposed communication", "data")
+_SEED: Final = re.compile(r"(?:.*[._-])?(?:seed|random_state)", re.IGNORECASE)
+# Units of metrics, by the ends of their names.
+_UNITS: Final = re.compile(
+    r"(?:^|_)(?:(?P<s>s|sec|seconds)|(?P<ms>ms)|(?P<B>bytes)|(?P<MiB>mib)|(?P<GiB>gib))$"
+)
+_LARGER_UNITS: Final[Mapping[str, Sequence[tuple[str, float]]]] = {
+    "B": (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)),
+    "B/s": (("GiB/s", 1 << 30), ("MiB/s", 1 << 20), ("KiB/s", 1 << 10)),
+    "s": (("hours", 3600), ("minutes", 60)),
+}
+# A larger unit is used from this many of it.
+_ENOUGH: Final = 2
+# Lines closer than this share of the chart's height hide each other.
+_LINE: Final = 0.01
+# Points of a line from which a smoothed line can be shown, and the number of points of the smoothed line.
+_SMOOTH_FROM: Final = 40
+_SMOOTH: Final = 50
+# The factor between the values of a parameter from which its axis is logarithmic.
+_WIDE: Final = 10
+
+
+@dataclass
+class ProgramMetrics:
+    """The metrics that the program of a run or task wrote over time, with times in milliseconds.
+
+    steps: (step, (compute, communication, data)). stalls: step -> time for a checkpoint. hosts: rank -> host.
+    """
+
+    series: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
+    steps: list[tuple[float, Sequence[float]]] = field(default_factory=list)
+    stalls: dict[int, float] = field(default_factory=dict)
+    hosts: dict[int, str] = field(default_factory=dict)
+    compute: list[tuple[Sequence[float], Sequence[float], int]] = field(default_factory=list)
+    began: float | None = None
+    ended: float | None = None
+    pipelined: bool = False
+    is_ours: bool = False
+
+    @classmethod
+    def of(cls, row: Row) -> ProgramMetrics:
+        metrics = cls()
+        for number, record in enumerate(records(row.folder)):
+            metrics._add(number, record)
+        start, end = row.record.start_time or 0, row.record.end_time or math.inf
+        for moment in (metrics.began, metrics.ended):
+            if moment is not None and not start - CLOCK_S <= moment <= end + CLOCK_S:
+                # The program used another clock, such as the seconds since its start.
+                metrics.began = metrics.ended = None
+        return metrics
+
+    @property
+    def mean_step_ms(self) -> float | None:
+        """The mean time of a step, without checkpoints and evaluations; None if the program is another's."""
+        total = sum(sum(parts) for _, parts in self.steps)
+        return total / len(self.steps) if self.steps and total < math.inf else None
+
+    def _add(self, number: int, record: Record) -> None:
+        line, x = record.line, float(number if record.step is None else record.step)
+        for name, value in record.values.items():
+            _append(self.series[name], (x, value))
+        if record.time is not None:
+            self.began = min(self.began or record.time, record.time)
+            self.ended = max(self.ended or record.time, record.time)
+        match record.kind:
+            case "run":
+                self.is_ours = True
+                listed = line.get("ranks")
+                ranks = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
+                self.hosts = {number: str(row.get("host", "")) for number, row in enumerate(ranks)}
+                self.pipelined = mapping(line, "config").get("pp", 1) != 1
+            case "iteration":
+                numbers = finite_values(line.get(key) for key in ("seconds", "comm_exposed_ms", "data_ms"))
+                if len(numbers) == len(PARTS):
+                    seconds, exposed, data = numbers
+                    _append(self.steps, (x, (max(0.0, 1e3 * seconds - exposed - data), exposed, data)))
+            case "checkpoint":
+                self.stalls |= {int(x): 1e3 * seconds for seconds in finite_values([line.get("stall_s")])}
+            case "evaluation":
+                means, slowest, windows = (line.get(key) for key in ("compute_ms", "slowest", "windows"))
+                if isinstance(means, list) and isinstance(slowest, list) and isinstance(windows, int):
+                    complete = (
+                        len(means) == len(finite_values(means)) == len(finite_values(slowest)) == len(slowest)
+                    )
+                    if complete and 0 < windows < _MOST_POINTS:
+                        self.compute.append((means, slowest, windows))
+
+
+def unit_of(name: str) -> str:
+    """Return the unit of a metric, as its name tells: s, ms, B, MiB, samples/s. Otherwise ""."""
+    if name.endswith("_per_s"):
+        return f"{_SPLIT.sub('', name).removesuffix('_per_s').rpartition('/')[2]}/s"
+    match = _UNITS.search(name)
+    return str(match.lastgroup) if match else ""
+
+
+def line_chart(title: str, lines: Sequence[Series], x: str = "step", unit: str = "") -> Chart:
+    """Return a chart of lines, with units that fit their values. Of a repeated x the last value is drawn.
+
+    x: title of the axis. With the unit ``s`` it is an axis of time. unit: of the values, such as B or s.
+    """
+    x_unit, x_size = _fitting_unit(x, (place for line in lines for place, _ in line.points))
+    y_unit, y_size = _fitting_unit(unit, (value for line in lines for _, value in line.points))
+    drawn: list[Series] = []
+    for line in lines:
+        values = {x: math.nan if value is None else value / y_size for x, value in line.points}
+        points = [(place / x_size, values[place]) for place in sorted(values)]
+        smooth = () if line.marks or len(points) < _SMOOTH_FROM else _means(points)
+        drawn.append(replace(line, points=thinned(points), smooth=smooth))
+    heights = [y for line in drawn for _, y in line.points if y is not None]
+    near = _LINE * (max(heights, default=0.0) - min(heights, default=0.0))
+    covers = [sum(_covers(line, other, near) for other in drawn[:at]) for at, line in enumerate(drawn)]
+    series = [replace(line, covers=count) for line, count in zip(drawn, covers, strict=True)]
+    return Chart(title, series, x_unit, y_unit)
+
+
+def _fitting_unit(unit: str, values: Iterable[float | None]) -> tuple[str, float]:
+    """Return the largest unit that the largest value has at least _ENOUGH of, and its size in ``unit``."""
+    largest = max(map(abs, finite_values(values)), default=0.0)
+    larger = _LARGER_UNITS.get(unit, ())
+    return next(((name, size) for name, size in larger if largest >= _ENOUGH * size), (unit, 1))
+
+
+def _means(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    size = math.ceil(len(points) / _SMOOTH)
+    chunks = (points[at : at + size] for at in range(0, len(points), size))
+    finite_chunks = ([point for point in chunk if math.isfinite(point[1])] for chunk in chunks)
+    return [(fmean(x for x, _ in chunk), fmean(y for _, y in chunk)) for chunk in finite_chunks if chunk]
+
+
+def _covers(line: Series, other: Series, near: float) -> bool:
+    """Return whether at least half of a line lies on another line, which then can't be seen."""
+    gaps = [gap for point in line.points if (gap := _gap(point, other.points)) is not None]
+    return line.marks == other.marks and 2 * sum(gap <= near for gap in gaps) >= max(1, len(gaps))
+
+
+def _gap(point: tuple[Any, float | None], line: Sequence[tuple[Any, float | None]]) -> float | None:
+    """Return the distance of a point from a line at the same x; None if the line has no value there."""
+    (x, y), at = point, bisect_left(line, point[0], key=lambda each: each[0])
+    around = line[at : at + 1] if at < len(line) and line[at][0] == x else line[max(0, at - 1) : at + 1]
+    (x0, y0), (x1, y1) = (around[0], around[-1]) if around else ((math.inf, None), (math.inf, None))
+    if y is None or y0 is None or y1 is None or not x0 <= x <= x1:
+        return None
+    return abs(y - (y0 + (y1 - y0) * ((x - x0) / (x1 - x0) if x1 > x0 else 0)))
+
+
+def metrics_section(
+    runs: Mapping[str, ProgramMetrics], missing: list[str], only: Sequence[str] = ()
+) -> Section:
+    """Return charts of the metrics ``only`` (empty: all), with a line per run. ``missing``: gets messages.
+
+    A run has the same color in all charts. The metrics of a single run have a color each. Metrics that never
+    changed are listed instead, and metrics with the same values share a chart.
+    """
+    groups: dict[str, list[str]] = defaultdict(list)
+    unchanged: list[str] = []
+    shown: dict[str, str] = {}
+    is_bundled = any(metrics.is_ours for metrics in runs.values())
+    for name in dict.fromkeys(name for metrics in runs.values() for name in metrics.series):
+        if (name in _OWN_CHARTS and is_bundled) or (only and name not in only):
+            continue
+        curves = [metrics.series.get(name, []) for metrics in runs.values()]
+        values = {value for curve in curves for _, value in curve}
+        if len(values) == 1 and any(len(curve) > 1 for curve in curves):
+            unchanged.append(f"{name} {_with_unit(values.pop(), unit_of(name))}")
+        elif (first := shown.setdefault(repr(curves), name)) == name:
+            groups[_SPLIT.sub("", name)].append(name)
+        else:
+            unchanged.append(f"{name} is the same as {first}")
+    if len(groups) > _MOST_CHARTS:
+        missing.append(f"charts of {len(groups) - _MOST_CHARTS} more metrics")
+    charts = [
+        _metric_chart(group, groups[group], runs) for group in sorted(groups, key=_order)[:_MOST_CHARTS]
+    ]
+    lines = [f"without a chart: {', '.join(unchanged)}"] if unchanged else []
+    return Section("Metrics", lines, charts)
+
+
+def _order(group: str) -> tuple[int, str]:
+    """Return a sort key: losses and accuracies come first."""
+    words = ("loss", "acc", "perplexity", "bits", "samples_per_s", "tokens_per_s")
+    return next((rank for rank, word in enumerate(words) if word in group), len(words)), group
+
+
+def _metric_chart(group: str, names: Sequence[str], runs: Mapping[str, ProgramMetrics]) -> Chart:
+    """Return a chart of a metric's values in training and in evaluations, which are markers."""
+    lines = []
+    for number, (title, metrics) in enumerate(runs.items()):
+        for at, name in enumerate(names):
+            if points := metrics.series.get(name):
+                words = [title, name] if len(names) > 1 else [title or name]
+                color, marks = number if len(runs) > 1 else at, _is_evaluation(name)
+                full_name = " ".join(filter(None, words))
+                lines.append(Series(full_name, points, color, marks, run=title))
+    chart = line_chart(group if len(names) > 1 else names[0], lines, unit=unit_of(names[0]))
+    marked = [name for name in names if _is_evaluation(name)]
+    if len(runs) == 1 or not marked or len(marked) == len(names):
+        return chart
+    return replace(chart, title=f"{group} (markers: {', '.join(marked)})")
+
+
+def _with_unit(value: float, unit: str) -> str:
+    name, size = _fitting_unit(unit, [value])
+    return f"{value / size:.5g} {name}".strip()
+
+
+def _is_evaluation(name: str) -> bool:
+    match = _SPLIT.match(name)
+    return match is not None and match[1] is None
+
+
+def step_charts(metrics: ProgramMetrics) -> Iterator[Chart]:
+    if metrics.steps:
+        size = math.ceil(len(metrics.steps) / 100)
+        chunks = [metrics.steps[at : at + size] for at in range(0, len(metrics.steps), size)]
+        areas = [
+            Series(name, [(part[-1][0], sum(times[at] for _, times in part) / len(part)) for part in chunks])
+            for at, name in enumerate(PARTS)
+        ]
+        unit = "ms" if size == 1 else f"ms, mean of {size} steps"
+        yield Chart("Time of a step", areas, y=unit, kind=Kind.AREAS)
+    if metrics.stalls:
+        stalls = [(str(step), stall) for step, stall in sorted(metrics.stalls.items())[-100:]]
+        yield Chart("Checkpoints", [Series("wait of rank 0", stalls)], y="ms", kind=Kind.BARS)
+
+
+def parameter_chart(key: str, metric: str, tasks: Sequence[Row]) -> Chart:
+    """Return a chart of a metric by a parameter. tasks: in the order of their colors in other charts."""
+    numbered = ((task.value(key), task.value(metric), number) for number, task in enumerate(tasks))
+    plotted = [(x, y, number) for x, y, number in numbered if x is not None and isinstance(y, float)]
+    xs = [x for x, _, _ in plotted]
+    is_numeric = all(map(is_number, xs))
+    points: list[Any] = sorted(plotted if is_numeric else ((str(x), y, number) for x, y, number in plotted))
+    # The charts of metrics show only the first tasks.
+    colors = [number if number < MOST_LINES else -1 for _, _, number in points]
+    series = Series(metric, [(x, y) for x, y, _ in points], colors)
+    positive: list[Any] = xs if is_numeric and xs and min(xs) > 0 else [1]  # type: ignore[operator]
+    is_wide = max(positive) >= _WIDE * min(positive) and not _SEED.fullmatch(key)
+    return Chart(f"{metric} by {key}", [series], key, metric, Kind.POINTS, x_log=is_wide)
+
+
+def seeds_section(
+    rows: Mapping[str, Row], keys: Sequence[str], metric: str, runs: Mapping[str, ProgramMetrics]
+) -> Section:
+    """Return means and spreads of runs that differ only in their seed. Empty if there are no such runs.
+
+    rows: title of a run -> run. keys: the options in which the runs differ. runs: title -> its metrics.
+    """
+    others = [key for key in keys if not _SEED.fullmatch(key)]
+    groups: dict[tuple[Any, ...], list[str]] = defaultdict(list)
+    for title, row in rows.items():
+        if isinstance(row.value(metric), float):
+            groups[tuple(row.value(key) for key in others)].append(title)
+    if len(others) == len(keys) or all(len(titles) == 1 for titles in groups.values()):
+        return Section("Seeds")
+    cells, lines = [], []
+    for number, (values, titles) in enumerate(groups.items()):
+        results = [float(str(rows[title].value(metric))) for title in titles]
+        spread = stdev(results) if len(results) > 1 else None
+        figures = (fmean(results), spread, min(results), max(results))
+        shown = ["-" if figure is None else f"{figure:.5g}" for figure in figures]
+        cells.append([*map(str, values), str(len(titles)), *shown])
+        name = ", ".join(f"{key}={value}" for key, value in zip(others, values, strict=True))
+        curves = [dict(runs[title].series.get(metric, ())) for title in titles if title in runs]
+        if steps := sorted(set(curves[0]).intersection(*curves[1:])) if len(curves) > 1 else []:
+            means = [(step, fmean(curve[step] for curve in curves)) for step in steps]
+            drawn = thinned(means)
+            at = {step: [curve[step] for curve in curves] for step, _ in drawn}
+            band = [(min(at[step]), max(at[step])) for step, _ in drawn]
+            lines.append(Series(name or f"{len(curves)} seeds", drawn, number, spread=band))
+    head = (*others, "seeds", f"{metric}: mean", "standard deviation", "lowest", "highest")
+    title = f"{metric}: mean of the seeds, and their lowest and highest values"
+    charts = [Chart(title, lines, y=unit_of(metric))] if lines else []
+    return Section("Seeds", charts=charts, tables=[Table(head, cells)])
+
+
+def finite_values(values: Iterable[Any]) -> list[float]:
+    return [number for number in map(finite, values) if number is not None]
+
+
+def _append(values: list[Any], value: Any) -> None:
+    """Append a value. If the list becomes very long, drop every second value."""
+    values.append(value)
+    if len(values) > _MOST_POINTS:
+        del values[1::2]

@@ -1,0 +1,264 @@
+"""Charts of reports: which line has which color, unit and axis, and what is drawn on top of what."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.runs.charts import line_chart, unit_of
+from clusterctl.runs.find import Row
+from clusterctl.runs.page import Chart, Report, Section, Series
+from clusterctl.runs.report import report_of
+from tests.unit.runs.made import TIME, made_run
+from tests.unit.runs.test_report import NODES, TIMES, lines, trained
+
+
+def charts_of(report: Report) -> dict[str, Chart]:
+    return {chart.title: chart for section in report.sections for chart in section.charts}
+
+
+def colors(chart: Chart) -> list[Any]:
+    return [series.color for series in chart.series]
+
+
+def section_of(report: Report, title: str) -> Section:
+    return next(section for section in report.sections if section.title == title)
+
+
+def wrote(out: Path, job_id: int, records: Sequence[Mapping[str, Any]], **fields: Any) -> Row:
+    return Row(made_run(out, job_id, metrics=records, **fields))
+
+
+def sweep(out: Path, values: Sequence[Mapping[str, Any]], results: Sequence[float]) -> Row:
+    """A sweep with a task for each of ``values``, whose loss falls to the task's result within ten steps."""
+    tasks = [
+        {"id": f"7_{number}", "state": "COMPLETED", "nodes": NODES[:1], "config": config,
+         "metrics": {"loss": {"last": result, "min": result, "max": 1.0, "count": 10}}}
+        for number, (config, result) in enumerate(zip(values, results, strict=True))
+    ]  # fmt: skip
+    run = made_run(out, 7, tasks=tasks, sweep={"keys": [*values[0]], "metric": "loss", "goal": "min"})
+    for task, result in zip(run.tasks, results, strict=True):
+        (run.directory / task.folder).mkdir()
+        losses = ({"step": step, "loss": result * 10 / step} for step in range(1, 11))
+        (run.directory / task.folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, losses)))
+    return Row(run)
+
+
+def test_evaluations_are_markers_beside_the_training_line(tmp_path: Path) -> None:
+    drawn = charts_of(report_of([trained(tmp_path)]))
+    assert [(one.name, one.marks, one.color) for one in drawn["loss"].series] == [
+        ("loss", False, 0),
+        ("eval_loss", True, 1),
+    ]
+    assert [one.marks for one in drawn["eval_accuracy"].series] == [True]
+
+
+def test_a_run_has_one_color_in_all_charts(tmp_path: Path) -> None:
+    """Also in the chart of a metric that only the second run has."""
+    rows = [
+        wrote(tmp_path, 1, [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}]),
+        wrote(tmp_path, 2, [{"step": 1, "loss": 3.0, "val_loss": 4.0}, {"step": 2, "acc": 0.5}]),
+    ]
+    report = report_of(rows)
+    drawn = charts_of(report)
+    assert colors(drawn["loss (markers: val_loss)"]) == [0, 1, 1]
+    assert {one.run for one in drawn["loss (markers: val_loss)"].series} == {row.shown for row in rows}
+    assert colors(drawn["acc"]) == [1]
+    nodes = charts_of(report_of([trained(tmp_path / "nodes")]))
+    assert [colors(nodes[title]) for title in ("CPU", "GPU")] == [[0, 1]] * 2
+
+
+def test_a_learning_rate_has_a_log_axis_and_the_colors_of_tasks(tmp_path: Path) -> None:
+    rates = [0.1, 0.001, 0.01]
+    drawn = charts_of(report_of([sweep(tmp_path, [{"lr": lr} for lr in rates], [0.3, 0.1, 0.2])]))
+    assert drawn["loss by lr"].x_log
+    assert drawn["loss by lr"].series[0].points == [(0.001, 0.1), (0.01, 0.2), (0.1, 0.3)]
+    # The best task is the first, here and in the chart of the losses.
+    assert drawn["loss by lr"].series[0].color == [0, 1, 2]
+    assert [(one.name, one.color) for one in drawn["loss"].series] == [
+        ("task 1", 0),
+        ("task 2", 1),
+        ("task 0", 2),
+    ]
+
+
+@pytest.mark.parametrize("key", ["seed", "depth", "name", "offset"])
+def test_other_parameters_have_a_linear_axis(tmp_path: Path, key: str) -> None:
+    values: dict[str, list[Any]] = {"seed": [1, 20], "depth": [2, 19], "name": ["a", "b"], "offset": [0, 9]}
+    drawn = charts_of(report_of([sweep(tmp_path, [{key: value} for value in values[key]], [0.1, 0.2])]))
+    assert not drawn[f"loss by {key}"].x_log
+
+
+def test_seeds_have_a_mean_and_a_spread(tmp_path: Path) -> None:
+    values = [{"lr": lr, "seed": seed} for lr in (0.1, 0.2) for seed in (1, 2)]
+    report = report_of([sweep(tmp_path, values, [0.1, 0.3, 0.5, 0.5])])
+    seeds = section_of(report, "Seeds")
+    assert seeds.tables[0].rows == [
+        ["0.1", "2", "0.2", "0.14142", "0.1", "0.3"],
+        ["0.2", "2", "0.5", "0", "0.5", "0.5"],
+    ]
+    first, second = seeds.charts[0].series
+    assert (first.name, second.name) == ("lr=0.1", "lr=0.2")
+    assert first.points[0] == (1, pytest.approx(2.0))
+    assert first.spread[0] == (pytest.approx(1.0), pytest.approx(3.0))
+    assert len(first.points) == len(first.spread) == 10
+    without = report_of([sweep(tmp_path / "other", [{"lr": 1}, {"lr": 2}], [0.1, 0.3])])
+    assert all(section.title != "Seeds" for section in without.sections)
+
+
+def test_runs_that_differ_in_their_seed_are_averaged(tmp_path: Path) -> None:
+    rows = [
+        wrote(tmp_path, number, [{"step": 1, "loss": number}, {"step": 2, "loss": number / 2}],
+              args=["--seed", str(number)])
+        for number in (1, 2)
+    ]  # fmt: skip
+    (table,) = section_of(report_of(rows), "Seeds").tables
+    assert table.rows == [["2", "0.75", "0.35355", "0.5", "1"]]
+
+
+def test_a_line_that_hides_another_is_drawn_with_gaps(tmp_path: Path) -> None:
+    twins = charts_of(report_of([trained(tmp_path / "twins", number) for number in (1, 2, 3)]))
+    covers = {one.name: one.covers for one in twins["loss (markers: eval_loss)"].series}
+    assert list(covers.values()) == [0, 0, 1, 1, 2, 2]
+    differ = charts_of(report_of([trained(tmp_path, 1), trained(tmp_path, 2, lr=0.2)]))
+    assert [one.covers for one in differ["loss (markers: eval_loss)"].series] == [0] * 4
+
+
+def test_lines_with_other_places_hide_each_other_too() -> None:
+    """As the samples of two nodes do, which are never of the same moment."""
+    own = [Series(str(at), [(x + at / 3, 5.0) for x in range(9)]) for at in range(2)]
+    high = Series("high", [(0.5, 9.0), (8.5, 9.0)])
+    assert [one.covers for one in line_chart("", [*own, high]).series] == [0, 1, 0]
+    gaps = Series("gaps", [(0, None), (1, math.nan), (20, 5.0)])
+    assert [one.covers for one in line_chart("", [own[0], gaps]).series] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "unit"),
+    [
+        ("samples_per_s", "samples/s"),
+        ("train/tokens_per_s", "tokens/s"),
+        ("memory_bytes", "B"),
+        ("seconds", "s"),
+        ("eval_time_s", "s"),
+        ("data_ms", "ms"),
+        ("cache_mib", "MiB"),
+        ("loss", ""),
+        ("accuracies", ""),
+    ],
+)
+def test_the_unit_of_a_metric(name: str, unit: str) -> None:
+    assert unit_of(name) == unit
+
+
+@pytest.mark.parametrize(
+    ("unit", "value", "drawn"),
+    [
+        ("B", 3 << 20, ("MiB", 3)),
+        ("B", 1500, ("B", 1500)),
+        ("B/s", 1 << 12, ("KiB/s", 4)),
+        ("", 1e9, ("", 1e9)),
+    ],
+)
+def test_values_have_a_fitting_unit(unit: str, value: float, drawn: tuple[str, float]) -> None:
+    chart = line_chart("", [Series("", [(0, 1.0), (150, value)])], "s", unit)
+    assert (chart.y, chart.series[0].points[-1][1]) == drawn
+    assert (chart.x, chart.series[0].points[-1][0]) == ("minutes", 2.5)
+    assert line_chart("", [Series("", [(90, value)])], "s", unit).x == "s"
+
+
+def test_noise_has_a_smoothed_line_of_means() -> None:
+    line = Series("", [(x, float(x % 2)) for x in range(100)])
+    smooth = line_chart("", [line]).series[0].smooth
+    assert len(smooth) == 50
+    assert {y for _, y in smooth} == {0.5}
+    assert smooth[0][0] == 0.5
+    assert line_chart("", [Series("", line.points, marks=True)]).series[0].smooth == ()
+    assert line_chart("", [Series("", line.points[:30])]).series[0].smooth == ()
+
+
+def test_the_last_value_of_a_repeated_step_is_drawn() -> None:
+    line = Series("", [(1, 4.0), (2, 3.0), (1, 2.0), (3, 1.0)])
+    assert line_chart("", [line]).series[0].points == [(1, 2.0), (2, 3.0), (3, 1.0)]
+
+
+def test_metrics_that_add_nothing_have_no_chart(tmp_path: Path) -> None:
+    records = [{"step": n, "loss": 9 - n, "lr": 0.5, "a_bytes": n, "b_bytes": n} for n in range(1, 5)]
+    report = report_of([wrote(tmp_path, 1, records)])
+    assert {*charts_of(report)} == {"loss", "a_bytes", TIMES}
+    (line,) = section_of(report, "Metrics").lines
+    assert line.endswith("lr 0.5, b_bytes is the same as a_bytes")
+
+
+def test_units_are_in_markdown(tmp_path: Path) -> None:
+    text = report_of([trained(tmp_path)]).as_markdown()
+    for head in (
+        "| Memory (GiB) |",
+        "| CPU (%) |",
+        "| Power of GPUs (W) |",
+        "wait of rank 0 (ms)",
+        "queue (s)",
+    ):
+        assert head in text
+
+
+def test_comparisons_have_times_of_a_step_and_use_of_nodes(tmp_path: Path) -> None:
+    tasks = [{"id": "1", "state": "COMPLETED", "nodes": NODES, "start_time": TIME, "end_time": TIME + 3600}]
+    rows = [trained(tmp_path, 1, tasks=tasks), trained(tmp_path, 2, lr=0.2)]
+    use = section_of(report_of(rows), "Results").tables[1]
+    assert dict(zip(use.head, use.rows[0], strict=True)) == {
+        "run": "demo-1-train",
+        "step (mean)": "100 ms",
+        "node hours": "2",
+        "CPU (mean)": "50 %",
+        "GPU (mean)": "90 %",
+        "Memory (highest)": "2048 MiB",
+    }
+    assert use.rows[1][2] == "-"
+
+
+def test_lines_of_the_log_are_apart_from_the_verdict(tmp_path: Path) -> None:
+    told = ["Traceback", '  File "a.py"', "```", "ValueError"]
+    diagnosis = {"job_id": "1", "cause": "ValueError", "fix": "", "lines": told}
+    report = report_of([trained(tmp_path, state="FAILED", diagnosis=diagnosis)])
+    assert not {*told[:3]} & {*report.verdict}
+    assert report.sections[0].log == told
+    assert all(f"\n    {line}\n" in report.as_markdown() for line in told)
+    assert "  File &#34;a.py&#34;\n```" in report.as_html()
+
+
+def requeued(out: Path) -> Row:
+    """A run of two attempts of 60 s and 30 s, with 100 s between them. Its GPU has used 1 W in each."""
+    spans = [(TIME, TIME + 60), (TIME + 160, TIME + 190)]
+    attempts = [{"start_time": start, "end_time": end, "nodes": NODES[:1]} for start, end in spans]
+    times = {"start_time": TIME, "end_time": TIME + 190}
+    task = {"id": "1", "state": "COMPLETED", "nodes": NODES[:1], "attempts": attempts, **times}
+    records = [{"step": n, "loss": 1 / n, "time": TIME + at} for n, at in ((1, 10), (2, 55), (3, 185))]
+    row = wrote(out, 1, records, tasks=[task], submit_time=TIME - 5, elapsed_s=90, **times)
+    (row.folder / "telemetry").mkdir()
+    samples = [
+        {"kind": "sample", "time": TIME + at, "gpus": [{"index": 0, "energy_mj": 1000 * at}]}
+        for at in (5, 55, 165, 185)
+    ]
+    (row.folder / "telemetry" / f"{NODES[0]}.jsonl").write_text("\n".join(map(json.dumps, samples)))
+    return row
+
+
+def test_all_attempts_count_in_the_parts_of_a_jobs_time(tmp_path: Path) -> None:
+    report = report_of([requeued(tmp_path)])
+    spans = {one.name.split(",")[0]: one.points[0][1] for one in charts_of(report)[TIMES].series}
+    assert spans == {"queue": 5, "start-up": 10, "run": 75, "exit": 5, "between attempts": 100}
+
+
+def test_the_energy_of_all_attempts_counts(tmp_path: Path) -> None:
+    """But not that between the attempts, which other jobs may have used."""
+    (table,) = section_of(report_of([requeued(tmp_path)]), "Scheduler").tables
+    assert dict(table.rows)["GPU energy"] == "0.07 kJ"
+    lost = list(lines(3))
+    (without,) = section_of(report_of([wrote(tmp_path, 2, lost)]), "Scheduler").tables
+    assert "GPU energy" not in dict(without.rows)
