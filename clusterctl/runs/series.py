@@ -47,6 +47,8 @@ _MAX_NAMES: Final = 200
 _MAX_COLUMNS: Final = 16
 # Written by the bundled jobs that measure instead of training.
 _RESULTS: Final = ("bench.jsonl", "find.jsonl", "gemm.jsonl", "allreduce.jsonl")
+# The side of a benchmark that uses all ranks of the job.
+_ALL_RANKS: Final = "all"
 _MAX_TEXT: Final = 100
 _CSV_FILE: Final = "metrics.csv"
 # A CSV file without one of these columns does not hold metrics.
@@ -375,7 +377,27 @@ def summarize(folder: Path, args: Sequence[str] = ()) -> Summary:
             summary.config = {**flat(config), **summary.config}
         for name, value in record.values.items():
             summary.metrics.setdefault(name, Metric()).add(value, record.step)
+    for name, value in _measured(folder):
+        summary.metrics.setdefault(name, Metric()).add(value)
     return summary
+
+
+def _measured(folder: Path) -> Iterator[tuple[str, float]]:
+    """Yield the measurements in the bundled jobs' files of results; of `bench` those on all of its ranks.
+
+    Whole numbers, such as the sizes of arrays, are not measurements. A list has a value of each rank; the
+    measurement is their sum.
+    """
+    names: set[str] = set()
+    for line in chain.from_iterable(_json_lines(folder, name) for name in _RESULTS):
+        if line.get("side", _ALL_RANKS) == _ALL_RANKS:
+            listed = {key: value if isinstance(value, list) else [value] for key, value in line.items()}
+            numbers = {
+                key: sum(values)
+                for key, values in listed.items()
+                if values and all(isinstance(value, float) for value in values)
+            }
+            yield from _printable_values(numbers, names, without=_AXES).items()
 
 
 def config_of(args: Sequence[str]) -> tuple[dict[str, Value], list[str]]:

@@ -102,3 +102,28 @@ def test_a_file_of_metrics_that_is_none_is_not_read(tmp_path: Path, kind: str) -
         "folder": Path.mkdir,
     }[kind](path)
     assert summarize(tmp_path).metrics == {}
+
+
+def test_measurements_of_bundled_jobs_are_metrics(tmp_path: Path) -> None:
+    """Only the side of `bench` with all ranks counts, and a list has a value of each rank."""
+    lines = {
+        "bench.jsonl": [
+            {"kind": "bench", "side": "all", "ranks": 2, "iteration_ms": 5.0, "mfu": None},
+            {"kind": "bench", "side": "weak 1", "ranks": 1, "iteration_ms": 4.0},
+        ],
+        "gemm.jsonl": [
+            {"kind": "gemm", "m": 8, "gflops": [1.5, 2.5]},
+            {"kind": "gemm", "gflops": [2.0, 1.0]},
+        ],
+        "allreduce.jsonl": [{"kind": "allreduce", "bytes": 8, "bus_gb_per_s": 3.0, "ok": True}],
+        "find.jsonl": [{"kind": "micro_batch", "size": 4, "samples_per_s": 70.0}],
+    }
+    for name, records in lines.items():
+        (tmp_path / name).write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    found = {name: (metric.min, metric.max) for name, metric in summarize(tmp_path).metrics.items()}
+    assert found == {
+        "iteration_ms": (5.0, 5.0),
+        "gflops": (3.0, 4.0),
+        "bus_gb_per_s": (3.0, 3.0),
+        "samples_per_s": (70.0, 70.0),
+    }
