@@ -233,12 +233,12 @@ class Cluster:
             is the option alone; False and None omit it.
         run: the job loads this run's model. weights: those of its best evaluation, or the final weights.
         options: name, nodes, tasks_per_node, ranks, cpus, gpus, mem, time, partition, account, qos,
-            constraint, array, sweep, after, slurm, from_run, signal, requeue, chain, launcher, hang, folder,
-            include, exclude, outputs, env, container, requirements, tag, note: as in a job file.
+            constraint, array, sweep, scaling, after, slurm, from_run, signal, requeue, chain, launcher, hang,
+            folder, include, exclude, outputs, env, container, requirements, tag, note: as in a job file.
         """
-        if is_job_file(str(target)):
+        if is_job_file(str(target)) or options.get("scaling"):
             raise UsageError(
-                f"{target} is a job file, which may contain several jobs",
+                f"{target} may be several jobs: it is a job file, or a scaling",
                 code="job-file-given",
                 fix="call submit_file instead",
             )
@@ -254,7 +254,7 @@ class Cluster:
         variants: _Names = (),
         **options: Unpack[JobKeywords],
     ) -> tuple[Job, ...]:
-        """Submit the jobs in a job file.
+        """Submit the jobs in a job file, or those of a scaling, such as ``scaling={"nodes": [1, 2]}``.
 
         variants: names of the jobs to submit. Empty: all jobs.
         args, options: those of `submit`. They override those in the file.

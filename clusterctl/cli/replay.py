@@ -85,7 +85,7 @@ def replay(
             show = screen.note if is_followed else partial(screen.result, answer_of([rows[0] | losses]))
             show(*lines)
             return
-    show_submitted(screen, rows)
+    show_submitted(screen, rows, [])
     job_id = rows[0]["job_id"]
     then = f"--sweep {row.run.job_id}" if "of_failed" in replay.known else f"diff {row.shown} {job_id}"
     screen.note(f"when the job has ended, run `clusterctl collect {job_id}`, then `clusterctl runs {then}`")

@@ -19,12 +19,23 @@ from clusterctl.cli.output import Screen
 from clusterctl.errors import ClusterctlError, CollectError, Notice, UsageError, excluded, unaccompanied
 from clusterctl.runs.collect import collect
 from clusterctl.runs.compare import Difference, compare, compare_losses
-from clusterctl.runs.find import FIELDS, TIMES, USUAL_METRICS, Row, metric_names, named_run, ranked
+from clusterctl.runs.find import (
+    FIELDS,
+    TIMES,
+    USUAL_METRICS,
+    Row,
+    metric_names,
+    named_rows,
+    named_run,
+    ranked,
+)
 from clusterctl.runs.page import REPORT_FILE, write_report
 from clusterctl.runs.query import RunQuery, select_runs
 from clusterctl.runs.report import report_of, report_path
-from clusterctl.scheduler.base import JobState
+from clusterctl.runs.scaling import is_scaling, scaling_of
+from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.scheduler.session import Session
+from clusterctl.spec.job import JobSpec
 from clusterctl.state.ledger import Metric, Value
 from clusterctl.transport.tree import format_size
 
@@ -149,16 +160,38 @@ def _failed_tasks(run: Row, rows: Sequence[Row]) -> list[Notice]:
     return lines
 
 
-def note_ranking(screen: Screen, session: Session, job_id: str) -> dict[str, Any] | None:
-    """Collect a sweep and show the ranking of its tasks. Return it for JSON output; None after an error."""
+def note_tables(
+    screen: Screen,
+    session: Session,
+    rows: Sequence[dict[str, Any]],
+    jobs: Sequence[JobSpec],
+    ended: Sequence[JobInfo],
+) -> None:
+    """Collect sweeps and scalings that have ended, and show their rankings and tables.
+
+    rows: a dict for each of the ``jobs``, as `-o json` shows it. A sweep's ranking is added to its dict, the
+        table of a scaling to that of its last job; None after an error.
+    """
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row, job in zip(rows, jobs, strict=True):
+        if job.scaling or (job.sweep and all(info.ended for info in ended if info.whole_id == row["job_id"])):
+            groups.setdefault(job.name if job.scaling else row["job_id"], []).append(row)
+    for group in groups.values():
+        key = "sweep" if len(group) == 1 else "scaling"
+        group[-1][key] = _note_table(screen, session, [row["job_id"] for row in group])
+
+
+def _note_table(screen: Screen, session: Session, job_ids: Sequence[str]) -> dict[str, Any] | None:
+    """Collect a sweep or the jobs of a scaling, and show their table. Return it; None after an error."""
     try:
-        (run,) = collect(session, [job_id])
-        answer, lines = ranking_of(screen, Row(run))
+        runs = [Row(run) for run in collect(session, job_ids)]
+        answer, lines = scaling_table(screen, runs) if is_scaling(runs) else ranking_of(screen, runs[0])
     except (CollectError, UsageError) as exc:
-        # The error is not raised, so that the caller can still show the state of the tasks.
+        # The error is not raised, so that the caller can still show the state of the jobs.
         screen.note(f"note: {exc.cause}")
         return None
-    screen.note(*lines, "", f"job {job_id} ({run.name}) {run.state}: {run.directory}")
+    ends = [f"job {row.run.job_id} ({row.run.name}) {row.run.state}: {row.run.directory}" for row in runs]
+    screen.note(*lines, "", *ends)
     return answer
 
 
@@ -202,11 +235,16 @@ def _answer(row: Row) -> dict[str, Any]:
 
 
 def show(screen: Screen, run: Run) -> None:
-    """Show a collected run in full.
+    """Show a collected run in full, or the table of a scaling.
 
     Shows its resources, its nodes, its options and metrics, and the cause of a failure.
     """
-    row = named_run(run, screen.chosen().ledger)
+    rows = named_rows(run, screen.chosen().ledger)
+    if is_scaling(rows):
+        scaling, lines = scaling_table(screen, rows)
+        screen.result({"scaling": scaling}, *lines)
+        return
+    (row,) = rows
     lines = [f"{name:<11}{value}" for name, value in _about(row) if value not in {"", _NONE}]
     if row.config:
         options_of = [[key, _NONE if value is None else str(value)] for key, value in row.config.items()]
@@ -219,6 +257,14 @@ def show(screen: Screen, run: Run) -> None:
     lines += _failure_lines(row)
     record = row.run.model_dump(mode="json", exclude={"directory"})
     screen.result({"run": {**record, "dir": str(row.folder)}}, *lines)
+
+
+def scaling_table(screen: Screen, rows: Sequence[Row]) -> tuple[dict[str, Any], list[str]]:
+    """Return the scaling for the JSON answer, and the lines to show: its table and its verdict."""
+    scaling = scaling_of(rows)
+    table, missing = scaling.table(), [f"missing: {fact}" for fact in scaling.missing]
+    lines = [*screen.table(table.head, table.rows), "", *scaling.notes(), *scaling.verdict(), *missing]
+    return asdict(scaling), lines
 
 
 def _failure_lines(row: Row) -> list[str]:
@@ -387,7 +433,7 @@ def report(
     if port and not serve:
         raise unaccompanied("--port", "--serve")
     ledger = screen.chosen().ledger
-    rows = list({row.folder: row for row in (named_run(name, ledger) for name in run)}.values())
+    rows = list({row.folder: row for name in run for row in named_rows(name, ledger)}.values())
     content = report_of(rows)
     if screen.markdown:
         screen.document({}, content.as_markdown())

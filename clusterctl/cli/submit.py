@@ -74,6 +74,11 @@ JOB_FLAGS: Final[Mapping[str, Any]] = {
         "Run one task per value of a program option. Repeat it for all combinations.",
         metavar="KEY=V,V|A..B",
     ),
+    "scaling": flag(
+        str,
+        "Run the job on each of these numbers of nodes in turn, for a table of speed-up and efficiency.",
+        metavar="N,N...",
+    ),
     "after": flag(
         list[str],
         "Start after this job has ended: ok (successfully, the default), any or notok. Repeatable.",
@@ -132,6 +137,14 @@ SCRIPT_FLAGS: Final[Mapping[str, Any]] = {
     "module": flag(str, "Run a module of your project, as `python -m` does.", "-m", metavar="MODULE"),
     "no_folder": flag(bool, "Send only the script.", "--no-folder"),
 }
+# Keys of a job's `scaling`.
+SCALING_FLAGS: Final[Mapping[str, Any]] = {
+    "weak": flag(bool, "With --scaling: the work grows with the nodes.", "--weak"),
+    "repeats": flag(int, "With --scaling: jobs on each number of nodes. Default: 1."),
+    "metric": flag(
+        str, "With --scaling: the metric that measures speed. Default: samples_per_s or the time."
+    ),
+}
 # Slurm's names for some of these options, hidden from the help.
 SLURM_FLAGS: Final[Mapping[str, Any]] = {
     "tasks_per_node": flag(int, "--tasks-per-node.", "--ntasks-per-node", hidden=True),
@@ -165,7 +178,7 @@ TrainedRun = Annotated[
 ]
 
 
-@takes({**JOB_FLAGS, **SCRIPT_FLAGS}, **SLURM_FLAGS)
+@takes({**JOB_FLAGS, **SCRIPT_FLAGS, **SCALING_FLAGS}, **SLURM_FLAGS)
 def submit(
     screen: Screen,
     target: Target = "",
@@ -294,6 +307,11 @@ def _job_and_options(
     if module is not None:
         # Without JOB, the first argument of the program takes its place.
         args, target = [*filter(None, [target]), *args], f"{MODULE_FLAG}{module}"
+    scaling = {name: options.pop(name) for name in SCALING_FLAGS if name in options}
+    if scaling and "scaling" not in options:
+        raise unaccompanied(f"--{next(iter(scaling))}", "--scaling")
+    if "scaling" in options:
+        options["scaling"] = {"nodes": options["scaling"], **scaling}
     if no_folder and "folder" in options:
         raise excluded("--folder", "--no-folder")
     return target, {**({"args": args} if args else {}), **options, **({"folder": False} if no_folder else {})}
@@ -392,16 +410,19 @@ def show_or_watch(
 ) -> None:
     """Show submitted jobs, or wait for them and show how they ended. rows: a dict per job."""
     if watching is None:
-        show_submitted(screen, rows)
+        show_submitted(screen, rows, jobs)
     elif not watch_jobs(screen, session, rows, jobs, watching):
         lines = [f"job {row['job_id']} {row['state']}" for row in rows]
-        if not rows[-1].get("sweep"):
+        if not rows[-1].keys() & {"sweep", "scaling"}:
             lines[-1] += "; `clusterctl collect` copies its run here"
         screen.result(answer_of(rows), *lines)
 
 
-def show_submitted(screen: Screen, rows: Sequence[JobRow]) -> None:
+def show_submitted(screen: Screen, rows: Sequence[JobRow], jobs: Sequence[JobSpec]) -> None:
     *lines, last = (f"submitted job {row['job_id']} ({row['name']})" for row in rows)
+    for name in dict.fromkeys(job.name for job in jobs if job.scaling):
+        text = "its jobs run in turn; then `clusterctl collect`, and"
+        screen.note(f"{name}: {text} `clusterctl runs show {name}` shows the table")
     screen.result(answer_of(rows), *lines, f"{last}; follow it with `clusterctl logs {rows[0]['job_id']} -f`")
 
 
@@ -410,7 +431,8 @@ def watch_jobs(
 ) -> bool:
     """Wait for submitted jobs, or follow a single job. Return whether the job's output was shown.
 
-    rows: a dict per job, as `-o json` shows it. The job's state is added, and for a sweep its ranking.
+    rows: a dict per job, as `-o json` shows it. The job's state is added, and for a sweep its ranking,
+        and to the last job of a scaling its table.
 
     Raises:
         JobFailedError, JobCancelledError: a job has not completed.
@@ -429,11 +451,11 @@ def watch_jobs(
             is_single = row["state"] == JobState.COMPLETED and not job.array
             if is_single and (notice := nonfinite_notice(session, row["job_id"])):
                 screen.note(f"note: {notice}")
-            if job.sweep and all(task.ended for task in tasks):
-                # A slow import, which only a sweep needs.
-                from clusterctl.cli.runs import note_ranking
+        if any(job.sweep or job.scaling for job in jobs):
+            # A slow import, which most jobs do not need.
+            from clusterctl.cli.runs import note_tables
 
-                row["sweep"] = note_ranking(screen, session, row["job_id"])
+            note_tables(screen, session, rows, jobs, ended)
         screen.partial_answer = answer_of(rows)
         raise_unless_completed(session, ended)
     return False

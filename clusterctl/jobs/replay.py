@@ -33,7 +33,7 @@ from clusterctl.util.assets import file_sha256
 _OPTION: Final = re.compile(r"(?P<dashes>--?|\+{0,2})(?P<name>[A-Za-z][\w./@-]*)(?P<value>=.*)?", re.DOTALL)
 # Options that are not simply repeated: they are changed, computed again, or specific to the run.
 _NOT_AGAIN: Final = frozenset(
-    "after args array container env folder from_run requirements sweep tag note".split()
+    "after args array container env folder from_run requirements scaling sweep tag note".split()
 )
 _MAX_JSON: Final = 64 << 20
 _MAX_PATH: Final = 4096

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,6 +41,7 @@ from clusterctl.scheduler.slurm_parse import expand_nodes
 from clusterctl.scheduler.user_script import UserScript, partition_name, partition_of, reject_long_script
 from clusterctl.spec.job import JobSpec, is_job_file, job_spec
 from clusterctl.spec.names import Launcher
+from clusterctl.spec.sbatch import requests_of
 from clusterctl.spec.units import format_duration
 from clusterctl.state.facts import ClusterFacts, facts_of, facts_of_spec
 from clusterctl.state.submissions import Ledger
@@ -50,10 +53,16 @@ if TYPE_CHECKING:
     from clusterctl.jobs.replay import Replay
     from clusterctl.spec.job_options import JobOptions
     from clusterctl.spec.models import ClusterSpec
+    from clusterctl.spec.sweep import Scaling
 
 
 # With these arguments, a training writes checkpoints, or may do so.
 _MAY_SAVE: Final = ("--save-interval", "--config")
+_BATCH: Final = "--global-batch-size"
+# The jobs of a scaling have the same name. With this option, Slurm runs jobs of a name in turn.
+_IN_TURN: Final = "--dependency=singleton"
+# Room for the ending of the common name of a scaling's jobs.
+_LONGEST: Final = 48
 _FIND: Final = ("sh", "-c", "command -v apptainer || command -v singularity")
 
 
@@ -87,7 +96,7 @@ def read_jobs(target: str, given: Mapping[str, object], variants: Sequence[str] 
         from clusterctl.spec.job_file import jobs_of_file  # noqa: PLC0415
 
         jobs = jobs_of_file(Path(target), given, variants)
-        return tuple(with_project(job, Path(target).parent) for job in jobs)
+        return _scaled(with_project(job, Path(target).parent) for job in jobs)
     if variants:
         raise UsageError(
             f"--variant does not apply to {target}",
@@ -95,7 +104,56 @@ def read_jobs(target: str, given: Mapping[str, object], variants: Sequence[str] 
             why="only a job file defines variants",
             fix="leave out --variant, or submit a job file",
         )
-    return (with_project(job_spec(target, given), Path()),)
+    return _scaled([with_project(job_spec(target, given), Path())])
+
+
+def _scaled(jobs: Iterable[JobSpec]) -> tuple[JobSpec, ...]:
+    """Return the jobs; instead of a job with a scaling, its jobs on each number of nodes."""
+    scaled = (_jobs_of(job, job.scaling) if job.scaling is not None else (job,) for job in jobs)
+    return tuple(chain.from_iterable(scaled))
+
+
+def _jobs_of(job: JobSpec, scaling: Scaling) -> Iterator[JobSpec]:
+    """Yield a job for each repeat and number of nodes. Their common name is new.
+
+    The repeats of a number of nodes are apart in time, so that a change of the load affects all numbers.
+
+    Raises UsageError: the job has options that a scaling sets, or it is not known how its work can grow.
+    """
+    for field in ("nodes", "after", "ranks", *(() if job.sweep else ("array",))):
+        if field in job.model_fields_set:
+            raise excluded(f"--{field}", "--scaling")
+    if any("after" in request.quantities for request in requests_of(job.slurm)):
+        raise excluded("--slurm --dependency", "--scaling")
+    name = f"{job.name[:_LONGEST]}-scaling-{secrets.token_hex(2)}"
+    changes = {"name": name, "slurm": (*job.slurm, _IN_TURN)}
+    if job.sweep is not None:
+        sweep = job.sweep.model_copy(update={"parallel": 1})
+        job = job.model_copy(update={"sweep": sweep, "array": sweep.array})
+    for _ in range(scaling.repeats):
+        for nodes in scaling.nodes:
+            args = _arguments(job, nodes, is_weak=scaling.weak)
+            yield job.model_copy(update={**changes, "nodes": nodes, "args": args})
+
+
+def _arguments(job: JobSpec, nodes: int, *, is_weak: bool) -> tuple[str, ...]:
+    """Return the program's arguments; for weak scaling of a bundled job with the batch of all nodes."""
+    if not is_weak or job.bundled is None:
+        return job.args
+    words = [part for word in job.args for part in _split(word)]
+    at = words.index(_BATCH) + 1 if _BATCH in words else len(words)
+    if at >= len(words) or not words[at].isdecimal():
+        raise UsageError(
+            f"weak scaling of {job.bundled} needs the batch of a node",
+            code="weak-without-batch",
+            why="the batch of all nodes is this number times the number of nodes",
+            fix=f"add `-- {_BATCH} N`",
+        )
+    return (*words[:at], str(int(words[at]) * nodes), *words[at + 1 :])
+
+
+def _split(word: str) -> list[str]:
+    return word.split("=", 1) if word.startswith(f"{_BATCH}=") else [word]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -58,6 +59,11 @@ class Row:
         return self.task or self.run
 
     @property
+    def task_records(self) -> Sequence[TaskRecord]:
+        """The records of all tasks of an array; otherwise one record."""
+        return (self.task,) if self.task else self.run.tasks
+
+    @property
     def config(self) -> Mapping[str, Value]:
         return self.record.config
 
@@ -104,7 +110,7 @@ def _metric_value(metrics: Mapping[str, Metric], key: str) -> float | None:
 
 def _exit(row: Row) -> Value:
     """Return the exit code or the name of the signal that ended the job (or an array's first failed task)."""
-    tasks = (row.task,) if row.task else row.run.tasks
+    tasks = row.task_records
     failed = (task for task in tasks if task.exit_code or task.signal)
     task = next(failed, tasks[0] if tasks else None)
     text = format_exit(task.exit_code, task.signal) if task else ""
@@ -139,6 +145,8 @@ FIELDS: Final[Mapping[str, Callable[[Row], Value]]] = {
 USUAL_METRICS: Final = (
     "eval_loss val_loss loss train_loss eval_accuracy val_accuracy val_acc accuracy".split()
 )
+# The name of the jobs of a scaling.
+_SCALING: Final = re.compile(r".+-scaling-[0-9a-f]{4}(?:-.*)?")
 # Fields in Unix seconds.
 TIMES: Final = frozenset({"submitted", "started", "ended", "collected"})
 
@@ -276,6 +284,25 @@ def named_run(name: str, ledger: Ledger | None = None) -> Row:
         )
     run = RunRecord.load(named.run_folder)
     return _task_of(run, named.task) if named.task else Row(run)
+
+
+def named_rows(name: str, ledger: Ledger | None = None) -> list[Row]:
+    """Return the collected runs of the scaling with this name, the oldest first; or the run with this name.
+
+    Raises the errors of ``named_run``.
+    """
+    if _SCALING.fullmatch(name):
+        folders = dict.fromkeys(path for folder in runs_folders() for path in run_folders(folder))
+        runs, _ = find_runs(path for path in folders if path.name.endswith(f"-{name}"))
+        if rows := [Row(run) for run in reversed(runs) if run.scaling and run.name == name]:
+            return rows
+        if ledger is not None and any(entry.name == name for entry in ledger.entries()):
+            raise UsageError(
+                f"no run of {name} is on this machine",
+                code="run-not-collected",
+                fix="`clusterctl collect` copies the runs of the jobs that have ended",
+            )
+    return [named_run(name, ledger)]
 
 
 def _task_of(run: RunRecord, number: str) -> Row:

@@ -155,6 +155,7 @@ class Recorder:
             files=len(manifest.files),
             bytes=sum(manifest.files.values()),
             source=source,
+            shares_machine=self.session.spec.provider.shares_kernel,
             skipped=manifest.skipped,
         )
 
@@ -173,6 +174,7 @@ def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunR
     job = facts["job"] if isinstance(facts.get("job"), dict) else {}
     args = tuple(job.get("args") or ())
     submitted = {"args": args, "tags": tuple(dict.fromkeys(job.get("tag") or ())), "note": job.get("note")}
+    submitted |= {"scaling": job.get("scaling")}
     submitted |= {key: facts[key] for key in ("replay_of", "of_failed") if key in facts}
     if not record.is_array:
         return record.model_copy(update={**submitted, **vars(summarize(tree, args))})

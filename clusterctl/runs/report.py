@@ -33,13 +33,14 @@ from clusterctl.runs.compare import compare, compare_losses, environment_of, har
 from clusterctl.runs.find import USUAL_METRICS, Row, latest_tasks, metric_names, ranked
 from clusterctl.runs.folder import collected_files
 from clusterctl.runs.page import REPORT_FILE, Chart, Kind, Report, Section, Series, Table, write_report
+from clusterctl.runs.scaling import scaling_report
 from clusterctl.runs.series import hangs_in, read_results, restarts_in
 from clusterctl.runs.telemetry import compare_ranks, gpu_energy_j, node_charts, node_use
 from clusterctl.scheduler.attempts import Restart
 from clusterctl.scheduler.base import JobState, Outcome
 from clusterctl.spec.sweep import Goal, goal_of
 from clusterctl.spec.units import format_duration
-from clusterctl.state.ledger import RunRecord, TaskRecord, Value, node_hours
+from clusterctl.state.ledger import RunRecord, Value, node_hours
 from clusterctl.state.submissions import ENVIRONMENT_FILE, RUN_FILE
 
 # Columns for further metrics in a ranking.
@@ -47,14 +48,22 @@ _MORE_METRICS: Final = 4
 
 
 def report_of(rows: Sequence[Row]) -> Report:
-    """Return the report of a run, the report of a job array, or the comparison of several runs.
+    """Return the report of a run, a job array or a scaling, or the comparison of several runs.
 
-    Raises:
-        UsageError: no metric ranks the tasks of a sweep.
+    Raises UsageError if no metric ranks the tasks of a sweep, or no run has the metric of a scaling.
     """
     if len(rows) > 1:
-        return _comparison_report(rows)
+        return scaling_report(rows) or _comparison_report(rows)
     return _array_report(rows[0]) if rows[0].tasks else _run_report(rows[0])
+
+
+# The columns and units of the nodes' use in a comparison.
+_USES: Final = {
+    "cpu_percent": ("CPU (mean)", "%"),
+    "gpu_percent": ("GPU (mean)", "%"),
+    "memory_max_gib": ("Memory (highest)", "GiB"),
+    "gpu_memory_max_gib": ("GPU memory (highest)", "GiB"),
+}
 
 
 def write_report_beside(run: RunRecord) -> None:
@@ -136,7 +145,7 @@ def _outcome_lines(row: Row) -> Iterator[str]:
     record, elapsed = row.record, _shown(row.value("elapsed"), "elapsed")
     location = f" on {len(record.nodes)} node{'s' if len(record.nodes) > 1 else ''}" if record.nodes else ""
     after = f" after {elapsed}" if elapsed != "-" else ""
-    hours = node_hours(_tasks(row))
+    hours = node_hours(row.task_records)
     cost = f": {hours:.3g} node hours" if hours else ""
     if row.run.cost_usd is not None and row.task is None:
         cost += f", about {row.run.cost_usd:.2f} USD"
@@ -217,7 +226,7 @@ def _rank_section(facts: ProgramMetrics) -> Section:
 
 def _spans(row: Row, facts: ProgramMetrics) -> list[tuple[str, float]]:
     """Return the parts of a job's time in seconds. Start-up, run and exit are together the elapsed time."""
-    record, tasks = row.record, _tasks(row)
+    record, tasks = row.record, row.task_records
     attempts = tasks[0].known_attempts if len(tasks) == 1 else ()
     pauses = [(a.end_time or b.start_time, b.start_time) for a, b in pairwise(attempts)]
     moments = (
@@ -235,7 +244,7 @@ def _spans(row: Row, facts: ProgramMetrics) -> list[tuple[str, float]]:
 
 
 def _energy(row: Row) -> str:
-    joules = gpu_energy_j(row.folder, [attempt for task in _tasks(row) for attempt in task.known_attempts])
+    joules = gpu_energy_j(row.folder, row.task_records)
     return "" if joules is None else f"{joules / 1000:.5g} kJ"
 
 
@@ -339,18 +348,17 @@ def _use_table(rows: Mapping[str, Row], runs: Mapping[str, ProgramMetrics]) -> T
     """Return a table of the time of a step and of the use of the nodes."""
     figures: dict[str, dict[str, str]] = {}
     for title, row in rows.items():
-        step_ms, hours = runs[title].mean_step_ms if title in runs else None, node_hours(_tasks(row))
+        step_ms, hours = runs[title].mean_step_ms if title in runs else None, node_hours(row.task_records)
         own = {"step (mean)": f"{_shown(step_ms)} ms"} if step_ms is not None else {}
         own |= {"node hours": f"{hours:.3g}"} if hours else {}
         own |= {"GPU energy": energy} if (energy := _energy(row)) else {}
-        figures[title] = own | node_use(row.folder, row.record.nodes)
+        use = node_use(row.folder, row.record.nodes)
+        figures[title] = own | {
+            head: f"{use[name]:.3g} {unit}" for name, (head, unit) in _USES.items() if name in use
+        }
     heads = list(dict.fromkeys(head for own in figures.values() for head in own))
     cells = [[title, *(own.get(head, "-") for head in heads)] for title, own in figures.items()]
     return Table(("run", *heads), cells if heads else ())
-
-
-def _tasks(row: Row) -> Sequence[TaskRecord]:
-    return [row.task] if row.task else row.run.tasks
 
 
 def _title(row: Row, rows: Sequence[Row]) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.runs.charts import line_chart
 from clusterctl.runs.page import Chart, Series
 from clusterctl.runs.series import finite, is_number, samples_of
-from clusterctl.state.ledger import AttemptRecord
+from clusterctl.state.ledger import TaskRecord
 
 _MOST_NODES: Final = 16
 _MIB: Final = 1 << 20
@@ -25,6 +25,15 @@ _CHARTS: Final = {
     "Network received": "B/s",
     "Network sent": "B/s",
     "Power of GPUs": "W",
+}
+_GIB: Final = 1 << 30
+# The name and the unit of a figure in comparisons and in the table of a scaling, by title of a chart.
+_USES: Final = {
+    "CPU": ("cpu_percent", 1),
+    "Memory": ("memory_max_gib", _GIB),
+    "GPU": ("gpu_percent", 1),
+    "GPU memory": ("gpu_memory_max_gib", _GIB),
+    "Network sent": ("sent_mib_per_s", _MIB),
 }
 # A straggler takes this much longer than the median of the other ranks, and is the slowest so often that the
 # probability for an equally fast node would be below `_BY_CHANCE`.
@@ -52,22 +61,25 @@ def node_charts(folder: Path, nodes: Sequence[str]) -> tuple[list[Chart], list[s
     return charts, missing
 
 
-def node_use(folder: Path, nodes: Sequence[str]) -> dict[str, str]:
-    """Return the use of the nodes as texts: the mean of CPUs and GPUs, the most memory of a node."""
-    samples = [values for node in nodes[:_MOST_NODES] for _, values in _samples(folder, node)]
+def node_use(folder: Path, nodes: Sequence[str], span: tuple[float, float] | None = None) -> dict[str, float]:
+    """Return figures of the nodes: means over time and nodes, and the most memory of a node.
+
+    span: the first and the last moment, in Unix seconds. None: the whole job.
+    """
+    start, end = span or (-math.inf, math.inf)
+    times = [sample for node in nodes[:_MOST_NODES] for sample in _samples(folder, node)]
+    samples = [values for time, values in times if start <= time <= end]
     use = {}
-    for title in ("CPU", "GPU"):
-        if percent := [values[title] for values in samples if title in values]:
-            use[f"{title} (mean)"] = f"{sum(percent) / len(percent):.0f} %"
-    for title in ("Memory", "GPU memory"):
-        if sizes := [values[title] for values in samples if title in values]:
-            use[f"{title} (highest)"] = f"{max(sizes) / _MIB:.0f} MiB"
+    for title, (figure, unit) in _USES.items():
+        if values := [sample[title] / unit for sample in samples if title in sample]:
+            use[figure] = max(values) if "max" in figure else statistics.fmean(values)
     return use
 
 
-def gpu_energy_j(folder: Path, attempts: Sequence[AttemptRecord]) -> float | None:
+def gpu_energy_j(folder: Path, tasks: Iterable[TaskRecord]) -> float | None:
     """Return the joules that the GPUs used in all attempts, by their counters. None: no counter is known."""
     joules = []
+    attempts = [attempt for task in tasks for attempt in task.known_attempts]
     for node in dict.fromkeys(node for attempt in attempts for node in attempt.nodes):
         samples = list(samples_of(folder, node))
         for attempt in attempts:

@@ -24,7 +24,7 @@ from clusterctl.spec.units import (
 )
 
 if TYPE_CHECKING:
-    from clusterctl.spec.sweep import Sweep
+    from clusterctl.spec.sweep import Scaling, Sweep
 
 BUNDLED_JOBS = ("train", "eval", "sample", "predict", "export", "bench", "gemm", "allreduce", "probe")
 # The bundled jobs that read a trained model.
@@ -77,6 +77,7 @@ class JobKeywords(ReplayKeywords, total=False):
     gpus: int
     array: str
     sweep: Mapping[str, Any] | Sequence[str]
+    scaling: Mapping[str, Any]
     after: Sequence[str]
     slurm: Sequence[str]
     from_run: str
@@ -134,6 +135,7 @@ class JobSpec:
     constraint: str | None = None
     array: str | None = None
     sweep: Sweep | None = None
+    scaling: Scaling | None = None
     after: tuple[str, ...] = ()
     slurm: tuple[str, ...] = ()
     from_run: str | None = None
@@ -192,7 +194,8 @@ class JobSpec:
         if self.project is not None:
             paths = asdict(self.project)
             values["project"] = {name: path for name, path in paths.items() if name != "folder"}
-        return values | ({"sweep": self.sweep.model_dump()} if self.sweep is not None else {})
+        models = {"sweep": self.sweep, "scaling": self.scaling}
+        return values | {name: model.model_dump() for name, model in models.items() if model is not None}
 
     @property
     def place(self) -> Project:

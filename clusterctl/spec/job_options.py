@@ -25,7 +25,7 @@ from clusterctl.spec.base import (
 from clusterctl.spec.common import SlurmName
 from clusterctl.spec.names import MAX_COUNT, Launcher
 from clusterctl.spec.sbatch import requests_of
-from clusterctl.spec.sweep import Sweep, as_grid
+from clusterctl.spec.sweep import Scaling, Sweep, as_grid
 from clusterctl.spec.units import shown
 
 _VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -206,6 +206,9 @@ class JobOptions(Model):
     array: Array | None = Field(None, description="indices of a job array")
     sweep: Annotated[Sweep, BeforeValidator(as_grid)] | None = Field(
         None, description="a job array whose tasks differ in options of the program"
+    )
+    scaling: Scaling | None = Field(
+        None, description="jobs on several numbers of nodes, for a table of speed-up and efficiency"
     )
     after: tuple[Dependency, ...] = Field(
         (),

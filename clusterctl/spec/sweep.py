@@ -1,4 +1,4 @@
-"""Sweeps: job arrays whose tasks run the program with different values."""
+"""Sweeps: job arrays whose tasks have different values. Scalings: jobs on different numbers of nodes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Annotated, Any, Final, Self
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from clusterctl.errors import BadValueError
-from clusterctl.spec.base import UNKNOWN, Model
-from clusterctl.spec.names import MAX_ARRAY_SIZE
+from clusterctl.spec.base import UNKNOWN, Model, Toggle
+from clusterctl.spec.names import MAX_ARRAY_SIZE, MAX_COUNT
 from clusterctl.spec.units import shown
 
 MAX_TASKS: Final = MAX_ARRAY_SIZE - 1
@@ -28,9 +28,11 @@ _RANGE: Final = re.compile(r"(log\s+)?(\S+?)\.\.(\S+)")
 # Parts of the names of metrics for which higher is better. For all other metrics, lower is better.
 _MORE: Final = re.compile(
     r"(?:^|[/_. -])(?:acc|accuracy|f1|auc|bleu|rouge\w*|precision|recall|reward|score|map|m?iou|psnr|r2|ndcg|"
-    r"throughput|per_s)(?=$|[/_. @-]|\d)",
+    r"throughput|per_s|gflops|mfu)(?=$|[/_. @-]|\d)",
     re.IGNORECASE,
 )
+
+_MAX_REPEATS: Final = 100
 
 # The values of a task, by key.
 Values = Mapping[str, str]
@@ -266,3 +268,38 @@ def are_pairs(args: Sequence[str]) -> bool:
 def goal_of(metric: str) -> Goal:
     """Return whether the lowest or the highest value of a metric is best, judged by the metric's name."""
     return Goal.MAX if _MORE.search(metric) and "loss" not in metric.lower() else Goal.MIN
+
+
+def _sizes(value: object) -> object:
+    """Turn ``1,2,4`` or a list into different numbers of nodes in ascending order."""
+    words = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else ()
+    texts = [str(word).strip() for word in words]
+    are_numbers = all(text.isdecimal() and 0 < int(text) <= MAX_COUNT for text in texts)
+    if len({*texts}) < 2 or not are_numbers:  # noqa: PLR2004 - numbers to compare
+        raise BadValueError(
+            "scaling-sizes", f"{shown(value)} is not a list of two or more numbers of nodes, such as 1,2,4"
+        )
+    return tuple(sorted({*map(int, texts)}))
+
+
+class Scaling(Model):
+    """Run a job on several numbers of nodes, in turn, for a table of its scaling."""
+
+    nodes: Annotated[tuple[int, ...], BeforeValidator(_sizes)] = Field(
+        description="numbers of nodes; the smallest is compared with the rest", examples=[[1, 2, 4]]
+    )
+    weak: Toggle = Field(
+        False,
+        description="weak scaling: the work grows with the nodes. For bundled jobs, --global-batch-size is "
+        "the batch of a node; your own program adapts its work itself. Default: strong scaling, with the "
+        "same work on all numbers of nodes",
+    )
+    repeats: Annotated[int, Field(ge=1, le=_MAX_REPEATS, strict=True)] = Field(
+        1, description="number of jobs on each number of nodes"
+    )
+    metric: str | None = Field(
+        None,
+        description="the metric from which the speed-up is computed; default: samples_per_s, "
+        "tokens_per_s, or the job's time",
+        examples=["images_per_s"],
+    )

@@ -75,6 +75,15 @@ class SweepRecord(TypedDict, total=False):
     goal: str | None
 
 
+class ScalingRecord(TypedDict, total=False):
+    """The options of `submit --scaling`. All jobs of a scaling have the same name and the same options."""
+
+    nodes: list[int]
+    weak: bool
+    repeats: int
+    metric: str | None
+
+
 class AttemptRecord(_Stored):
     """A time in which a job had its nodes: from a start to the next requeue or the end. Unix seconds."""
 
@@ -180,6 +189,8 @@ class RunRecord(_Stored):
     args: arguments of the program. config: the program's options and its configuration in metrics.jsonl.
         Each task of an array has its own ``config`` and ``metrics``.
     tags, note: set by the user. sweep: the varied options of a sweep, and how its tasks are ranked.
+    shares_machine: whether the nodes are containers of the same machine.
+    scaling: set for a job of a scaling. The runs of a scaling have the same name.
     replay_of: token of the run that this run repeats. of_failed: whether only the failed tasks of that run
         were repeated; their results then replace the failed tasks in rankings.
     """
@@ -215,6 +226,8 @@ class RunRecord(_Stored):
     tags: tuple[str, ...] = ()
     note: str | None = None
     sweep: SweepRecord | None = None
+    scaling: ScalingRecord | None = None
+    shares_machine: bool = False
     replay_of: str | None = None
     of_failed: bool = False
     skipped: tuple[Skipped, ...] = ()

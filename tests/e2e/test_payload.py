@@ -43,6 +43,30 @@ def test_a_training_is_measured_and_lined_up_with_its_nodes(cluster: Cluster) ->
     assert 0 < told["cpu_percent"] <= 100
 
 
+def test_two_models_on_one_and_two_nodes_in_a_table(cluster: Cluster) -> None:
+    """One command: Slurm runs the jobs one after the other, and the table has their speeds and losses."""
+    flags = ("--scaling", "1,2", "--sweep", "model=mlp,cnn", "--wait", "--", "--iterations", "20")
+    jobs = cluster.json("submit", "train", *flags)["jobs"]
+    scaling = jobs[-1]["scaling"]
+    assert (scaling["missing"], scaling["shares_machine"], scaling["differs"]) == ([], True, True)
+    assert [curve["title"] for curve in scaling["curves"]] == ["model=mlp", "model=cnn"]
+    for curve in scaling["curves"]:
+        one, two = (size["figures"] for size in curve["sizes"])
+        assert [(size["nodes"], size["ranks"], size["runs"]) for size in curve["sizes"]] == [
+            (1, 1, 1),
+            (2, 2, 1),
+        ]
+        ratio = two["samples_per_s"]["mean"] / one["samples_per_s"]["mean"]
+        assert two["speed_up"]["mean"] == pytest.approx(ratio)
+        assert two["efficiency_percent"]["mean"] == pytest.approx(50 * ratio)
+        assert two["eval_loss"]["mean"] == pytest.approx(one["eval_loss"]["mean"], rel=1e-3)
+    first, second = (json.loads((cluster.run_of(job["job_id"]) / "run.json").read_text()) for job in jobs)
+    assert first["end_time"] <= second["start_time"]
+    assert cluster.json("runs", "show", jobs[0]["name"])["scaling"] == scaling
+    (section,) = cluster.json("report", jobs[0]["name"])["report"]["sections"]
+    assert len(section["charts"]) == len(section["tables"]) == 1
+
+
 def test_gpt_learns_uploaded_text_split_over_the_nodes(cluster: Cluster) -> None:
     cluster("put", ROOT / "docs" / "scope.md", "corpus")
     flags = ("--model", "gpt-tiny", "--data", "text:corpus/scope.md", "--sequence-length", "32")

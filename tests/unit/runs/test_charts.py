@@ -217,7 +217,7 @@ def test_comparisons_have_times_of_a_step_and_use_of_nodes(tmp_path: Path) -> No
         "node hours": "2",
         "CPU (mean)": "50 %",
         "GPU (mean)": "90 %",
-        "Memory (highest)": "2048 MiB",
+        "Memory (highest)": "2 GiB",
     }
     assert use.rows[1][2] == "-"
 

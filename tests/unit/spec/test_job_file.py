@@ -112,7 +112,7 @@ def test_everything_that_flags_can_say(read: Read, folder: Path) -> None:
     }
     assert job == JobSpec(script=folder / said.pop("job"), **said | texts)
     assert job.model_fields_set == {*said, "bundled", "script"}
-    assert {*said, "sweep"} == set(JobOptions.model_fields)
+    assert {*said, "sweep", "scaling"} == set(JobOptions.model_fields)
     assert job.tasks == 8
 
 

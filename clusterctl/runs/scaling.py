@@ -1,0 +1,361 @@
+"""The table and the picture of a scaling: the runs of `submit --scaling` on each number of nodes.
+
+A figure of a number of nodes is the mean over its runs, with the sample standard deviation. The speed-up of a
+run is its speed divided by the mean speed on the smallest number of nodes.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from clusterctl.errors import CollectError
+from clusterctl.runs.compare import environment_of, hardware_of, mapping
+from clusterctl.runs.find import USUAL_METRICS, Row, metric_names, reject_unknown_keys
+from clusterctl.runs.page import Chart, Report, Section, Series, Table
+from clusterctl.runs.series import finite, records
+from clusterctl.runs.telemetry import gpu_energy_j, node_use
+from clusterctl.scheduler.base import JobState
+from clusterctl.spec.sweep import Goal, goal_of
+
+_THROUGHPUT: Final = ("samples_per_s", "tokens_per_s")
+_TIME: Final = "time_s"
+_STEP: Final = "step_ms"
+_SPEED_UP: Final = "speed_up"
+_EFFICIENCY: Final = "efficiency_percent"
+# The titles of figures in the table. Other figures are metrics, with names of their own.
+_TITLES: Final = {
+    _TIME: "time, s",
+    _STEP: "step, ms",
+    _SPEED_UP: "speed-up",
+    _EFFICIENCY: "efficiency, %",
+    "comm_exposed_percent": "exposed communication, % of a step",
+    "cpu_percent": "CPU, %",
+    "memory_max_gib": "memory at most, GiB",
+    "gpu_percent": "GPU, %",
+    "gpu_memory_max_gib": "GPU memory at most, GiB",
+    "sent_mib_per_s": "sent by a node, MiB/s",
+    "energy_kj": "energy of GPUs, kJ",
+}
+# Words in the names of metrics: the first metric with each word is in the table.
+_CONVERGENCE: Final = ("loss", "acc")
+_PUBLISHED: Final = Path(__file__).parent / "published.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The mean of the values of some runs, and their sample standard deviation (0 for a single run)."""
+
+    mean: float
+    deviation: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0)
+
+    def __str__(self) -> str:
+        """Return a text such as ``290 ± 17``; without a deviation below a ten-thousandth of the mean."""
+        places = _places(self.mean, 4)
+        if self.deviation <= abs(self.mean) * 1e-4:
+            text = f"{self.mean:.{places}f}"
+            return text.rstrip("0").rstrip(".") if places else text
+        places = min(_places(self.deviation, 2), places)
+        return f"{self.mean:.{places}f} ± {self.deviation:.{places}f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The completed runs on a number of nodes. figures: by name. published: the same of other systems."""
+
+    nodes: int
+    ranks: int
+    runs: int
+    figures: Mapping[str, Spread]
+    published: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A program with its options on each number of nodes. title: the options that a sweep sets, or ""."""
+
+    title: str
+    sizes: Sequence[Size]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """The scaling of a program. name: of its jobs. metric: the figure that measures the speed.
+
+    shares_machine: whether nodes are containers of the same machine. hardware: that of the nodes.
+    differs: whether this is other hardware than that of the published figures. missing: runs without figures.
+    """
+
+    name: str
+    weak: bool
+    metric: str
+    curves: Sequence[Curve]
+    shares_machine: bool
+    hardware: str
+    differs: bool
+    missing: Sequence[str]
+
+    def verdict(self) -> Iterator[str]:
+        if self.shares_machine:
+            yield (
+                "nodes share a machine and its cores: this speed-up and efficiency say nothing about "
+                "separate machines"
+            )
+        kind = "weak" if self.weak else "strong"
+        for curve in self.curves:
+            first, last = curve.sizes[0], curve.sizes[-1]
+            name = f"{curve.title}: " if curve.title else ""
+            if _SPEED_UP in last.figures and last is not first:
+                speed_up, efficiency = last.figures[_SPEED_UP], last.figures[_EFFICIENCY]
+                yield (
+                    f"{name}{kind} scaling by {_TITLES.get(self.metric, self.metric)}: on "
+                    f"{_nodes(last.nodes)} {speed_up} times as fast as on {_nodes(first.nodes)}, efficiency "
+                    f"{efficiency} %"
+                )
+            common = [key for key in USUAL_METRICS if key in first.figures and key in last.figures]
+            for key in common if last is not first else ():
+                yield (
+                    f"{name}{key} {last.figures[key]} on {_nodes(last.nodes)}, {first.figures[key]} on "
+                    f"{_nodes(first.nodes)}"
+                )
+
+    def table(self) -> Table:
+        """Return the table: a column for each number of nodes, a row for each figure of each curve."""
+        counts = sorted({size.nodes for curve in self.curves for size in curve.sizes})
+        rows: list[Sequence[str]] = []
+        for curve in self.curves:
+            sizes = {size.nodes: size for size in curve.sizes}
+            shown = [sizes.get(count) for count in counts]
+            rows += [[curve.title, *("" for _ in counts)]] if curve.title else []
+            rows += [
+                [key, *("-" if size is None else str(getattr(size, key)) for size in shown)]
+                for key in ("ranks", "runs")
+            ]
+            for name in dict.fromkeys(name for size in curve.sizes for name in size.figures):
+                title = _TITLES.get(name, name)
+                rows.append([title, *(str(size.figures.get(name, "-")) if size else "-" for size in shown)])
+                if any(name in size.published for size in curve.sizes):
+                    values = [size.published.get(name) if size else None for size in shown]
+                    rows.append([f"published {title}", *map(self._published_cell, values)])
+        return Table(("", *map(_nodes, counts)), rows)
+
+    def _published_cell(self, value: float | None) -> str:
+        return "-" if value is None else f"{value:g}{' *' if self.differs else ''}"
+
+    def notes(self) -> Iterator[str]:
+        if self.differs and any(curve.source for curve in self.curves):
+            hardware = f", and these nodes have {self.hardware}" if self.hardware else ""
+            yield f"* published for {_published()['hardware']}{hardware}"
+        sources = dict.fromkeys(curve.source for curve in self.curves if curve.source)
+        yield from (f"published by {source}" for source in sources)
+
+    def report(self) -> Report:
+        charts = [self._chart()] if self.curves else []
+        section = Section("Scaling", [*self.notes()], charts, [self.table()])
+        return Report(self.name, [*self.verdict()], None, self.missing, [section])
+
+    def _chart(self) -> Chart:
+        sizes = {size.nodes: size for curve in self.curves for size in curve.sizes}
+        smallest = min(sizes)
+        series = [
+            Series(
+                curve.title or "measured",
+                [
+                    (str(size.nodes), size.figures[_SPEED_UP].mean)
+                    for size in curve.sizes
+                    if _SPEED_UP in size.figures
+                ],
+            )
+            for curve in self.curves
+        ]
+        published = [
+            (str(size.nodes), size.published[_EFFICIENCY] / 100 * size.nodes / smallest)
+            for size in self.curves[0].sizes
+            if _EFFICIENCY in size.published
+        ]
+        ideal = Series("ideal", [(str(nodes), nodes / smallest) for nodes in sorted(sizes)])
+        more = [Series("published", published)] if len(published) > 1 else []
+        return Chart("Speed-up", [*series, ideal, *more], "nodes", _TITLES[_SPEED_UP])
+
+
+def _places(value: float, digits: int) -> int:
+    """Return the decimal places that show a number with this many significant digits."""
+    return max(0, digits - 1 - math.floor(math.log10(abs(value)))) if value else 0
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node{'s'[: count != 1]}"
+
+
+def is_scaling(rows: Sequence[Row]) -> bool:
+    """Return whether several runs are those of the same scaling."""
+    return len(rows) > 1 and all(row.run.scaling for row in rows) and len({row.run.name for row in rows}) == 1
+
+
+def scaling_report(rows: Sequence[Row]) -> Report | None:
+    """Return the report of a scaling; None if the runs are not those of the same scaling."""
+    return scaling_of(rows).report() if is_scaling(rows) else None
+
+
+def scaling_of(rows: Sequence[Row]) -> Scaling:
+    """Return the scaling with these runs. Raises UsageError if no run has the metric of the scaling."""
+    options = rows[0].run.scaling or {}
+    parts = [part for row in rows for part in (row.tasks or [row])]
+    done = [part for part in parts if part.record.state == JobState.COMPLETED and part.record.nodes]
+    missing = [f"{part.shown}: {part.record.state}" for part in parts if part not in done]
+    if (count := len(options.get("nodes", ())) * options.get("repeats", 1) - len(rows)) > 0:
+        missing.append(f"{count} runs of the scaling, which are not collected")
+    metric = options.get("metric")
+    if metric is not None:
+        reject_unknown_keys(done, [metric])
+    else:
+        metric = next((name for name in _THROUGHPUT if any(name in part.metrics for part in done)), _TIME)
+    facts = [_Facts.of(part, metric) for part in done]
+    missing += [f"{each.row.shown}: it has no {metric}" for each in facts if metric not in each.figures]
+    titles = dict.fromkeys(each.title for each in facts)
+    is_weak = bool(options.get("weak"))
+    curves = [
+        _curve(title, [each for each in facts if each.title == title], metric, is_weak) for title in titles
+    ]
+    hardware = "; ".join(dict.fromkeys(filter(None, (each.hardware for each in facts))))
+    return Scaling(
+        rows[0].run.name,
+        is_weak,
+        metric,
+        curves,
+        any(row.run.shares_machine for row in rows),
+        hardware,
+        any(_published()["hardware"] not in gpu for each in facts for gpu in each.gpus or [""]),
+        missing,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """A completed run: its figures by name, and its hardware. gpus: the name of each GPU."""
+
+    row: Row
+    title: str
+    ranks: int
+    figures: Mapping[str, float]
+    hardware: str
+    gpus: Sequence[str]
+
+    @classmethod
+    def of(cls, row: Row, metric: str) -> _Facts:
+        environment: Mapping[str, Any] = {}
+        with suppress(CollectError):
+            environment = environment_of(row)
+        job, hosts = mapping(environment, "client", "job"), [*mapping(environment, "hosts").values()]
+        listed = [host.get("gpus") for host in hosts if isinstance(host, Mapping)]
+        gpus = [str(mapping(gpu).get("name")) for each in listed if isinstance(each, list) for gpu in each]
+        per_node = job.get("tasks_per_node")
+        keys = (row.run.sweep or {}).get("keys") or []
+        return cls(
+            row,
+            " ".join(f"{key}={row.value(key)}" for key in keys),
+            len(row.record.nodes) * (per_node if isinstance(per_node, int) else 1),
+            _figures(row, metric),
+            str(hardware_of(environment).get("nodes", "")),
+            gpus,
+        )
+
+
+def _figures(row: Row, metric: str) -> dict[str, float]:
+    """Return the figures of a run, in the order of the table. The program may have recorded few of them."""
+    values: dict[str, list[float]] = defaultdict(list)
+    seconds = None if "iteration_ms" in row.metrics else finite(row.value("elapsed"))
+    times: list[float] = []
+    for record in records(row.folder):
+        times += [record.time] if record.time is not None else []
+        steps = {_STEP: record.values.get("seconds", math.nan) * 1e3} if record.kind == "iteration" else {}
+        for name, value in {**record.values, **steps}.items():
+            if name in {metric, _STEP, "comm_exposed_ms"} and math.isfinite(value):
+                values[name].append(value)
+        if record.kind == "result":
+            seconds = finite(record.line.get("seconds")) or seconds
+    medians = {name: statistics.median(listed) for name, listed in values.items()}
+
+    def measured(name: str, key: str) -> float | None:
+        return medians[name] if name in medians else finite(row.value(f"metric.{key}"))
+
+    step, exposed = measured(_STEP, "iteration_ms"), measured("comm_exposed_ms", "comm_exposed_ms")
+    figures = {_TIME: seconds, _STEP: step, metric: seconds if metric == _TIME else measured(metric, metric)}
+    figures |= {"comm_exposed_percent": 100 * exposed / step if exposed is not None and step else None}
+    usual = [name for name in metric_names([row]) if name in USUAL_METRICS]
+    for word in _CONVERGENCE:
+        figures |= {name: row.metrics[name].last for name in [name for name in usual if word in name][:1]}
+    figures |= node_use(row.folder, row.record.nodes, (min(times), max(times)) if times else None)
+    joules = gpu_energy_j(row.folder, row.task_records)
+    figures["energy_kj"] = None if joules is None else joules / 1000
+    return {name: value for name, value in figures.items() if value is not None}
+
+
+def _curve(title: str, facts: Sequence[_Facts], metric: str, is_weak: bool) -> Curve:
+    counts = sorted({len(each.row.record.nodes) for each in facts})
+    groups = {count: [each for each in facts if len(each.row.record.nodes) == count] for count in counts}
+    first = counts[0]
+    base = [each.figures[metric] for each in groups[first] if metric in each.figures]
+    target = _target(str(facts[0].row.value("config.model") or ""))
+    sizes = []
+    for count, group in groups.items():
+        names = dict.fromkeys(name for each in group for name in each.figures)
+        figures = {name: Spread.of([f.figures[name] for f in group if name in f.figures]) for name in names}
+        speeds = [each.figures[metric] for each in group if each.figures.get(metric)]
+        if base and speeds:
+            ratios = [_ratio(speed, statistics.fmean(base), metric) for speed in speeds]
+            grown = count / first if is_weak and goal_of(metric) == Goal.MIN else 1.0
+            speed_up = Spread.of([ratio * grown for ratio in ratios])
+            share = 100 * first / count
+            figures |= {
+                _SPEED_UP: speed_up,
+                _EFFICIENCY: Spread(speed_up.mean * share, speed_up.deviation * share),
+            }
+        published = _published_figures(target, metric, groups[first][0].ranks, group[0].ranks)
+        sizes.append(Size(count, group[0].ranks, len(group), _in_order(figures, metric), published))
+    return Curve(title, sizes, target["source"] if any(size.published for size in sizes) else "")
+
+
+def _ratio(value: float, base: float, metric: str) -> float:
+    """Return how many times as fast as the base a run is. For a time, less is faster."""
+    return value / base if goal_of(metric) == Goal.MAX else base / value
+
+
+def _in_order(figures: Mapping[str, Spread], metric: str) -> dict[str, Spread]:
+    first = [name for name in (_TIME, _STEP, metric, _SPEED_UP, _EFFICIENCY) if name in figures]
+    return {name: figures[name] for name in dict.fromkeys((*first, *figures))}
+
+
+@cache
+def _published() -> Mapping[str, Any]:
+    return tomllib.loads(_PUBLISHED.read_text(encoding="utf-8"))
+
+
+def _target(model: str) -> Mapping[str, Any]:
+    targets: list[Mapping[str, Any]] = _published()["targets"]
+    return next((target for target in targets if model in target["models"]), targets[-1])
+
+
+def _published_figures(target: Mapping[str, Any], metric: str, first: int, ranks: int) -> dict[str, float]:
+    """Return the published figures for a GPU per rank. first: the ranks on the smallest number of nodes."""
+    throughput = target["throughput"]
+    if str(first) not in throughput or str(ranks) not in throughput:
+        return {}
+    speed_up = throughput[str(ranks)] / throughput[str(first)]
+    figures = {_EFFICIENCY: 100 * speed_up * first / ranks, "gpu_percent": _published()["gpu_percent"]}
+    return figures | (
+        {metric: throughput[str(ranks)]} if target["models"] and metric == _THROUGHPUT[0] else {}
+    )

@@ -1,0 +1,229 @@
+"""The table, the chart and the report of a scaling. The expected figures are computed by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.errors import UsageError
+from clusterctl.runs.find import Row, named_rows
+from clusterctl.runs.report import report_of
+from clusterctl.runs.scaling import Scaling, Size, Spread, is_scaling, scaling_of
+from clusterctl.state.ledger import RunRecord
+from tests.support.messages import refused
+from tests.unit.runs.made import TIME, made_run
+
+NAME = "train-scaling-0a1b"
+SCALING = {"nodes": [1, 2], "weak": False, "repeats": 2, "metric": None}
+
+
+def measured(
+    out: Path, job_id: int, nodes: int, lines: Sequence[Mapping[str, Any]], **fields: Any
+) -> RunRecord:
+    """A completed run of a scaling on some nodes."""
+    names = [f"demo-train-{number}" for number in range(1, nodes + 1)]
+    task = {"id": str(job_id), "state": "COMPLETED", "exit_code": 0, "nodes": names}
+    more = {"name": NAME, "nodes": names, "tasks": [task], "scaling": SCALING, **fields}
+    return made_run(out, job_id, metrics=lines, **more)
+
+
+def steps(*speeds: float, seconds: float = 0.2, exposed_ms: float = 20.0) -> list[dict[str, Any]]:
+    times = {"kind": "iteration", "seconds": seconds, "comm_exposed_ms": exposed_ms}
+    return [
+        {**times, "step": step, "time": TIME + step, "loss": 1 / step, "samples_per_s": speed}
+        for step, speed in enumerate(speeds, 1)
+    ]
+
+
+def result(seconds: float, accuracy: float) -> list[dict[str, Any]]:
+    evaluation = {"kind": "evaluation", "step": 9, "time": TIME + 9, "loss": 0.5, "accuracy": accuracy}
+    return [evaluation, {"kind": "result", "seconds": seconds, "time": TIME + 10}]
+
+
+def sizes_of(scaling: Scaling, title: str = "") -> dict[int, Size]:
+    (curve,) = [curve for curve in scaling.curves if curve.title == title]
+    return {size.nodes: size for size in curve.sizes}
+
+
+def spread(mean: float, deviation: float = 0.0) -> Spread:
+    """A spread that equals another up to rounding."""
+    return Spread(pytest.approx(mean), pytest.approx(deviation, abs=1e-9))
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Row]:
+    """Two runs each on 1 node, at 90 and 110 samples/s at the median, and on 2 nodes, at 150 and 170."""
+    speeds = {1: [(10, 90, 95), (110, 110, 110)], 2: [(150, 150, 150), (170, 170, 170)]}
+    rows = []
+    for nodes, repeats in speeds.items():
+        for repeat, each in enumerate(repeats):
+            lines = [*steps(*each, exposed_ms=20.0 * (nodes - 1)), *result(12.0 / nodes + repeat, 0.9)]
+            rows.append(Row(measured(tmp_path / "runs", 10 * nodes + repeat, nodes, lines)))
+    return rows
+
+
+def test_strong_scaling_computed_by_hand(runs: list[Row]) -> None:
+    sizes = sizes_of(scaling_of(runs))
+    one, two = sizes[1].figures, sizes[2].figures
+    assert (sizes[1].runs, sizes[2].runs) == (2, 2)
+    # The mean of 90 and 110 is 100; sqrt((10² + 10²) / 1) = 14.14.
+    assert one["samples_per_s"] == spread(100, math.sqrt(200))
+    assert two["samples_per_s"] == spread(160, math.sqrt(200))
+    # 150 / 100 and 170 / 100: mean 1.6, deviation sqrt(0.1² + 0.1²) = 0.1414; on two nodes half of that.
+    assert one["speed_up"] == spread(1.0, math.sqrt(0.02))
+    assert two["speed_up"] == spread(1.6, math.sqrt(0.02))
+    assert two["efficiency_percent"] == spread(80, 50 * math.sqrt(0.02))
+    # The program ran 12 and 13 s, then 6 and 7 s.
+    assert (one["time_s"], two["time_s"]) == (spread(12.5, math.sqrt(0.5)), spread(6.5, math.sqrt(0.5)))
+    # A step has 200 ms, of which 20 ms wait for communication.
+    assert (two["step_ms"], two["comm_exposed_percent"]) == (spread(200), spread(10))
+    assert (one["eval_loss"], two["eval_accuracy"]) == (spread(0.5), spread(0.9))
+
+
+def test_the_table_has_a_column_for_each_number_of_nodes(runs: list[Row]) -> None:
+    table = scaling_of(runs).table()
+    assert table.head == ("", "1 node", "2 nodes")
+    cells = {row[0]: row[1:] for row in table.rows}
+    assert cells["runs"] == ["2", "2"]
+    assert cells["samples_per_s"] == ["100 ± 14", "160 ± 14"]
+    assert cells["speed-up"] == ["1.00 ± 0.14", "1.60 ± 0.14"]
+    assert cells["efficiency, %"] == ["100 ± 14", "80.0 ± 7.1"]
+    # 190 / 200 of an ideal speed-up was published for 2 ranks, on other hardware.
+    assert cells["published efficiency, %"] == ["100 *", "95 *"]
+
+
+@pytest.mark.parametrize(
+    ("weak", "speed_up", "efficiency"), [(False, 2.0, 100.0), (True, 4.0, 200.0)], ids=["strong", "weak"]
+)
+def test_a_time_is_faster_if_it_is_less(
+    tmp_path: Path, weak: bool, speed_up: float, efficiency: float
+) -> None:
+    """Without a metric, the jobs' times count: 60 and 30 s. In weak scaling, two nodes did twice the work."""
+    options = {**SCALING, "weak": weak, "repeats": 1}
+    rows = []
+    for nodes in (1, 2):
+        task = {"start_time": TIME, "end_time": TIME + 60 // nodes}
+        run = measured(tmp_path, nodes, nodes, [], scaling=options, elapsed_s=60 // nodes, **task)
+        rows.append(Row(run))
+    scaling = scaling_of(rows)
+    figures = sizes_of(scaling)[2].figures
+    assert (scaling.metric, figures["time_s"]) == ("time_s", spread(30))
+    assert figures["speed_up"] == spread(speed_up)
+    assert figures["efficiency_percent"] == spread(efficiency)
+
+
+def test_a_program_is_measured_by_its_own_metric(tmp_path: Path) -> None:
+    options = {**SCALING, "metric": "epoch_s"}
+    lines = {1: 8.0, 2: 5.0}
+    rows = [
+        Row(measured(tmp_path, nodes, nodes, [{"epoch_s": value}], scaling=options))
+        for nodes, value in lines.items()
+    ]
+    assert sizes_of(scaling_of(rows))[2].figures["speed_up"] == spread(1.6)
+    rows = [Row(row.run.model_copy(update={"scaling": {**options, "metric": "nope"}})) for row in rows]
+    with refused("unknown-run-key", UsageError):
+        scaling_of(rows)
+
+
+def test_two_models_are_two_curves(tmp_path: Path) -> None:
+    """A sweep of two models: runs with two tasks each."""
+    rows = []
+    for nodes in (1, 2):
+        names = [f"demo-train-{number}" for number in range(nodes)]
+        tasks = []
+        for number, (model, speed) in enumerate((("resnet50", 100.0), ("mlp", 10.0))):
+            task = {"id": f"{nodes}_{number}", "state": "COMPLETED", "nodes": names}
+            metrics = {"samples_per_s": {"last": speed * nodes * (1 - 0.1 * number * (nodes - 1))}}
+            tasks.append({**task, "config": {"model": model}, "metrics": metrics})
+        run = measured(tmp_path, nodes, nodes, [], sweep={"keys": ["model"]}, tasks=tasks)
+        rows.append(Row(run))
+    scaling = scaling_of(rows)
+    assert sizes_of(scaling, "model=resnet50")[2].figures["efficiency_percent"] == spread(100)
+    assert sizes_of(scaling, "model=mlp")[2].figures["efficiency_percent"] == spread(90)
+    # Published for one and two H100: 2,000 and 3,800 images per second.
+    assert sizes_of(scaling, "model=resnet50")[2].published["samples_per_s"] == 3800
+    assert "samples_per_s" not in sizes_of(scaling, "model=mlp")[2].published
+    (chart,) = report_of(rows).sections[0].charts
+    assert {series.name: list(series.points) for series in chart.series} == {
+        "model=resnet50": [("1", 1.0), ("2", 2.0)],
+        "model=mlp": [("1", 1.0), ("2", pytest.approx(1.8))],
+        "ideal": [("1", 1.0), ("2", 2.0)],
+        "published": [("1", 1.0), ("2", pytest.approx(1.9))],
+    }
+
+
+def test_hardware_and_shared_machines_are_told(tmp_path: Path) -> None:
+    def scaling(folder: str, gpu: str, *, shares_machine: bool) -> Scaling:
+        hosts = {"demo-train-1": {"gpus": [{"name": gpu}]}}
+        more = {"hosts": hosts, "shares_machine": shares_machine}
+        return scaling_of(
+            [Row(measured(tmp_path / folder, number, number, steps(9), **more)) for number in (1, 2)]
+        )
+
+    apart = scaling("apart", "NVIDIA H100 80GB HBM3", shares_machine=False)
+    shared = scaling("shared", "NVIDIA L4", shares_machine=True)
+    assert (apart.differs, shared.differs) == (False, True)
+    cells = {row[0]: row[1:] for row in apart.table().rows}
+    assert cells["published efficiency, %"] == ["100", "95"]
+    assert len([*shared.verdict()]) == len([*apart.verdict()]) + 1
+
+
+def test_use_of_nodes_while_the_program_ran(tmp_path: Path) -> None:
+    """Samples before the first and after the last line of metrics do not count."""
+    task = {"id": "1", "state": "COMPLETED", "exit_code": 0, "start_time": TIME + 1, "end_time": TIME + 3}
+    nodes = ["demo-train-1", "demo-train-2"]
+    run = measured(tmp_path, 1, 2, steps(9, 9, 9), tasks=[{**task, "nodes": nodes}])
+    (run.directory / "telemetry").mkdir()
+    for node, percent in zip(run.nodes, (40, 60), strict=True):
+        samples = []
+        for second in range(7):
+            is_inside = 1 <= second <= 3
+            gpu = {"util": 90 if is_inside else 0, "energy_mj": 5_000_000 * second}
+            gpus = [{**gpu, "index": index} for index in range(2)]
+            busy = {"cpu_percent": percent if is_inside else 0, "memory_used_mib": 1024 * min(second, 3)}
+            network = {"net_tx_bytes_per_s": {"eth0": 2 << 20 if is_inside else 0}}
+            samples.append({"kind": "sample", "time": TIME + second, "gpus": gpus, **busy, **network})
+        text = "".join(f"{json.dumps(sample)}\n" for sample in samples)
+        (run.directory / "telemetry" / f"{node}.jsonl").write_text(text)
+    other = measured(tmp_path, 2, 1, steps(9))
+    figures = sizes_of(scaling_of([Row(run), Row(other)]))[2].figures
+    # In 2 s, 4 GPUs used 2 x 5 kJ each.
+    expected = {
+        "cpu_percent": 50,
+        "memory_max_gib": 3,
+        "gpu_percent": 90,
+        "sent_mib_per_s": 2,
+        "energy_kj": 40,
+    }
+    assert {name: figures[name] for name in expected} == {
+        name: spread(value) for name, value in expected.items()
+    }
+
+
+def test_runs_without_figures_are_missing(runs: list[Row], tmp_path: Path) -> None:
+    task = {"id": "30", "state": "FAILED", "nodes": ["demo-train-1"]}
+    failed = Row(measured(tmp_path / "runs", 30, 1, [], tasks=[task], state="FAILED"))
+    complete, incomplete = scaling_of([*runs, failed]), scaling_of([*runs[1:3], failed])
+    assert [failed.shown in fact for fact in complete.missing] == [True]
+    assert len(incomplete.missing) == 2
+    assert sizes_of(complete)[1].runs == 2
+    alone = scaling_of([failed, failed])
+    assert (alone.curves, report_of([failed, failed]).ok) == ([], None)
+
+
+def test_a_scaling_is_named_by_its_jobs(
+    runs: list[Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = named_rows(NAME)
+    assert [row.run.job_id for row in rows] == [row.run.job_id for row in runs]
+    assert [row.run.job_id for row in named_rows(runs[0].run.directory.name)] == ["10"]
+    other = Row(measured(tmp_path / "runs", 40, 1, steps(1), name=NAME.replace("0a1b", "0a1c")))
+    assert (is_scaling(rows), is_scaling([*rows, other]), is_scaling(rows[:1])) == (True, False, False)
+    with refused("unknown-run", UsageError):
+        named_rows("train-scaling-ffff")

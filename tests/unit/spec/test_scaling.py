@@ -1,0 +1,69 @@
+"""The jobs of a scaling: their numbers of nodes, order, names and arguments, and the refused options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.errors import ClusterctlError
+from clusterctl.jobs.submission import read_jobs
+from tests.support.messages import refused
+
+
+def test_a_scaling_has_a_job_per_repeat_and_size() -> None:
+    scaling = {"nodes": "2,1", "repeats": 2, "metric": "tokens_per_s"}
+    jobs = read_jobs("train", {"scaling": scaling, "gpus": 4, "slurm": ["--nice=10"]})
+    assert [job.nodes for job in jobs] == [1, 2, 1, 2]
+    (name,) = {job.name for job in jobs}
+    assert name.startswith("train-scaling-")
+    # Slurm runs jobs of the same name one after the other.
+    assert {job.slurm for job in jobs} == {("--nice=10", "--dependency=singleton")}
+    record = {"nodes": (1, 2), "weak": False, "repeats": 2, "metric": "tokens_per_s"}
+    assert [job.record["scaling"] for job in jobs] == [record] * 4
+    (other, *_) = read_jobs("train", {"scaling": scaling})
+    assert other.name != name
+
+
+def test_a_scaling_of_a_sweep_runs_its_tasks_in_turn() -> None:
+    jobs = read_jobs("bench", {"scaling": {"nodes": [1, 4]}, "sweep": ["model=mlp,cnn"]})
+    assert [(job.nodes, job.array) for job in jobs] == [(1, "0-1%1"), (4, "0-1%1")]
+
+
+@pytest.mark.parametrize("words", [("--global-batch-size", "64"), ("--global-batch-size=64",)])
+def test_weak_scaling_multiplies_the_batch_of_a_node(words: tuple[str, ...]) -> None:
+    args = ("--model", "cnn", *words, "--lr=0.1")
+    jobs = read_jobs("train", {"scaling": {"nodes": "1,2,4", "weak": True}, "args": args})
+    batches = ("64", "128", "256")
+    expected = [("--model", "cnn", "--global-batch-size", batch, "--lr=0.1") for batch in batches]
+    assert [job.args for job in jobs] == expected
+
+
+def test_weak_scaling_leaves_an_own_program_its_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my.py").touch()
+    jobs = read_jobs("my.py", {"scaling": {"nodes": "1,2", "weak": True}, "args": ("--lr", "1")})
+    assert [(job.nodes, job.args) for job in jobs] == [(1, ("--lr", "1")), (2, ("--lr", "1"))]
+
+
+@pytest.mark.parametrize(
+    ("code", "options"),
+    [
+        ("scaling-sizes", {"scaling": {"nodes": "2"}}),
+        ("scaling-sizes", {"scaling": {"nodes": "1,1"}}),
+        ("scaling-sizes", {"scaling": {"nodes": "0,1"}}),
+        ("scaling-sizes", {"scaling": {"nodes": "1,two"}}),
+        ("out-of-range", {"scaling": {"nodes": "1,2", "repeats": 0}}),
+        ("options-exclusive", {"scaling": {"nodes": "1,2"}, "nodes": 2}),
+        ("options-exclusive", {"scaling": {"nodes": "1,2"}, "after": ["12"]}),
+        ("options-exclusive", {"scaling": {"nodes": "1,2"}, "array": "0-3"}),
+        ("options-exclusive", {"scaling": {"nodes": "1,2"}, "slurm": ["--dependency=afterok:3"]}),
+        ("weak-without-batch", {"scaling": {"nodes": "1,2", "weak": True}}),
+    ],
+)
+def test_a_scaling_that_can_not_be_is_refused(code: str, options: dict[str, Any]) -> None:
+    with refused(code, ClusterctlError, exit_code=2):
+        read_jobs("train", options)
