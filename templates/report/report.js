@@ -47,7 +47,7 @@
       pointBorderWidth: series.covers ? 2 : 1,
       borderWidth: chart.kind === "bars" ? 0 : series.marks ? 1 : 1.8,
       borderDash: dash(series, number),
-      pointRadius: isPoints || series.marks ? 4.5 : points.length < 3 ? 3 : 0,
+      pointRadius: isPoints || (series.marks && points.length < 30) ? 4.5 : series.marks || points.length < 3 ? 2.5 : 0,
       pointHitRadius: 8,
       // Chart.js draws a lower order on top.
       order: -series.covers - (series.marks ? charts.length + 1000 : 0),
