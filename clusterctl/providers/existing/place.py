@@ -146,6 +146,7 @@ def place(
         MachineError: the wheels can't be downloaded on this machine.
         TransportError: the environment can't be installed, or the connection was lost.
     """
+    _reject_unfit(folder)
     started = time.monotonic()
     pythons = {**site.proven_pythons, **site.pythons}
     path = choose_python(pythons, python)
@@ -175,8 +176,6 @@ def _claim(
     transport: Transport, folder: str, cluster_id: str, cluster_name: str
 ) -> tuple[dict[str, list[str]], str]:
     """Create and mark the folder. Return the answer by names, and the id in the mark."""
-    if not PATTERNS["remote_folder"].matches(folder):
-        raise _unfit(folder)
     result = transport.run(["sh", "-c", _CLAIM, "claim", folder, cluster_id, cluster_name], check=False)
     answer: dict[str, list[str]] = {}
     for line in result.stdout.splitlines():
@@ -214,6 +213,11 @@ def _claim(
 def expanded(transport: Transport, folder: str) -> str:
     """Return the path of a folder that may begin with ~/ or a variable. TransportError: it is not set."""
     return transport.run(["sh", "-c", _EXPAND, "expand", folder]).stdout.rstrip("/\n")
+
+
+def _reject_unfit(folder: str) -> None:
+    if not PATTERNS["remote_folder"].matches(folder):
+        raise _unfit(folder)
 
 
 def _unfit(folder: str) -> UsageError:

@@ -52,13 +52,13 @@ def test_place_builds_once_and_keeps_the_mark(call: Place, home: Path) -> None:
     assert sorted(path.name for path in home.iterdir()) == ["ours"]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("PIP_USER", "1"), ("PIP_TARGET", "/tmp/elsewhere"), ("PYTHONHOME", "/nowhere")]
-)
 def test_place_ignores_the_sites_settings_of_python(
-    call: Place, home: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+    call: Place, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(name, value.replace("/tmp", str(home.parent)))
+    """Each of them alone would fail the build, or put the package elsewhere."""
+    settings = {"PIP_USER": "1", "PIP_TARGET": str(home.parent / "elsewhere"), "PYTHONHOME": "/nowhere"}
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
     call()
     assert list((home / "ours/env/lib").glob("python3*/site-packages/first*"))
 
@@ -132,9 +132,13 @@ def test_place_rejects_a_folder_with_other_files(call: Place, home: Path) -> Non
         *("~/a/../b", "~/.", "work", "/scratch/a:b", "/scratch/%u/x"),
     ],
 )
-def test_place_rejects_a_folder_that_is_a_home_or_needs_quotes(call: Place, home: Path, folder: str) -> None:
+def test_place_rejects_a_folder_that_is_a_home_or_needs_quotes(
+    home: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    """No wheels are downloaded before."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
     with refused("folder-unfit", UsageError):
-        call(folder)
+        place(LocalTransport(), SITE, folder, "a1b2")
     assert list(home.iterdir()) == []
 
 
@@ -259,10 +263,10 @@ def test_remove_continues_after_a_kill(home: Path, command: str) -> None:
 
 
 @pytest.mark.parametrize("there", ["", "a", "a/ours"])
-def test_remove_takes_the_folders_that_place_created(call: Place, home: Path, there: str) -> None:
+def test_remove_takes_the_folders_that_place_created(home: Path, there: str) -> None:
     (home / there).mkdir(parents=True, exist_ok=True)
     before = sorted(home.rglob("*"))
-    call("~/a/ours")
+    assert run_program(*CLAIM) == 0
     AttachedFolder(LocalTransport(), "~/a/ours", "a1b2").remove()
     assert sorted(home.rglob("*")) == before
 
