@@ -22,8 +22,9 @@ Mark = Any
 """A point in time on a device. Only that device can interpret it."""
 FLOAT32 = np.dtype("float32")
 
-_BLOCK_BYTES = 1 << 18
-"""Bytes of rows that a CPU processes at once. The rows and their results fit in the second-level cache."""
+_BLOCK_BYTES = 1 << 19
+"""Bytes of rows, with their results, that a CPU processes at once. Smaller blocks need more calls, and larger
+blocks leave the second-level cache."""
 _MATRIX_BYTES = 1 << 20
 """Bytes of a temporary matrix on a CPU, chosen so that it nearly fits in the second-level cache."""
 
