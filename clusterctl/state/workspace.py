@@ -22,14 +22,12 @@ from pathlib import Path
 
 from clusterctl.errors import LockedError, MachineError
 from clusterctl.util.disk import REFUSALS, translating_write_errors
-from clusterctl.util.process import temporary_folder
 
 _UNFIT = frozenset('"%\n')
 # Bytes that the state of a cluster may need. Checked at the start, so `up` does not fail half-way.
 ROOM = 1 << 20
 WAIT_S = 600.0
 _PAUSE_S = 0.2
-_REMOVED = ".removed-"
 
 # ssh's ProxyCommand for a host behind a jump host. All hosts behind the jump host share a connection to it,
 # which ends when it is idle. Arguments: the folder of the ssh_config, the name of the socket, the host's
@@ -245,9 +243,11 @@ class Workspace:
 
     def remove(self) -> None:
         """Remove the folder. If this is killed, no part of it keeps the cluster's name."""
-        parent = self.root.parent
-        with translating_write_errors(self.root), temporary_folder(parent, prefix=_REMOVED) as folder:
-            shutil.rmtree(self.root.rename(folder / self.root.name))
+        removed = self.root.with_name(f".{self.root.name}.removed")
+        with translating_write_errors(self.root):
+            # A killed removal may have left it.
+            shutil.rmtree(removed, ignore_errors=True)
+            shutil.rmtree(self.root.rename(removed))
 
     @property
     def is_attached(self) -> bool:

@@ -132,9 +132,10 @@ def test_detach_killed_while_it_removes_the_workspace_has_ended(
 ) -> None:
     """Without `login`, no command would know the rest as a cluster that is attached."""
 
-    def kill(folder: Path, **_: object) -> None:
-        (folder / "login").unlink(missing_ok=True)
-        raise KilledError
+    def kill(folder: Path, *, ignore_errors: bool = False) -> None:
+        if not ignore_errors:
+            (folder / "login").unlink()
+            raise KilledError
 
     with monkeypatch.context() as patch:
         patch.setattr("shutil.rmtree", kill)
