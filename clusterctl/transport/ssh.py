@@ -16,7 +16,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Self
 
-from clusterctl.errors import NotUpError, TransportError
+from clusterctl.errors import TransportError, UsageError
 from clusterctl.state.facts import facts_of
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import (
@@ -279,8 +279,8 @@ def _may_stay(config: Path) -> bool:
 def _attached_path(ssh_config: Path) -> str:
     """Return the folders that PATH on an attached cluster may lack; "" for other clusters."""
     if login_of(ssh_config) is not None:
-        # Before `attach` has finished, there is no record.
-        with suppress(NotUpError):
+        # The record is missing before `attach` has finished, and commands that need it report a damaged one.
+        with suppress(UsageError):
             return facts_of(Workspace(ssh_config.parent)).path
     return ""
 
@@ -293,8 +293,6 @@ class Connections(ExitStack):
     stays: name of the host whose connection is left open for the next clusterctl command.
     path: folders that are appended to PATH of all commands, separated by colons. "": no folder. Default: the
         folders that PATH on an attached cluster may lack.
-
-    Raises UsageError: the record of an attached cluster is damaged, and there is no ``path``.
     """
 
     def __init__(self, ssh_config: Path, *, stays: str | None = None, path: str | None = None) -> None:

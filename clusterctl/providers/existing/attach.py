@@ -287,7 +287,7 @@ def _probed(request: Request, workspace: Workspace, chosen: Mapping[str, Any]) -
     workspace.create()
     write_login_files(request.login, workspace)
     request.reporter.step("probe")
-    # The record of an earlier `attach` may be damaged.
+    # Otherwise, the Python of an earlier `attach` would be found as one of the site.
     with Connections(workspace.ssh_config, stays=LOGIN_HOST, path="") as connections:
         return probe(connections.to(LOGIN_HOST), Choices.of(chosen))
 
