@@ -235,9 +235,10 @@ def _answer(row: Row) -> dict[str, Any]:
 
 
 def show(screen: Screen, run: Run) -> None:
-    """Show a collected run in full, or the table of a scaling.
+    """Show a collected run in full.
 
-    Shows its resources, its nodes, its options and metrics, and the cause of a failure.
+    Shows its resources, its nodes, its options and metrics, and the cause of a failure; for a scaling, its
+    table.
     """
     rows = named_rows(run, screen.chosen().ledger)
     if is_scaling(rows):
