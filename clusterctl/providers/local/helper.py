@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
-from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +74,7 @@ def bake(message: dict[str, Any]) -> dict[str, Any]:
         for place in (layout.STATE, layout.CACHE):
             system.check_overlay(place)
         # Building an image takes minutes, and no cluster could use it.
-        if request.id:
-            _choose_subnet(request.id, request.subnet)
+        image.free_subnet(request.id or "", request.subnet)
     _bake_missing({"image": (lambda: image.cached(request.key) or None, lambda: image.baking(request))})
     return {}
 
@@ -300,19 +298,13 @@ def _load_state(request: layout.ClusterRequest) -> layout.ClusterState:
     if path.exists():
         return layout.ClusterState.model_validate_json(path.read_bytes()).with_packages(request.packages)
     image.layers(request.image)
-    subnet = _choose_subnet(request.id, request.subnet)
     # A storage file without a record is left by an interrupted `down`.
     keep = request.keep_storage or layout.storage_file(request.id).exists()
-    own = {"subnet": subnet, "keep_storage": keep}
+    own = {"subnet": image.free_subnet(request.id, request.subnet), "keep_storage": keep}
     state = layout.ClusterState.model_validate(request.model_dump() | own)
     layout.make_private(path.parent)
     write_atomic(path, state.model_dump_json())
     return state
-
-
-def _choose_subnet(cluster_id: str, requested: IPv4Network | None) -> IPv4Network:
-    other_subnets = [state.subnet for state in image.states()]
-    return system.choose_subnet(cluster_id, [*system.used_networks(), *other_subnets], requested)
 
 
 def _assign_numbers(state: layout.ClusterState, request: layout.ClusterRequest) -> layout.ClusterState:

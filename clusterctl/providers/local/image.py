@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Final
 
@@ -341,6 +342,12 @@ def states() -> tuple[layout.ClusterState, ...]:
     """Return the saved states of this machine's local clusters, except clusters that are being removed."""
     paths = sorted(layout.STATE.glob("[!.]*/cluster.json"))
     return tuple(layout.ClusterState.model_validate_json(path.read_bytes()) for path in paths)
+
+
+def free_subnet(cluster_id: str, requested: IPv4Network | None) -> IPv4Network:
+    """Return ``requested``, or by default a free /24 network. A MachineError rejects a network in use."""
+    other_subnets = [state.subnet for state in states()]
+    return system.choose_subnet(cluster_id, [*system.used_networks(), *other_subnets], requested)
 
 
 def classes_of(cluster_id: str) -> frozenset[str]:
