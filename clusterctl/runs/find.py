@@ -60,7 +60,7 @@ class Row:
 
     @property
     def task_records(self) -> Sequence[TaskRecord]:
-        """The records of all tasks of an array; otherwise one record."""
+        """The records of all tasks of an array. For other rows, a single record."""
         return (self.task,) if self.task else self.run.tasks
 
     @property

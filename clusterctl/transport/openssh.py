@@ -316,7 +316,7 @@ class OpenSSH:
 
     The login of an attached cluster is reached as its own user, and without ssh if it is this machine. All
     methods raise MachineError if this machine has no ssh program, TransportError if the command holds a NUL
-    character, and UsageError if an attached cluster lets nobody log in to the host.
+    character, and UsageError if an attached cluster allows no login to the host.
     """
 
     config: Path

@@ -279,7 +279,7 @@ def _may_stay(config: Path) -> bool:
 def _attached_path(ssh_config: Path) -> str:
     """Return the folders that PATH on an attached cluster may lack; "" for other clusters."""
     if login_of(ssh_config) is not None:
-        # The record is missing before `attach` has finished, and commands that need it report a damaged one.
+        # Before `attach` has finished there is no record. Commands that need it report a damaged record.
         with suppress(UsageError):
             return facts_of(Workspace(ssh_config.parent)).path
     return ""

@@ -157,8 +157,7 @@ def place(
     at, built = answer["folder"][0], False
     if lock.key not in answer["environments"][0].split():
         _reject_little_room(transport.host, at, rooms_of(answer))
-        size, plural = format_size(sum(wheel.stat().st_size for wheel in wheels)), "s"[: len(wheels) != 1]
-        report(f"sending {len(wheels)} wheel{plural}, {size}")
+        report(f"sending {format_size(sum(wheel.stat().st_size for wheel in wheels))} of wheels")
         built = build_environment(
             transport,
             lock,
