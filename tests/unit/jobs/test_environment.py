@@ -215,7 +215,7 @@ def sending(environment: Environment, *, rented: bool = False) -> tuple[list[int
 
     Environments(said.append, progress=progress).build(LocalTransport(), based(environment), rented=rented)
     assert not list((Path.home() / "clusterctl/store/partial").iterdir())
-    return [int(count) for count in re.findall(r"(\d+) wheels,", "\n".join(said))], max(sent)
+    return [int(count) for count in re.findall(r"(\d+) wheels?,", "\n".join(said))], max(sent)
 
 
 @pytest.fixture
