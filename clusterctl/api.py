@@ -238,7 +238,7 @@ class Cluster:
         """
         if is_job_file(str(target)) or options.get("scaling"):
             raise UsageError(
-                f"{target} may be several jobs: it is a job file, or a scaling",
+                f"{target} may be several jobs, because it is a job file or has the option scaling",
                 code="job-file-given",
                 fix="call submit_file instead",
             )

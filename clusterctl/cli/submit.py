@@ -421,8 +421,8 @@ def show_or_watch(
 def show_submitted(screen: Screen, rows: Sequence[JobRow], jobs: Sequence[JobSpec]) -> None:
     *lines, last = (f"submitted job {row['job_id']} ({row['name']})" for row in rows)
     for name in dict.fromkeys(job.name for job in jobs if job.scaling):
-        text = "its jobs run in turn; then `clusterctl collect`, and"
-        screen.note(f"{name}: {text} `clusterctl runs show {name}` shows the table")
+        text = "the jobs run one after the other. Once they have ended, run `clusterctl collect`, then"
+        screen.note(f"{name}: {text} `clusterctl runs show {name}` for the table")
     screen.result(answer_of(rows), *lines, f"{last}; follow it with `clusterctl logs {rows[0]['job_id']} -f`")
 
 

@@ -59,7 +59,9 @@ if TYPE_CHECKING:
 # With these arguments, a training writes checkpoints, or may do so.
 _MAY_SAVE: Final = ("--save-interval", "--config")
 _BATCH: Final = "--global-batch-size"
-# The jobs of a scaling have the same name. With this option, Slurm runs jobs of a name in turn.
+# The bundled jobs with this option. The work of other bundled jobs grows with the ranks anyway.
+_WITH_BATCH: Final = ("train", "bench")
+# The jobs of a scaling have the same name. With this option, Slurm runs jobs with the same name in turn.
 _IN_TURN: Final = "--dependency=singleton"
 # Room for the ending of the common name of a scaling's jobs.
 _LONGEST: Final = 48
@@ -116,7 +118,7 @@ def _scaled(jobs: Iterable[JobSpec]) -> tuple[JobSpec, ...]:
 def _jobs_of(job: JobSpec, scaling: Scaling) -> Iterator[JobSpec]:
     """Yield a job for each repeat and number of nodes. Their common name is new.
 
-    The repeats of a number of nodes are apart in time, so that a change of the load affects all numbers.
+    All numbers of nodes run before the first repeat, so that a change of the load affects all of them.
 
     Raises UsageError: the job has options that a scaling sets, or it is not known how its work can grow.
     """
@@ -125,6 +127,12 @@ def _jobs_of(job: JobSpec, scaling: Scaling) -> Iterator[JobSpec]:
             raise excluded(f"--{field}", "--scaling")
     if any("after" in request.quantities for request in requests_of(job.slurm)):
         raise excluded("--slurm --dependency", "--scaling")
+    lines = UserScript.read(job.script).directives if job.script is not None else None
+    for option in ("array", "dependency") if lines else ():
+        if lines and lines.last(option):
+            raise excluded(f"#SBATCH --{option}", "--scaling")
+    if scaling.weak and job.sweep and _BATCH in {f"--{key.replace('_', '-')}" for key in job.sweep.keys}:
+        raise excluded(f"a sweep of {_BATCH}", "--weak")
     name = f"{job.name[:_LONGEST]}-scaling-{secrets.token_hex(2)}"
     changes = {"name": name, "slurm": (*job.slurm, _IN_TURN)}
     if job.sweep is not None:
@@ -137,11 +145,12 @@ def _jobs_of(job: JobSpec, scaling: Scaling) -> Iterator[JobSpec]:
 
 
 def _arguments(job: JobSpec, nodes: int, *, is_weak: bool) -> tuple[str, ...]:
-    """Return the program's arguments; for weak scaling of a bundled job with the batch of all nodes."""
-    if not is_weak or job.bundled is None:
+    """Return the program's arguments; for weak scaling of a training with the batch of all nodes."""
+    if not is_weak or job.bundled not in _WITH_BATCH:
         return job.args
     words = [part for word in job.args for part in _split(word)]
-    at = words.index(_BATCH) + 1 if _BATCH in words else len(words)
+    # The last of several counts.
+    at = max((number + 1 for number, word in enumerate(words) if word == _BATCH), default=len(words))
     if at >= len(words) or not words[at].isdecimal():
         raise UsageError(
             f"weak scaling of {job.bundled} needs the batch of a node",

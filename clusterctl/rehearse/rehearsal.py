@@ -65,7 +65,7 @@ _NO_CHECKPOINTS: Final = (
     "checkpoints"
 )
 # Job options that a rehearsal sets itself, or that have several tasks.
-OWN_OPTIONS: Final = frozenset("array sweep requeue chain hang".split())
+OWN_OPTIONS: Final = frozenset("array sweep scaling requeue chain hang".split())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -292,10 +292,10 @@ def named_rows(name: str, ledger: Ledger | None = None) -> list[Row]:
     Raises the errors of ``named_run``.
     """
     if _SCALING.fullmatch(name):
-        folders = dict.fromkeys(path for folder in runs_folders() for path in run_folders(folder))
-        runs, _ = find_runs(path for path in folders if path.name.endswith(f"-{name}"))
-        if rows := [Row(run) for run in reversed(runs) if run.scaling and run.name == name]:
-            return rows
+        runs, _ = find_runs(path for path in readable_runs(runs_folders()) if path.name.endswith(f"-{name}"))
+        # A run may have copies.
+        if rows := {run.token: Row(run) for run in reversed(runs) if run.scaling and run.name == name}:
+            return [*rows.values()]
         if ledger is not None and any(entry.name == name for entry in ledger.entries()):
             raise UsageError(
                 f"no run of {name} is on this machine",

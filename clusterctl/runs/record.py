@@ -13,6 +13,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from clusterctl.errors import SchedulerError, printable
 from clusterctl.providers.registry import node_price
 from clusterctl.runs.fetch import Manifest
@@ -23,7 +25,14 @@ from clusterctl.scheduler.evidence import diagnose_run
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import sweep_arguments
 from clusterctl.state.facts import applied_text
-from clusterctl.state.ledger import AttemptRecord, RunRecord, Skipped, TaskRecord, node_hours
+from clusterctl.state.ledger import (
+    AttemptRecord,
+    RunRecord,
+    ScalingRecord,
+    Skipped,
+    TaskRecord,
+    node_hours,
+)
 from clusterctl.state.submissions import (
     CLIENT_FACTS,
     ENVIRONMENT_FILE,
@@ -174,7 +183,8 @@ def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunR
     job = facts["job"] if isinstance(facts.get("job"), dict) else {}
     args = tuple(job.get("args") or ())
     submitted = {"args": args, "tags": tuple(dict.fromkeys(job.get("tag") or ())), "note": job.get("note")}
-    submitted |= {"scaling": job.get("scaling")}
+    with suppress(ValidationError):
+        submitted["scaling"] = TypeAdapter(ScalingRecord | None).validate_python(job.get("scaling"))
     submitted |= {key: facts[key] for key in ("replay_of", "of_failed") if key in facts}
     if not record.is_array:
         return record.model_copy(update={**submitted, **vars(summarize(tree, args))})

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.errors import CollectError
+from clusterctl.runs.charts import CLOCK_S
 from clusterctl.runs.compare import environment_of, hardware_of, mapping
 from clusterctl.runs.find import USUAL_METRICS, Row, metric_names, reject_unknown_keys
 from clusterctl.runs.page import Chart, Report, Section, Series, Table
@@ -39,11 +40,11 @@ _TITLES: Final = {
     _EFFICIENCY: "efficiency, %",
     "comm_exposed_percent": "exposed communication, % of a step",
     "cpu_percent": "CPU, %",
-    "memory_max_gib": "memory at most, GiB",
+    "memory_max_gib": "peak memory of a node, GiB",
     "gpu_percent": "GPU, %",
-    "gpu_memory_max_gib": "GPU memory at most, GiB",
-    "sent_mib_per_s": "sent by a node, MiB/s",
-    "energy_kj": "energy of GPUs, kJ",
+    "gpu_memory_max_gib": "peak GPU memory of a node, GiB",
+    "sent_mib_per_s": "network, sent by a node, MiB/s",
+    "energy_kj": "GPU energy, kJ",
 }
 # Words in the names of metrics: the first metric with each word is in the table.
 _CONVERGENCE: Final = ("loss", "acc")
@@ -62,9 +63,9 @@ class Spread:
         return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0)
 
     def __str__(self) -> str:
-        """Return a text such as ``290 ± 17``; without a deviation below a ten-thousandth of the mean."""
+        """Return a text such as ``290 ± 17``; without a deviation that four digits do not show."""
         places = _places(self.mean, 4)
-        if self.deviation <= abs(self.mean) * 1e-4:
+        if self.deviation < 10**-places / 2:
             text = f"{self.mean:.{places}f}"
             return text.rstrip("0").rstrip(".") if places else text
         places = min(_places(self.deviation, 2), places)
@@ -157,7 +158,7 @@ class Scaling:
 
     def notes(self) -> Iterator[str]:
         if self.differs and any(curve.source for curve in self.curves):
-            hardware = f", and these nodes have {self.hardware}" if self.hardware else ""
+            hardware = f", and these nodes have {self.hardware or 'unknown hardware'}"
             yield f"* published for {_published()['hardware']}{hardware}"
         sources = dict.fromkeys(curve.source for curve in self.curves if curve.source)
         yield from (f"published by {source}" for source in sources)
@@ -173,11 +174,7 @@ class Scaling:
         series = [
             Series(
                 curve.title or "measured",
-                [
-                    (str(size.nodes), size.figures[_SPEED_UP].mean)
-                    for size in curve.sizes
-                    if _SPEED_UP in size.figures
-                ],
+                [(str(nodes), _mean(curve, nodes)) for nodes in sorted(sizes)],
             )
             for curve in self.curves
         ]
@@ -188,7 +185,13 @@ class Scaling:
         ]
         ideal = Series("ideal", [(str(nodes), nodes / smallest) for nodes in sorted(sizes)])
         more = [Series("published", published)] if len(published) > 1 else []
-        return Chart("Speed-up", [*series, ideal, *more], "nodes", _TITLES[_SPEED_UP])
+        return Chart("Speed-up", [*series, ideal, *more], "nodes")
+
+
+def _mean(curve: Curve, nodes: int) -> float:
+    """Return the speed-up on a number of nodes; NaN, which is not drawn, if it is unknown."""
+    figures = [size.figures for size in curve.sizes if size.nodes == nodes and _SPEED_UP in size.figures]
+    return figures[0][_SPEED_UP].mean if figures else math.nan
 
 
 def _places(value: float, digits: int) -> int:
@@ -224,7 +227,7 @@ def scaling_of(rows: Sequence[Row]) -> Scaling:
     else:
         metric = next((name for name in _THROUGHPUT if any(name in part.metrics for part in done)), _TIME)
     facts = [_Facts.of(part, metric) for part in done]
-    missing += [f"{each.row.shown}: it has no {metric}" for each in facts if metric not in each.figures]
+    missing += [f"{each.row.shown}: no {metric} was recorded" for each in facts if metric not in each.figures]
     titles = dict.fromkeys(each.title for each in facts)
     is_weak = bool(options.get("weak"))
     curves = [
@@ -279,13 +282,15 @@ def _figures(row: Row, metric: str) -> dict[str, float]:
     values: dict[str, list[float]] = defaultdict(list)
     seconds = None if "iteration_ms" in row.metrics else finite(row.value("elapsed"))
     times: list[float] = []
+    # A restarted program knows only the time since its last start.
+    is_single = sum(len(task.known_attempts) for task in row.task_records) <= 1
     for record in records(row.folder):
         times += [record.time] if record.time is not None else []
         steps = {_STEP: record.values.get("seconds", math.nan) * 1e3} if record.kind == "iteration" else {}
         for name, value in {**record.values, **steps}.items():
             if name in {metric, _STEP, "comm_exposed_ms"} and math.isfinite(value):
                 values[name].append(value)
-        if record.kind == "result":
+        if record.kind == "result" and is_single:
             seconds = finite(record.line.get("seconds")) or seconds
     medians = {name: statistics.median(listed) for name, listed in values.items()}
 
@@ -298,7 +303,10 @@ def _figures(row: Row, metric: str) -> dict[str, float]:
     usual = [name for name in metric_names([row]) if name in USUAL_METRICS]
     for word in _CONVERGENCE:
         figures |= {name: row.metrics[name].last for name in [name for name in usual if word in name][:1]}
-    figures |= node_use(row.folder, row.record.nodes, (min(times), max(times)) if times else None)
+    # Other clocks, such as the seconds since the start, don't tell when the program ran.
+    began = row.record.start_time
+    span = (min(times), max(times)) if times and began is not None and min(times) >= began - CLOCK_S else None
+    figures |= node_use(row.folder, row.record.nodes, span)
     joules = gpu_energy_j(row.folder, row.task_records)
     figures["energy_kj"] = None if joules is None else joules / 1000
     return {name: value for name, value in figures.items() if value is not None}
@@ -308,15 +316,14 @@ def _curve(title: str, facts: Sequence[_Facts], metric: str, is_weak: bool) -> C
     counts = sorted({len(each.row.record.nodes) for each in facts})
     groups = {count: [each for each in facts if len(each.row.record.nodes) == count] for count in counts}
     first = counts[0]
-    base = [each.figures[metric] for each in groups[first] if metric in each.figures]
+    base = [speed for each in groups[first] if (speed := _speed(each, metric))]
     target = _target(str(facts[0].row.value("config.model") or ""))
     sizes = []
     for count, group in groups.items():
         names = dict.fromkeys(name for each in group for name in each.figures)
         figures = {name: Spread.of([f.figures[name] for f in group if name in f.figures]) for name in names}
-        speeds = [each.figures[metric] for each in group if each.figures.get(metric)]
-        if base and speeds:
-            ratios = [_ratio(speed, statistics.fmean(base), metric) for speed in speeds]
+        if base and (speeds := [speed for each in group if (speed := _speed(each, metric))]):
+            ratios = [speed / statistics.fmean(base) for speed in speeds]
             grown = count / first if is_weak and goal_of(metric) == Goal.MIN else 1.0
             speed_up = Spread.of([ratio * grown for ratio in ratios])
             share = 100 * first / count
@@ -329,9 +336,10 @@ def _curve(title: str, facts: Sequence[_Facts], metric: str, is_weak: bool) -> C
     return Curve(title, sizes, target["source"] if any(size.published for size in sizes) else "")
 
 
-def _ratio(value: float, base: float, metric: str) -> float:
-    """Return how many times as fast as the base a run is. For a time, less is faster."""
-    return value / base if goal_of(metric) == Goal.MAX else base / value
+def _speed(facts: _Facts, metric: str) -> float:
+    """Return the speed of a run, the reciprocal of a time. 0 if the metric is missing, 0 or below."""
+    value = max(facts.figures.get(metric, 0.0), 0.0)
+    return value if goal_of(metric) == Goal.MAX or not value else 1 / value
 
 
 def _in_order(figures: Mapping[str, Spread], metric: str) -> dict[str, Spread]:

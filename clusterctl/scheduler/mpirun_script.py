@@ -24,7 +24,9 @@ from clusterctl.state.facts import ClusterFacts
 from clusterctl.util.assets import render
 
 # Fields of a job that only Slurm supports.
-_SLURMS: Final = tuple("account qos constraint array requeue chain signal mem gpus after slurm".split())
+_SLURMS: Final = tuple(
+    "scaling account qos constraint array requeue chain signal mem gpus after slurm".split()
+)
 
 
 def with_nodes(request: JobRequest, facts: ClusterFacts, job: JobSpec) -> JobRequest:
@@ -83,7 +85,8 @@ def _launcher(job: JobSpec, nodes: int) -> tuple[str, ...]:
 
 
 def _reject_slurm_options(job: JobSpec) -> None:
-    fields = [field for field in _SLURMS if getattr(job, field)]
+    # A scaling also sets options of Slurm.
+    fields = ["scaling"] if job.scaling else [field for field in _SLURMS if getattr(job, field)]
     options = ["sweep" if field == "array" and job.sweep else field for field in fields]
     if "launcher" in job.model_fields_set and job.launcher is Launcher.SRUN:
         options.append("launcher srun")

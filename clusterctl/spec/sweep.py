@@ -28,7 +28,8 @@ _RANGE: Final = re.compile(r"(log\s+)?(\S+?)\.\.(\S+)")
 # Parts of the names of metrics for which higher is better. For all other metrics, lower is better.
 _MORE: Final = re.compile(
     r"(?:^|[/_. -])(?:acc|accuracy|f1|auc|bleu|rouge\w*|precision|recall|reward|score|map|m?iou|psnr|r2|ndcg|"
-    r"throughput|per_s|gflops|mfu)(?=$|[/_. @-]|\d)",
+    r"throughput|bandwidth|(?:alg|bus)bw|per_s(?:ec(?:ond)?)?|speed|fps|[gtp]?flops|mfu)(?=$|[/_. @-]|\d)"
+    r"|/s(?:ec(?:ond)?)?$",
     re.IGNORECASE,
 )
 
@@ -275,7 +276,7 @@ def _sizes(value: object) -> object:
     words = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else ()
     texts = [str(word).strip() for word in words]
     are_numbers = all(text.isdecimal() and 0 < int(text) <= MAX_COUNT for text in texts)
-    if len({*texts}) < 2 or not are_numbers:  # noqa: PLR2004 - numbers to compare
+    if not are_numbers or len({*map(int, texts)}) < 2:  # noqa: PLR2004 - numbers to compare
         raise BadValueError(
             "scaling-sizes", f"{shown(value)} is not a list of two or more numbers of nodes, such as 1,2,4"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from clusterctl.runs.find import Row, named_rows
 from clusterctl.runs.report import report_of
 from clusterctl.runs.scaling import Scaling, Size, Spread, is_scaling, scaling_of
 from clusterctl.state.ledger import RunRecord
+from clusterctl.state.submissions import note_runs_folder
 from tests.support.messages import refused
 from tests.unit.runs.made import TIME, made_run
 
@@ -115,6 +117,24 @@ def test_a_time_is_faster_if_it_is_less(
     assert (scaling.metric, figures["time_s"]) == ("time_s", spread(30))
     assert figures["speed_up"] == spread(speed_up)
     assert figures["efficiency_percent"] == spread(efficiency)
+
+
+def test_speeds_of_times_are_averaged_and_zero_is_no_speed(tmp_path: Path) -> None:
+    """10 and 20 s: 0.1 and 0.05 per second, on average 0.075."""
+
+    def scaling(*values: float) -> Scaling:
+        options = {**SCALING, "metric": "epoch_s"}
+        places = [(tmp_path / str(values), number, min(number, 2)) for number in (1, 2)]
+        places += [(tmp_path / str(values), 3, 1)]
+        lines = [[{"epoch_s": value}] for value in values]
+        return scaling_of(
+            [Row(measured(*place, line, scaling=options)) for place, line in zip(places, lines, strict=True)]
+        )
+
+    figures = sizes_of(scaling(10, 5, 20))
+    assert figures[1].figures["speed_up"].mean == pytest.approx(1)
+    assert figures[2].figures["speed_up"] == spread(0.2 / 0.075)
+    assert "speed_up" not in sizes_of(scaling(0, 5, 0))[2].figures
 
 
 def test_a_program_is_measured_by_its_own_metric(tmp_path: Path) -> None:
@@ -220,6 +240,8 @@ def test_a_scaling_is_named_by_its_jobs(
     runs: list[Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    shutil.copytree("runs", "copies")
+    note_runs_folder(Path("copies").resolve())
     rows = named_rows(NAME)
     assert [row.run.job_id for row in rows] == [row.run.job_id for row in runs]
     assert [row.run.job_id for row in named_rows(runs[0].run.directory.name)] == ["10"]

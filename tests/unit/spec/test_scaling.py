@@ -38,6 +38,17 @@ def test_weak_scaling_multiplies_the_batch_of_a_node(words: tuple[str, ...]) -> 
     batches = ("64", "128", "256")
     expected = [("--model", "cnn", "--global-batch-size", batch, "--lr=0.1") for batch in batches]
     assert [job.args for job in jobs] == expected
+    twice = read_jobs("bench", {"scaling": {"nodes": "1,2", "weak": True}, "args": (*words, *words)})
+    assert twice[1].args == ("--global-batch-size", "64", "--global-batch-size", "128")
+    (_, two) = read_jobs("gemm", {"scaling": {"nodes": "1,2", "weak": True}})
+    assert two.args == ()
+
+
+@pytest.mark.parametrize("line", ["--dependency=afterok:5", "--array=0-3"])
+def test_lines_of_a_script_that_a_scaling_sets_are_refused(line: str, tmp_path: Path) -> None:
+    (script := tmp_path / "job.sh").write_text(f"#!/bin/bash\n#SBATCH {line}\n")
+    with refused("options-exclusive", ClusterctlError, exit_code=2):
+        read_jobs(str(script), {"scaling": {"nodes": "1,2"}})
 
 
 def test_weak_scaling_leaves_an_own_program_its_arguments(
@@ -53,7 +64,7 @@ def test_weak_scaling_leaves_an_own_program_its_arguments(
     ("code", "options"),
     [
         ("scaling-sizes", {"scaling": {"nodes": "2"}}),
-        ("scaling-sizes", {"scaling": {"nodes": "1,1"}}),
+        ("scaling-sizes", {"scaling": {"nodes": "1,01"}}),
         ("scaling-sizes", {"scaling": {"nodes": "0,1"}}),
         ("scaling-sizes", {"scaling": {"nodes": "1,two"}}),
         ("out-of-range", {"scaling": {"nodes": "1,2", "repeats": 0}}),
@@ -62,6 +73,10 @@ def test_weak_scaling_leaves_an_own_program_its_arguments(
         ("options-exclusive", {"scaling": {"nodes": "1,2"}, "array": "0-3"}),
         ("options-exclusive", {"scaling": {"nodes": "1,2"}, "slurm": ["--dependency=afterok:3"]}),
         ("weak-without-batch", {"scaling": {"nodes": "1,2", "weak": True}}),
+        (
+            "options-exclusive",
+            {"scaling": {"nodes": "1,2", "weak": True}, "sweep": ["global-batch-size=32,64"]},
+        ),
     ],
 )
 def test_a_scaling_that_can_not_be_is_refused(code: str, options: dict[str, Any]) -> None:

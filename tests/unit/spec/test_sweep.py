@@ -128,7 +128,12 @@ def test_values_are_pairs_for_hydra() -> None:
 
 
 @pytest.mark.parametrize(
-    ("metric", "goal"), [("eval_loss", Goal.MIN), ("Val_Acc", Goal.MAX), ("x", Goal.MIN)]
+    ("metric", "goal"),
+    [
+        *((name, Goal.MIN) for name in ("eval_loss", "x", "epoch_seconds", "s/it", "speedometer")),
+        *((name, Goal.MAX) for name in ("Val_Acc", "images_per_second", "train_samples_per_sec", "it/s")),
+        *((name, Goal.MAX) for name in ("tflops", "fps", "algbw", "bus_gb_per_s", "read_bandwidth")),
+    ],
 )
 def test_which_values_are_the_best(metric: str, goal: Goal) -> None:
     assert goal_of(metric) == goal
