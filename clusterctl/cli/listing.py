@@ -91,13 +91,13 @@ def _table(screen: Screen, clusters: Sequence[_Listed]) -> list[str]:
 
 def _recorded_clusters() -> Iterator[_Listed]:
     cloud = next(name for name, traits in PROVIDERS.items() if traits.is_cloud)
-    for folder in sorted(state_home().glob("*/terraform")):
+    for folder in sorted(state_home().glob("[!.]*/terraform")):
         if not (folder.parent / "hosts.json").exists():
             workspace = Workspace(folder.parent)
             spec = applied_if_known(workspace)
             cost = recorded_cost(spec, workspace) if spec else None
             yield _Listed(folder.parent.name, cloud, "unfinished", str(folder.parent), usd_per_hour=cost)
-    for path in sorted(state_home().glob("*/hosts.json")):
+    for path in sorted(state_home().glob("[!.]*/hosts.json")):
         where = str(path.parent)
         try:
             inventory = Inventory.model_validate_json(path.read_bytes())

@@ -20,7 +20,6 @@ from clusterctl.scheduler.base import AccountingAwayError, JobInfo, Jobs, JobSta
 from clusterctl.scheduler.records import DELAY_S
 from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace, clusters_up, state_home
-from clusterctl.transport.base import remove_folder
 from clusterctl.util.disk import translating_write_errors
 
 # How long a job waits for the choice among several clusters.
@@ -96,7 +95,7 @@ def settle(scheduler: Jobs, ledger: Ledger, first: str) -> tuple[JobEntry, ...]:
             state = job.state if job is not None else JobState.CANCELLED
             # The log of a job that failed before it ran, as on a broken node, stays.
             if state is JobState.CANCELLED:
-                remove_folder([scheduler.transport], entry.remote_dir or "")
+                scheduler.transport.run(["rm", "-rf", "--", entry.remote_dir or ""], check=False)
             ledger.update(entry, refused=True, state=state.value, lost_to=lost_to or "no job")
     active = {job_id for job_id, job in jobs.items() if not job.ended}
     # A job without a known id may still wait.

@@ -41,8 +41,8 @@ _ON_THE_CPU: Final = ("probe", "export")
 
 # A job without progress for less than this is not examined for a hang.
 _SHORTEST_SILENCE_S: Final = 60
-# Options of the job that a new job does not have: the program's arguments, and the choice of a task or a run.
-_NOT_AGAIN: Final = frozenset("bundled args array sweep after from_run".split())
+# Options that the command to resume leaves out: the program's arguments, and the choice of a task or a run.
+_NOT_AGAIN: Final = frozenset("bundled args array sweep scaling after from_run".split())
 # The variable of the job's script with the folder of the program's files.
 FILES: Final = '"$files"'
 # Slurm checks time limits once a minute: a signal less than 60 s before the end could come too late. A short
@@ -176,7 +176,7 @@ def program_variables(job: JobSpec, *, is_alone: bool) -> dict[str, str]:
 def submit_options(job: JobSpec) -> Iterator[str]:
     """Yield the options of `clusterctl submit` that submit a job like this again, without its program's.
 
-    Variables are named without their values, which may be secret.
+    Variables are named without their values, which may be secret. sbatch's option --export is left out.
     """
     for name, value in job.record.items():
         flag = f"--{name.replace('_', '-')}"
@@ -186,7 +186,8 @@ def submit_options(job: JobSpec) -> Iterator[str]:
             yield flag if value else flag.replace("--", "--no-", 1)
             continue
         words = value if isinstance(value, tuple | Mapping) else [value]
-        yield from (f"{flag}={word}" for word in words if word != FROM_RUN)
+        hidden = (FROM_RUN, *(word for word in job.slurm if word.startswith("--export=")))
+        yield from (f"{flag}={word}" for word in words if word not in hidden)
 
 
 def rank_starter(job: JobSpec, python: str, words: Words) -> list[str]:

@@ -16,7 +16,7 @@ from clusterctl.state.chosen import ChosenCluster, naming_lock_holder
 from clusterctl.state.facts import ClusterFacts, facts_of
 from clusterctl.state.submissions import Ledger
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.base import Connect, Transport, remove_folder
+from clusterctl.transport.base import Connect, Transport
 from clusterctl.transport.ssh import Connections
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ def _finish_arrays(slurm: SlurmClient, ledger: Ledger) -> None:
                 # A part may still reach Slurm, or is not cancelled yet. A later command cancels the array.
                 continue
             else:
-                remove_folder([slurm.transport], entry.remote_dir or "")
+                slurm.transport.run(["rm", "-rf", "--", entry.remote_dir or ""], check=False)
                 ledger.update(entry, refused=True)
         except SlurmError as exc:
             if exc.retryable:

@@ -61,7 +61,7 @@ def state_home() -> Path:
 
 def clusters_up() -> list[str]:
     """Return the sorted names of this account's clusters that are up (have a hosts.json)."""
-    return sorted(path.parent.name for path in state_home().glob("*/hosts.json"))
+    return sorted(path.parent.name for path in state_home().glob("[!.]*/hosts.json"))
 
 
 def cache_home() -> Path:

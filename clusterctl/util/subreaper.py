@@ -74,7 +74,7 @@ def _end_children() -> None:
 
     Children under sudo belong to root and can't be killed. They end because their input or output is closed.
     """
-    # No children are left at ChildProcessError.
+    # `os.wait` raises ChildProcessError if no child is left.
     with suppress(ChildProcessError), open(f"/proc/self/task/{os.getpid()}/children") as children:
         while [child for child in children.read().split() if _killed(int(child))]:
             os.wait()

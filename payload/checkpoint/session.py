@@ -271,6 +271,8 @@ def _inspect(path: Path, world: Communicator) -> tuple[Manifest, Mapping[str, An
 def _compare(path: Path, saved_with: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise UsageError if settings that must not change differ: ``now`` and in the checkpoint at ``path``."""
     saved, current = ({name: _text(value) for name, value in each.items()} for each in (saved_with, now))
+    # Earlier versions did not save eval-samples.
+    current = {name: value for name, value in current.items() if name in saved or name != "eval-samples"}
     different = [name for name in current if saved.get(name) != current[name]]
     if different:
         old, new = (

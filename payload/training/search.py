@@ -115,7 +115,7 @@ def plan_trials(
     """Yield the settings of each trial: all learning rates, with each schedule, at each batch size.
 
     The second batch size gives each rank its fastest micro-batch. It is tried if it is larger, and the user
-    has not set a batch size. Its trials have as many iterations as take the same time.
+    has not set a batch size. Its trials run for the same time, but have at least 20 iterations.
     ranks: of data parallelism. samples: for training.
     """
     given = config.batch
@@ -133,11 +133,14 @@ def plan_trials(
         iterations = max(_LEAST, round(_ITERATIONS / slower))
         length = replace(batch, iterations=iterations, epochs=iterations)
         for schedule, factor in product(("constant", "cosine"), _FACTORS):
+            lr = float(f"{factor * (config.optimizer.lr or 0.0):.2g}")
             optimizer = replace(
                 config.optimizer,
-                lr=float(f"{factor * (config.optimizer.lr or 0.0):.2g}"),
+                lr=lr,
+                min_lr=min(config.optimizer.min_lr, lr),
                 warmup_iterations=round(_WARMUP * iterations),
                 schedule=schedule,
+                decay_iterations=None,
             )
             yield replace(config, batch=length, optimizer=optimizer)
 

@@ -59,7 +59,7 @@ _KEPT: Final = ("folder", "modules", "launcher")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The options of `attach`. None: as chosen in an earlier call. Empty: clusterctl chooses, also later.
+    """The options of `attach`. None: as in an earlier call. Empty: withdraw the earlier choice.
 
     login: the destination for ssh. spec: a spec with the settings to start from. None: no spec.
     patience_s: longest wait for the start of the job that proves MPI. reporter: shown the progress.

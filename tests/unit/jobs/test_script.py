@@ -22,7 +22,7 @@ from clusterctl.scheduler.script import submit_options
 from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec.job import JobSpec, Project, sweep_arguments
 from clusterctl.spec.names import FROM_RUN
-from clusterctl.spec.sweep import Form, Sweep
+from clusterctl.spec.sweep import Form, Scaling, Sweep
 from payload.node.job import Slurmstepds
 from tests.support.messages import refused
 from tests.support.played.batch import HASH, HOSTILE, Batch, play, rendered, shell_job, user_script
@@ -89,10 +89,12 @@ def test_a_script_is_short_and_shellcheck_has_nothing_to_say(name):
 
 
 def test_a_training_knows_the_options_that_submit_it_again():
-    """Those that decide its place and limits, and the names of variables, not their values."""
+    """Those that decide its place and limits, and no values of variables."""
     options = {"nodes": 3, "ranks": 2, "time": "90m", "mem": "4GiB", "gpus": 0, "account": "a-b"}
-    more = {"requeue": False, "slurm": ("--nice=1", "--hold"), "launcher": "mpirun", "env": {"KEY": "secret"}}
+    more = {"requeue": False, "launcher": "mpirun", "env": {"KEY": "secret"}}
+    more["slurm"] = ("--nice=1", "--hold", "--export=K=secret")
     job = JobSpec(name="t", bundled="train", args=("--lr", "1"), array="1-2", **options, **more)
+    job = job.model_copy(update={"scaling": Scaling(nodes=(1, 2))})
     words = [*submit_options(job.model_copy(update={"env": {**job.env, FROM_RUN: "/r"}, "from_run": "12"}))]
     expected = "--name=t --nodes=3 --ranks=2 --gpus=0 --mem=4GiB --time=1h30m".split()
     expected += [

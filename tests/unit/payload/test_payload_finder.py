@@ -16,7 +16,7 @@ from payload.data.tokenizer import BytePairs
 from payload.device.base import Cpu
 from payload.errors import UsageError
 from payload.parallel.mesh import alone as alone_mesh
-from payload.training.build import build_loader
+from payload.training.build import build_loader, build_schedule
 from payload.training.search import Speed, Trial, fastest_size, most_robust, plan_trials, recipe_of, try_out
 from tests.support.messages import refused
 from tests.unit.payload.conftest import Runner, assert_one_error, records, train_config
@@ -61,6 +61,14 @@ def test_trials_have_the_batches_of_the_user_and_of_the_ranks(
     for group in series:
         rates = [each.optimizer.lr for each in group]
         assert (rates[0], rates[-1], 0.05 in rates, rates) == (0.0063, 0.8, True, sorted(rates))
+
+
+@pytest.mark.parametrize(
+    "flags", ["--schedule cosine --min-lr 0.01", "--schedule step --decay-iterations 500"]
+)
+def test_each_trial_has_a_schedule_of_its_length(flags: str) -> None:
+    for trial in plan_trials(train_config("--lr", "0.05", *flags.split()), SPEEDS, 1, 1000):
+        build_schedule(trial, alone_mesh(), 16)
 
 
 def tried(*losses: float, batch: int = 64) -> list[Trial]:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -268,6 +269,12 @@ def test_other_samples_in_evaluations_are_refused_on_resume(job: Job) -> None:
     for more in ("--eval-samples=5", "--eval-samples=6"):
         assert_one_error(job.train(0, *flags, more).stderr, "checkpoint-other-settings", more[-1])
     assert job.train(0, *flags, "--eval-samples=359").returncode == 0
+    # Earlier versions did not record them.
+    path = job.out / "checkpoints" / checkpoint_name(4) / "manifest.json"
+    text = re.sub(r'"crc32": "\w{8}"', '"crc32": "00000000"', path.read_text(), count=1)
+    text = re.sub(r',\s*"eval-samples": 359', "", text)
+    path.write_text(text.replace('"00000000"', f'"{zlib.crc32(text.encode()):08x}"'))
+    assert job.train(0, *flags, "--eval-samples=5").returncode == 0
 
 
 def test_a_signal_in_another_runs_evaluation_leaves_a_checkpoint(

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import shutil
 import stat
 import subprocess
 from contextlib import suppress
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import LockedError, MachineError
-from clusterctl.state.workspace import Workspace, open_private, write_atomic
+from clusterctl.state.workspace import Workspace, clusters_up, open_private, write_atomic
 from tests.support.messages import refused
 from tests.support.processes import holding_lock
 
@@ -34,6 +35,20 @@ def test_folders_and_files_are_for_this_user_only(workspace: Workspace) -> None:
     workspace.cluster_id()
     for path in [workspace.root, *workspace.root.rglob("*")]:
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+
+
+def test_a_killed_removal_leaves_no_cluster(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path))
+    workspace.create()
+    workspace.inventory.touch()
+    assert clusters_up() == ["demo"]
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        workspace.remove()
+    assert clusters_up() == []
+    assert [path.name for path in tmp_path.iterdir()] == [".demo.removed"]
 
 
 def test_secrets_and_id_are_drawn_once(workspace: Workspace) -> None:
