@@ -35,7 +35,7 @@ def test_rehearse_notices_a_checkpoint_that_is_not_verified(cluster: Cluster) ->
 
 # They include PyTorch, so that all programs share an environment of several GiB.
 LIBRARIES = ("--requirements", EXAMPLES / "requirements-lightning.txt")
-MODEL = "--hidden 512 --global-batch-size 256 --iterations 300 --save-interval 60".split()
+MODEL = "--hidden 1024 --global-batch-size 256 --epochs 100 --save-interval 120".split()
 
 
 @pytest.mark.sweep
