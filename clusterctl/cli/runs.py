@@ -22,8 +22,8 @@ from clusterctl.runs.compare import Difference, compare, compare_losses
 from clusterctl.runs.find import (
     FIELDS,
     TIMES,
-    USUAL_METRICS,
     Row,
+    is_usual,
     metric_names,
     named_rows,
     named_run,
@@ -196,7 +196,7 @@ def _note_table(screen: Screen, session: Session, job_ids: Sequence[str]) -> dic
 
 
 def _metric_columns(rows: Sequence[Row], sort: str | None = None) -> list[str]:
-    usual = [name for name in metric_names(rows) if name in USUAL_METRICS]
+    usual = [name for name in metric_names(rows) if is_usual(name)]
     return [*([sort] if sort is not None and sort not in _BASIC else []), *usual[:_MOST_METRICS]]
 
 

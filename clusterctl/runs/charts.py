@@ -137,11 +137,15 @@ def line_chart(title: str, lines: Sequence[Series], x: str = "step", unit: str =
         points = [(place / x_size, values[place]) for place in sorted(values)]
         smooth = () if line.marks or len(points) < _SMOOTH_FROM else _means(points)
         drawn.append(replace(line, points=thinned(points), smooth=smooth))
-    heights = [y for line in drawn for _, y in line.points if y is not None]
+    return Chart(title, with_covers(drawn), x_unit, y_unit)
+
+
+def with_covers(lines: Sequence[Series]) -> list[Series]:
+    """Return the lines of a chart, with the number of earlier lines that each line hides."""
+    heights = finite_values(y for line in lines for _, y in line.points)
     near = _LINE * (max(heights, default=0.0) - min(heights, default=0.0))
-    covers = [sum(_covers(line, other, near) for other in drawn[:at]) for at, line in enumerate(drawn)]
-    series = [replace(line, covers=count) for line, count in zip(drawn, covers, strict=True)]
-    return Chart(title, series, x_unit, y_unit)
+    covers = [sum(_covers(line, other, near) for other in lines[:at]) for at, line in enumerate(lines)]
+    return [replace(line, covers=count) for line, count in zip(lines, covers, strict=True)]
 
 
 def _fitting_unit(unit: str, values: Iterable[float | None]) -> tuple[str, float]:

@@ -234,7 +234,8 @@ def hardware_of(facts: Mapping[str, Any]) -> dict[str, Value]:
     for host in mapping(facts, "hosts").values():
         if isinstance(host, Mapping):
             cores, memory, gpus = host.get("cpus"), host.get("memory_total_mib"), host.get("gpus")
-            parts = [f"{len(cores)} cores" if isinstance(cores, list) else "", host.get("cpu_model")]
+            count = f"{len(cores)} core{'s'[: len(cores) != 1]}" if isinstance(cores, list) else ""
+            parts = [count, host.get("cpu_model")]
             parts += [f"{memory} MiB" if memory else ""]
             listed = gpus if isinstance(gpus, list) else ()
             parts += [str(gpu.get("name")) for gpu in listed if isinstance(gpu, Mapping)]

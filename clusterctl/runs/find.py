@@ -233,8 +233,13 @@ def _array_runs(run: Row, token: str) -> Iterator[RunRecord]:
 def metric_names(rows: Sequence[Row]) -> Iterator[str]:
     """Yield the names of these runs' metrics: first usual metrics such as ``val_loss``, then the rest."""
     names = dict.fromkeys(name for row in rows for name in row.metrics)
-    yield from (name for name in USUAL_METRICS if name in names)
-    yield from (name for name in names if name not in USUAL_METRICS)
+    usual = sorted(filter(is_usual, names), key=lambda name: USUAL_METRICS.index(name.replace("/", "_")))
+    yield from dict.fromkeys((*usual, *names))
+
+
+def is_usual(name: str) -> bool:
+    """Return whether a metric is usual, also as ``val/loss``."""
+    return name.replace("/", "_") in USUAL_METRICS
 
 
 def _rank(value: Value) -> tuple[int, float, str]:

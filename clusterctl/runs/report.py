@@ -30,7 +30,7 @@ from clusterctl.runs.charts import (
     step_charts,
 )
 from clusterctl.runs.compare import compare, compare_losses, environment_of, hardware_of, mapping, software_of
-from clusterctl.runs.find import USUAL_METRICS, Row, latest_tasks, metric_names, ranked
+from clusterctl.runs.find import Row, is_usual, latest_tasks, metric_names, ranked
 from clusterctl.runs.folder import collected_files
 from clusterctl.runs.page import REPORT_FILE, Chart, Kind, Report, Section, Series, Table, write_report
 from clusterctl.runs.scaling import scaling_report
@@ -44,6 +44,7 @@ from clusterctl.state.ledger import RunRecord, Value, node_hours
 from clusterctl.state.submissions import ENVIRONMENT_FILE, RUN_FILE
 
 # Columns for further metrics in a ranking.
+_MOST_RESULTS: Final = 64
 _MORE_METRICS: Final = 4
 
 
@@ -96,7 +97,7 @@ def _run_report(row: Row) -> Report:
     software = _environment_section(row, missing)
     nodes, missing_telemetry = node_charts(row.folder, row.record.nodes)
     missing += missing_telemetry
-    results = [Table(*result) for result in read_results(row.folder, limit=MOST_LINES)]
+    results = [Table(*result) for result in read_results(row.folder, limit=_MOST_RESULTS)]
     if not facts.series and not results:
         missing.append("metrics: the program wrote no metrics.jsonl, TensorBoard file or metrics.csv")
     speed, restarts, ranks = list(_speed_lines(facts)), restarts_in(row.folder), _rank_section(facts)
@@ -176,14 +177,13 @@ def _restart_lines(restarts: Sequence[Restart]) -> Iterator[str]:
 
 
 def _metric_changes(row: Row, facts: ProgramMetrics) -> Iterator[str]:
-    for name in list(metric_names([row]))[:2]:
+    changed = [name for name in metric_names([row]) if row.metrics[name].min != row.metrics[name].max]
+    for name in changed[:2]:
         metric, points = row.metrics[name], facts.series.get(name, ())
         if metric.last is None or len(points) <= 1:
             continue
-        spread = (
-            f", between {_shown(metric.min)} and {_shown(metric.max)}" if metric.min != metric.max else ""
-        )
-        if name in USUAL_METRICS:
+        spread = f", between {_shown(metric.min)} and {_shown(metric.max)}"
+        if is_usual(name):
             best = metric.max if goal_of(name) == Goal.MAX else metric.min
             spread = f", at best {_shown(best)}" if best != metric.last else ""
         values = f"{_shown(points[0][1])} to {_shown(metric.last)}{spread}"
@@ -329,7 +329,7 @@ def _comparison_report(rows: Sequence[Row]) -> Report:
         verdict.append(f"losses: {losses}")
     verdict += [f"{row.shown}: {next(_outcome_lines(row))}" for row in rows[:MOST_LINES]]
     best = list(shown.values())
-    keys = [name for name in metric_names(best) if name.replace("/", "_") in USUAL_METRICS][:_MORE_METRICS]
+    keys = [name for name in metric_names(best) if is_usual(name)][:_MORE_METRICS]
     facts = {title: ProgramMetrics.of(shown[title]) for title in list(shown)[:MOST_LINES]}
     options = dict.fromkeys(key for row in best for key in row.config)
     varied = [key for key in options if len({row.config.get(key) for row in best}) > 1]
@@ -374,7 +374,7 @@ def _best_task(row: Row) -> Row:
 
 def _describe_differences(differences: Mapping[tuple[str, str], object], missing: Sequence[str]) -> str:
     if differences:
-        return f"they differ in {', '.join([key for _, key in differences][:12])}"
+        return f"they differ in {_listed([key for _, key in differences])}"
     if missing:
         return "the differences can't be read"
     return "job, code, configuration, data, environment and hardware are the same"
@@ -397,8 +397,9 @@ def _array_report(run: Row) -> Report:
     ended, *details = _outcome_lines(run)
     verdict = [ended, *(() if ok else details), f"{outcomes.count(True)} of {len(tasks)} tasks completed"]
     if metric and (best := tasks[0].value(metric)) is not None:
-        values = "".join(f" {key}={_shown(tasks[0].value(key))}" for key in keys)
-        verdict.insert(1, f"best: task {tasks[0].number},{values}: {metric} {_shown(best)}")
+        values = " ".join(f"{key}={_shown(tasks[0].value(key))}" for key in keys)
+        task = f"task {tasks[0].number}{', ' if values else ''}{values}"
+        verdict.insert(1, f"best: {task}: {metric} {_shown(best)}")
     for other in dict.fromkeys(task.run.job_id for task in tasks if task.run.token != run.run.token):
         numbers = sorted(task.number for task in tasks if task.run.job_id == other)
         verdict.append(f"tasks {_listed(numbers)} ran again in job {other}")
@@ -406,7 +407,7 @@ def _array_report(run: Row) -> Report:
         missing.append(f"in the charts of metrics, all tasks but the best {MOST_LINES}")
     titled = {f"task {task.number}": task for task in tasks}
     facts = {title: ProgramMetrics.of(titled[title]) for title in [*titled][:MOST_LINES] if metric}
-    other_metrics = [name for name in metric_names(tasks) if name in USUAL_METRICS and name != metric]
+    other_metrics = [name for name in metric_names(tasks) if is_usual(name) and name != metric]
     columns = [*keys, *filter(None, [metric]), *other_metrics[:_MORE_METRICS], "state", "elapsed"]
     sections = [
         _log_section(run),

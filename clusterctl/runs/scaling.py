@@ -12,15 +12,15 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.errors import CollectError
-from clusterctl.runs.charts import CLOCK_S
+from clusterctl.runs.charts import CLOCK_S, with_covers
 from clusterctl.runs.compare import environment_of, hardware_of, mapping
-from clusterctl.runs.find import USUAL_METRICS, Row, metric_names, reject_unknown_keys
+from clusterctl.runs.find import Row, is_usual, metric_names, reject_unknown_keys
 from clusterctl.runs.page import Chart, Report, Section, Series, Table
 from clusterctl.runs.series import finite, records
 from clusterctl.runs.telemetry import gpu_energy_j, node_use
@@ -126,7 +126,7 @@ class Scaling:
                     f"{_nodes(last.nodes)} {speed_up} times as fast as on {_nodes(first.nodes)}, efficiency "
                     f"{efficiency} %"
                 )
-            common = [key for key in USUAL_METRICS if key in first.figures and key in last.figures]
+            common = [key for key in first.figures if is_usual(key) and key in last.figures]
             for key in common if last is not first else ():
                 yield (
                     f"{name}{key} {last.figures[key]} on {_nodes(last.nodes)}, {first.figures[key]} on "
@@ -174,18 +174,25 @@ class Scaling:
         series = [
             Series(
                 curve.title or "measured",
-                [(str(nodes), _mean(curve, nodes)) for nodes in sorted(sizes)],
+                [(nodes, _mean(curve, nodes)) for nodes in sorted(sizes)],
             )
             for curve in self.curves
         ]
         published = [
-            (str(size.nodes), size.published[_EFFICIENCY] / 100 * size.nodes / smallest)
+            (size.nodes, size.published[_EFFICIENCY] / 100 * size.nodes / smallest)
             for size in self.curves[0].sizes
             if _EFFICIENCY in size.published
         ]
-        ideal = Series("ideal", [(str(nodes), nodes / smallest) for nodes in sorted(sizes)])
+        ideal = Series("ideal", [(nodes, nodes / smallest) for nodes in sorted(sizes)])
         more = [Series("published", published)] if len(published) > 1 else []
-        return Chart("Speed-up", [*series, ideal, *more], "nodes")
+        lines = [*series, ideal, *more]
+        # All lines begin at 1.
+        rest = with_covers([replace(line, points=line.points[1:]) for line in lines])
+        named = [
+            replace(line, points=[(str(x), y) for x, y in line.points], covers=later.covers)
+            for line, later in zip(lines, rest, strict=True)
+        ]
+        return Chart("Speed-up", named, "nodes")
 
 
 def _mean(curve: Curve, nodes: int) -> float:
@@ -300,7 +307,7 @@ def _figures(row: Row, metric: str) -> dict[str, float]:
     step, exposed = measured(_STEP, "iteration_ms"), measured("comm_exposed_ms", "comm_exposed_ms")
     figures = {_TIME: seconds, _STEP: step, metric: seconds if metric == _TIME else measured(metric, metric)}
     figures |= {"comm_exposed_percent": 100 * exposed / step if exposed is not None and step else None}
-    usual = [name for name in metric_names([row]) if name in USUAL_METRICS]
+    usual = [name for name in metric_names([row]) if is_usual(name)]
     for word in _CONVERGENCE:
         figures |= {name: row.metrics[name].last for name in [name for name in usual if word in name][:1]}
     # Other clocks, such as the seconds since the start, don't tell when the program ran.

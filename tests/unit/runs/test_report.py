@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import CollectError, UsageError
-from clusterctl.runs.find import Row
+from clusterctl.runs.find import Row, metric_names
 from clusterctl.runs.folder import write_sums
 from clusterctl.runs.page import REPORT_FILE, Report, thinned, write_report
 from clusterctl.runs.report import report_of, report_path, write_report_beside
@@ -326,7 +326,7 @@ def test_times_of_another_clock_are_left_out(tmp_path: Path) -> None:
 def test_bundled_jobs_that_measure_have_tables_of_results(tmp_path: Path) -> None:
     """Their files are their metrics: nothing is missing. Of many lines the last are shown."""
     row = Row(made_run(tmp_path, 7))
-    sizes = [{"kind": "micro_batch", "time": TIME, "size": 1 << n, "samples_per_s": n / 3} for n in range(20)]
+    sizes = [{"kind": "micro_batch", "time": TIME, "size": 1 << n, "samples_per_s": n / 3} for n in range(70)]
     found = {"kind": "found", "time": TIME, "lr": 0.1}
     hostile: list[Any] = [
         {"kind": ["x"], "a\n\x1b[2J": "b" * 10**5},
@@ -340,12 +340,22 @@ def test_bundled_jobs_that_measure_have_tables_of_results(tmp_path: Path) -> Non
     assert not any(line.startswith("metrics:") for line in report.missing)
     (results,) = [section for section in report.sections if section.title == "Results"]
     by_size, best, *_ = results.tables
-    assert (by_size.head, len(by_size.rows)) == (["micro_batch: size", "samples_per_s"], 16)
-    assert by_size.rows[-1] == ["524288", "6.333"]
+    assert (by_size.head, len(by_size.rows)) == (["micro_batch: size", "samples_per_s"], 64)
+    assert by_size.rows[-1] == [str(1 << 69), "23"]
     assert (best.head, best.rows) == (["found: lr", "ranks"], [["0.1", "-"], ["-", "0, 1"]])
     shown = [cell for table in results.tables for cells in (table.head, *table.rows) for cell in cells]
     assert max(map(len, shown)) < 300
     assert all(cell.isprintable() for cell in shown)
+
+
+def test_usual_metrics_come_first_also_with_a_slash(tmp_path: Path) -> None:
+    lines = [
+        {"step": n, "train/lr": 0.5 / n, "val/loss": 1 / n, "val/accuracy": 1 - 1 / n} for n in (1, 2, 4)
+    ]
+    row = Row(made_run(tmp_path, metrics=[{**line, "same": 3} for line in lines]))
+    assert list(metric_names([row])) == ["val/loss", "val/accuracy", "train/lr", "same"]
+    said = [line for line in report_of([row]).verdict if " went from " in line]
+    assert [line.split()[0] for line in said] == ["val/loss", "val/accuracy"]
 
 
 def test_an_array_without_metrics(tmp_path: Path) -> None:

@@ -175,6 +175,8 @@ def test_two_models_are_two_curves(tmp_path: Path) -> None:
         "ideal": [("1", 1.0), ("2", 2.0)],
         "published": [("1", 1.0), ("2", pytest.approx(1.9))],
     }
+    # The ideal is drawn over the first curve.
+    assert [series.covers for series in chart.series] == [0, 0, 1, 0]
 
 
 def test_hardware_and_shared_machines_are_told(tmp_path: Path) -> None:

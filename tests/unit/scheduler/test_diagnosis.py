@@ -95,6 +95,7 @@ def said(log: str, **job: object) -> Diagnosis:
         ),
         ("missing-name", TRACEBACK + "ImportError: cannot import name 'abc' from 'torch' (/env/torch/__init__.py)\n"),
         ("missing-file", "cat: /data/x: No such file or directory\n"),
+        ("missing-file", "rank 0 on n1: --data: /data/x cannot be read: No such file or directory\n"),
         ("missing-file", "/bin/bash: line 3: ./setup.sh: No such file or directory\n"),
         ("missing-file", "python3: can't open file '/tmp/nosuch.py': [Errno 2] No such file or directory\n"),
         ("windows-newlines", "slurmstepd-n1: error: execve(): hostname\r: No such file or directory\n"),
