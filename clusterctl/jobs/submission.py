@@ -127,9 +127,9 @@ def _jobs_of(job: JobSpec, scaling: Scaling) -> Iterator[JobSpec]:
             raise excluded(f"--{field}", "--scaling")
     if any("after" in request.quantities for request in requests_of(job.slurm)):
         raise excluded("--slurm --dependency", "--scaling")
-    lines = UserScript.read(job.script).directives if job.script is not None else None
-    for option in ("array", "dependency") if lines else ():
-        if lines and lines.last(option):
+    script = UserScript.of(job)
+    for option in ("array", "dependency"):
+        if script is not None and script.directives.last(option):
             raise excluded(f"#SBATCH --{option}", "--scaling")
     if scaling.weak and job.sweep and _BATCH in {f"--{key.replace('_', '-')}" for key in job.sweep.keys}:
         raise excluded(f"a sweep of {_BATCH}", "--weak")
@@ -327,7 +327,7 @@ def _reject_excluded_nodes(facts: ClusterFacts, job: JobSpec) -> None:
 
 def _reject_large_array(facts: ClusterFacts, job: JobSpec) -> None:
     """Raise UsageError if the job's array has too many tasks, or an index above Slurm's limit."""
-    indices = array_of(job, UserScript.read(job.script) if job.script is not None else None)
+    indices = array_of(job, UserScript.of(job))
     # Without the step of a range, and the number of tasks at a time.
     highest = max(map(int, re.findall(r"(?<![:\d])\d+", indices.partition("%")[0])), default=0)
     limit = most_tasks(facts.max_array) if facts.is_foreign else facts.max_array
@@ -353,8 +353,7 @@ def _reject_large_array(facts: ClusterFacts, job: JobSpec) -> None:
 
 def _reject_parts_in_turn(facts: ClusterFacts, job: JobSpec, script: str) -> None:
     """Raise UsageError if parts of an array that run in turn would need a dependency that Slurm refuses."""
-    array = array_of(job, UserScript.read(job.script) if job.script is not None else None)
-    own = dependencies_of(script)
+    array, own = array_of(job, UserScript.of(job)), dependencies_of(script)
     if "?" in own and any(part.in_turn for part in parts_of(array, facts.max_array)):
         raise UsageError(
             f"the array {array} can't have the dependency {own}",
@@ -428,7 +427,7 @@ def _has(job: JobSpec, flag: str) -> bool:
 def _reject_useless_chain(facts: ClusterFacts, job: JobSpec, chain_s: int) -> None:
     if "requeue" in job.model_fields_set and not job.requeue:
         raise excluded("--chain", "--no-requeue")
-    script = UserScript.read(job.script) if job.script is not None else None
+    script = UserScript.of(job)
     if script is not None and job.time is None and script.directives.last("time"):
         return
     if job.partition is None and script is not None and (own := script.directives.last("partition")):

@@ -318,7 +318,7 @@ class Submitter:
 
     def _submit(self, job: JobSpec, entry: JobEntry) -> str:
         session, folder = self.session, entry.remote_dir or ""
-        script = UserScript.read(job.script) if job.script else None
+        script = UserScript.of(job)
         try:
             request = JobRequest(
                 entry.token,

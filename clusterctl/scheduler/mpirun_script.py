@@ -45,7 +45,7 @@ def render_mpirun_script(
 ) -> str:
     """Return the bash script that runs a job. The script is started on the job's first node."""
     nodes = with_nodes(JobRequest("", job.name, "", ""), facts, job).nodes
-    script = UserScript.read(job.script) if job.script is not None else None
+    script = UserScript.of(job)
     if script is not None and script.directives.lines:
         raise UsageError(
             f"the script {script.name} has #SBATCH lines, and this cluster does not run Slurm",

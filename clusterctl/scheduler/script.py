@@ -178,6 +178,7 @@ def submit_options(job: JobSpec) -> Iterator[str]:
 
     Variables are named without their values, which may be secret. sbatch's option --export is left out.
     """
+    hidden = (FROM_RUN, *(word for word in job.slurm if word.startswith("--export=")))
     for name, value in job.record.items():
         flag = f"--{name.replace('_', '-')}"
         if name in _NOT_AGAIN or name not in job.model_fields_set or value is None:
@@ -186,7 +187,6 @@ def submit_options(job: JobSpec) -> Iterator[str]:
             yield flag if value else flag.replace("--", "--no-", 1)
             continue
         words = value if isinstance(value, tuple | Mapping) else [value]
-        hidden = (FROM_RUN, *(word for word in job.slurm if word.startswith("--export=")))
         yield from (f"{flag}={word}" for word in words if word not in hidden)
 
 
@@ -324,7 +324,7 @@ def render_script(
     job: JobSpec, *, payload_hash: str, interval_s: float, environment: Environment = PLAIN
 ) -> str:
     """Return the sbatch script of a job. interval_s: seconds between two samples of telemetry."""
-    script = UserScript.read(job.script) if job.script is not None else None
+    script = UserScript.of(job)
     has_tasks = is_array(job, script)
     job_options = [
         *watch_options(job, interval_s),

@@ -34,6 +34,11 @@ class UserScript:
     is_python: bool
 
     @classmethod
+    def of(cls, job: JobSpec) -> UserScript | None:
+        """Read a job's script, if it has a script. Raises the errors of ``read``."""
+        return cls.read(job.script) if job.script is not None else None
+
+    @classmethod
     def read(cls, path: Path) -> UserScript:
         """Read a script. Raises UsageError if the file does not exist or can't be run as a job."""
         try:
