@@ -146,7 +146,7 @@ USUAL_METRICS: Final = (
     "eval_loss val_loss loss train_loss eval_accuracy val_accuracy val_acc accuracy".split()
 )
 # The name of the jobs of a scaling.
-_SCALING: Final = re.compile(r".+-scaling-[0-9a-f]{4}(?:-.*)?")
+_SCALING: Final = re.compile(r".+-scaling-[0-9a-f]{4}")
 # Fields in Unix seconds.
 TIMES: Final = frozenset({"submitted", "started", "ended", "collected"})
 

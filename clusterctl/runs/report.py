@@ -43,9 +43,16 @@ from clusterctl.spec.units import format_duration
 from clusterctl.state.ledger import RunRecord, Value, node_hours
 from clusterctl.state.submissions import ENVIRONMENT_FILE, RUN_FILE
 
-# Columns for further metrics in a ranking.
 _MOST_RESULTS: Final = 64
+# Columns for further metrics in a ranking.
 _MORE_METRICS: Final = 4
+# The columns and units of the nodes' use in a comparison.
+_USES: Final = {
+    "cpu_percent": ("CPU (mean)", "%"),
+    "gpu_percent": ("GPU (mean)", "%"),
+    "memory_max_gib": ("Memory (highest)", "GiB"),
+    "gpu_memory_max_gib": ("GPU memory (highest)", "GiB"),
+}
 
 
 def report_of(rows: Sequence[Row]) -> Report:
@@ -56,15 +63,6 @@ def report_of(rows: Sequence[Row]) -> Report:
     if len(rows) > 1:
         return scaling_report(rows) or _comparison_report(rows)
     return _array_report(rows[0]) if rows[0].tasks else _run_report(rows[0])
-
-
-# The columns and units of the nodes' use in a comparison.
-_USES: Final = {
-    "cpu_percent": ("CPU (mean)", "%"),
-    "gpu_percent": ("GPU (mean)", "%"),
-    "memory_max_gib": ("Memory (highest)", "GiB"),
-    "gpu_memory_max_gib": ("GPU memory (highest)", "GiB"),
-}
 
 
 def write_report_beside(run: RunRecord) -> None:

@@ -109,6 +109,11 @@ class Scaling:
     differs: bool
     missing: Sequence[str]
 
+    @property
+    def counts(self) -> list[int]:
+        """The numbers of nodes of all curves, in ascending order."""
+        return sorted({size.nodes for curve in self.curves for size in curve.sizes})
+
     def verdict(self) -> Iterator[str]:
         if self.shares_machine:
             yield (
@@ -135,7 +140,7 @@ class Scaling:
 
     def table(self) -> Table:
         """Return the table: a column for each number of nodes, a row for each figure of each curve."""
-        counts = sorted({size.nodes for curve in self.curves for size in curve.sizes})
+        counts = self.counts
         rows: list[Sequence[str]] = []
         for curve in self.curves:
             sizes = {size.nodes: size for size in curve.sizes}
@@ -169,21 +174,22 @@ class Scaling:
         return Report(self.name, [*self.verdict()], None, self.missing, [section])
 
     def _chart(self) -> Chart:
-        sizes = {size.nodes: size for curve in self.curves for size in curve.sizes}
-        smallest = min(sizes)
-        series = [
-            Series(
-                curve.title or "measured",
-                [(nodes, _mean(curve, nodes)) for nodes in sorted(sizes)],
+        counts = self.counts
+        series = []
+        for curve in self.curves:
+            means = {
+                size.nodes: size.figures[_SPEED_UP].mean for size in curve.sizes if _SPEED_UP in size.figures
+            }
+            # NaN is not drawn.
+            series.append(
+                Series(curve.title or "measured", [(nodes, means.get(nodes, math.nan)) for nodes in counts])
             )
-            for curve in self.curves
-        ]
         published = [
-            (size.nodes, size.published[_EFFICIENCY] / 100 * size.nodes / smallest)
+            (size.nodes, size.published[_EFFICIENCY] / 100 * size.nodes / counts[0])
             for size in self.curves[0].sizes
             if _EFFICIENCY in size.published
         ]
-        ideal = Series("ideal", [(nodes, nodes / smallest) for nodes in sorted(sizes)])
+        ideal = Series("ideal", [(nodes, nodes / counts[0]) for nodes in counts])
         more = [Series("published", published)] if len(published) > 1 else []
         lines = [*series, ideal, *more]
         # All lines begin at 1.
@@ -193,12 +199,6 @@ class Scaling:
             for line, later in zip(lines, rest, strict=True)
         ]
         return Chart("Speed-up", named, "nodes")
-
-
-def _mean(curve: Curve, nodes: int) -> float:
-    """Return the speed-up on a number of nodes; NaN, which is not drawn, if it is unknown."""
-    figures = [size.figures for size in curve.sizes if size.nodes == nodes and _SPEED_UP in size.figures]
-    return figures[0][_SPEED_UP].mean if figures else math.nan
 
 
 def _places(value: float, digits: int) -> int:

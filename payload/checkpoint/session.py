@@ -103,9 +103,9 @@ class CheckpointSession:
 
     def _own_iteration(self) -> int:
         """Return the iteration of the resumed checkpoint if it is in this run's folder, else 0."""
-        chosen = self.chosen
-        is_own = chosen is not None and chosen.path.resolve().parent == self._folder.resolve()
-        return chosen.manifest.iteration if chosen and is_own else 0
+        if self.chosen is None or self.chosen.path.resolve().parent != self._folder.resolve():
+            return 0
+        return self.chosen.manifest.iteration
 
     def describe(self, engine: Engine, identity: Mapping[str, Any]) -> Manifest:
         """Return a manifest of this run, still without iteration, scalars and files.

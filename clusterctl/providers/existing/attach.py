@@ -191,8 +191,8 @@ def _known_workspace(request: Request) -> Workspace | None:
         return named if named.root.exists() else None
     with_login = [
         Workspace(path.parent)
-        for path in sorted(state_home().glob("*/login"))
-        if login_of(path.with_name("ssh_config")) == request.login and not path.parent.name.startswith(".")
+        for path in sorted(state_home().glob("[!.]*/login"))
+        if login_of(path.with_name("ssh_config")) == request.login
     ]
     if len(with_login) > 1:
         names = ", ".join(workspace.root.name for workspace in with_login)
