@@ -23,7 +23,7 @@ AVX2 = {
 def run(module: str, *arguments: object, ranks: int = 2, avx2: bool = False) -> str:
     """Return what the ranks print on standard output. Their standard error is shown as it comes.
 
-    avx2: whether NumPy and PyTorch may use AVX2 but not AVX-512. Default: what the processor has.
+    avx2: whether NumPy and PyTorch may use AVX2 but not AVX-512. Default: all that the processor has.
 
     Raises:
         SystemExit: a rank failed.

@@ -1,4 +1,4 @@
-"""Sweeps: job arrays whose tasks have different values. Scalings: jobs on different numbers of nodes."""
+"""Sweeps: job arrays with other values for each task. Scalings: jobs on several numbers of nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search for a batch size and a learning rate; evaluation of what was trained."""
+"""The search for a batch size and a learning rate; the evaluation of a trained model."""
 
 from __future__ import annotations
 

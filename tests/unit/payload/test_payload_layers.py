@@ -158,7 +158,7 @@ def test_what_is_dropped_is_zero_whatever_it_was(device: Device, kind: str) -> N
 
 @pytest.mark.parametrize("sign", [1, -1], ids=["infinite", "nan"])
 def test_a_later_key_spoils_no_earlier_query(sign: int, device: Device) -> None:
-    """As in PyTorch's fused attention: what a position does not see is left out, not subtracted from.
+    """As in PyTorch's fused attention: keys after a position are left out, not subtracted from.
 
     The score of the last key is ∞ + ∞ or ∞ - ∞.
     """

@@ -1,4 +1,4 @@
-"""Charts of reports: which line has which color, unit and axis, and what is drawn on top of what."""
+"""Charts of reports: the colors, units and axes of their lines, and the order in which they are drawn."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def wrote(out: Path, job_id: int, records: Sequence[Mapping[str, Any]], **fields
 
 
 def sweep(out: Path, values: Sequence[Mapping[str, Any]], results: Sequence[float]) -> Row:
-    """A sweep with a task for each of ``values``, whose loss falls to the task's result within ten steps."""
+    """A sweep with a task for each of ``values``. Its loss falls to the task's result within ten steps."""
     tasks = [
         {"id": f"7_{number}", "state": "COMPLETED", "nodes": NODES[:1], "config": config,
          "metrics": {"loss": {"last": result, "min": result, "max": 1.0, "count": 10}}}

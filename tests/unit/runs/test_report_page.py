@@ -51,7 +51,7 @@ def browser() -> Iterator[Browser]:
 
 
 def small(out: Path) -> Row:
-    """A run with values whose labels are the same if they are rounded."""
+    """A run with values that have the same labels if they are rounded."""
     steps = range(1, 60)
     values = [
         {"step": n, "loss": 1e-4 + n * 1e-6, "norm": n * 1e-9, "big": 1e9 + n, "one": n % 2} for n in steps
