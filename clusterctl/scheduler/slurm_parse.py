@@ -14,16 +14,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
+from ClusterShell.NodeSet import NodeSet, NodeSetException
 from ClusterShell.RangeSet import RangeSet, RangeSetException
 
 from clusterctl.errors import SlurmError
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome, StepInfo
 from clusterctl.spec.units import parse_slurm_time_s
-
-if TYPE_CHECKING:
-    from ClusterShell.NodeSet import NodeSet
 
 ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 
@@ -362,8 +360,6 @@ def fold_nodes(nodes: Sequence[str]) -> str:
 
 
 def _node_set(nodelist: str) -> NodeSet:
-    from ClusterShell.NodeSet import NodeSet, NodeSetException  # noqa: PLC0415 - one name needs no parser
-
     try:
         return NodeSet(nodelist)
     except NodeSetException as exc:
