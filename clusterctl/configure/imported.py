@@ -17,8 +17,7 @@ from typing import Any, Final
 from ClusterShell.NodeSet import NodeSet
 
 from clusterctl.errors import SpecError, UsageError
-from clusterctl.spec.load import parse_spec
-from clusterctl.util.assets import yaml_text
+from clusterctl.spec.load import parse_spec, yaml_text
 from clusterctl.util.process import run, temporary_folder
 
 _LEADERS: Final = ("controller", "slurmctld", "slurm_controller", "head", "headnode", "master", "manager")
@@ -48,7 +47,7 @@ def spec_of_inventory(source: Path) -> tuple[str, list[str]]:
     can't read the inventory, or the spec would be invalid.
     """
     inventory = _Inventory(source)
-    text = _HEAD.format(source=source.name) + yaml_text(inventory.document(), offset=2)
+    text = _HEAD.format(source=source.name) + yaml_text(inventory.document())
     try:
         parse_spec(text, "")
     except SpecError as exc:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pwd
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ValidationError
+from ruamel.yaml import YAML
 
 from clusterctl.errors import Notice, SpecError, UsageError
 from clusterctl.spec.base import HERE, PATTERNS, RECORDED, SCHEMA_DIALECT
@@ -20,7 +22,6 @@ from clusterctl.spec.models import PROVIDERS, ClusterSpec, faults
 from clusterctl.spec.names import DEFAULT_CLUSTER, did_you_mean
 from clusterctl.spec.parse import Document, Filetype, read_text
 from clusterctl.spec.units import shown
-from clusterctl.util.assets import yaml_text
 
 SPEC: Final = Filetype(
     name="spec",
@@ -114,7 +115,16 @@ def dump_spec(spec: ClusterSpec) -> str:
     """
     short = spec.provider.foreign
     values = spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=short)
-    return yaml_text(values, offset=2)
+    return yaml_text(values)
+
+
+def yaml_text(document: Mapping[str, Any]) -> str:
+    """Return a document as YAML with indented lists. Lines are not folded."""
+    yaml, stream = YAML(), io.StringIO()
+    yaml.width = 2**16
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    yaml.dump(document, stream)
+    return stream.getvalue()
 
 
 def starter_spec(provider: str) -> str:

@@ -7,7 +7,6 @@ that reads them, such as tables that explain a program's messages.
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import re
 import shlex
@@ -155,17 +154,6 @@ def _read(path: Path, kind: Any) -> Any:
 
     # The C loader takes a tenth of the time of ruamel.yaml, which is for files that users write.
     return TypeAdapter(kind).validate_python(yaml.load(path.read_bytes(), Loader=yaml.CSafeLoader))
-
-
-def yaml_text(document: Mapping[str, Any], *, offset: int = 0) -> str:
-    """Return a document as YAML with lists indented by ``offset``. Lines are not folded."""
-    from ruamel.yaml import YAML  # noqa: PLC0415
-
-    yaml, stream = YAML(), io.StringIO()
-    yaml.width = 2**16
-    yaml.indent(mapping=2, sequence=offset + 2, offset=offset)
-    yaml.dump(document, stream)
-    return stream.getvalue()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,11 @@ import shlex
 from collections.abc import Callable
 from typing import Final
 
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.util.assets import yaml_text
+from clusterctl.spec.load import yaml_text
 from clusterctl.util.redact import HIDDEN, patterns, redactor
 from tests.unit.util.planted import FACTS, PLANTED, PORTS
 
@@ -27,7 +28,9 @@ NOTATIONS: Final[dict[str, Callable[[str], str]]] = {
     "a list of arguments": lambda word: json.dumps({"cmd": ["app", "--password", word], "port": 7777}),
     "arguments of curl": lambda word: json.dumps({"cmd": ["curl", "-u", f"a:{word}"], "port": 7777}),
     "pairs in JSON": lambda word: json.dumps({"env": [{"name": "PASSWORD", "value": word}], "port": 7777}),
-    "pairs in YAML": lambda word: yaml_text({"env": [{"name": "PASSWORD", "value": word}], "port": 7777}),
+    "pairs in YAML": lambda word: yaml.safe_dump(
+        {"env": [{"name": "PASSWORD", "value": word}], "port": 7777}, sort_keys=False, width=2**16
+    ),
 }
 SPECIAL: Final = "!@#$%^&*()-_=+[]{};:,.<>/?|~ '\""
 
