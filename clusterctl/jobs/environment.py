@@ -45,11 +45,6 @@ _FETCH: Final = (Path(__file__).parent / "remote_fetch.sh").read_text(encoding="
 _LARGE: Final = 1 << 20  # bytes
 
 
-def distribution_of_hosts(workspace: Workspace, spec: ClusterSpec | None = None) -> Distribution:
-    """Return the Linux distribution that the hosts of ``spec`` (None: of the last `up`) have or will get."""
-    return planned_distribution(spec or applied_spec(workspace), workspace) or distribution_of(DEFAULT)
-
-
 def describe_pending_build(spec: ClusterSpec, distribution: Distribution, transport: Transport) -> str:
     """Return a text on changes by `clusterctl up` for a spec's requirements: "2 packages are installed".
 
@@ -110,6 +105,21 @@ class Environments:
             gpus = has_gpus(facts, _partition_name(facts, job))
             lock = self._resolve(Requirements((*files, job.requirements), base, held, node, gpus))
         return Environment.of(facts, lock if lock is not None and lock.wheels else None)
+
+    def resolve_for_job(
+        self,
+        facts: ClusterFacts,
+        workspace: Workspace,
+        spec: ClusterSpec | None,
+        job: JobOptions | JobSpec,
+        replayed: str | None,
+    ) -> Environment:
+        """Do the same as ``resolve``, for the distribution that the hosts of a spec have or will get.
+
+        spec: None: that of the last `up`.
+        """
+        planned = planned_distribution(spec or applied_spec(workspace), workspace)
+        return self.resolve(facts, planned or distribution_of(DEFAULT), job, replayed)
 
     def _resolve(self, requirements: Requirements) -> Lock:
         return resolve(requirements, Pip(requirements.node, self.report, self.heard))

@@ -21,6 +21,7 @@ from clusterctl.jobs.submit import (
     PreparedJob,
     Submitted,
     Submitter,
+    environments,
     reject_local_files,
     script_of,
     start_receiver,
@@ -273,11 +274,8 @@ class Preparer:
                 )
             return environment
         if facts.requirements or job.requirements or lock:
-            # This import is slow, and few jobs need it.
-            from clusterctl.jobs.environment import Environments, distribution_of_hosts  # noqa: PLC0415
-
-            distribution = distribution_of_hosts(workspace, spec)
-            environment = Environments(self.note, self.detail).resolve(facts, distribution, job, lock)
+            resolver = environments(report=self.note, heard=self.detail)
+            environment = resolver.resolve_for_job(facts, workspace, spec, job, lock)
         wheels = environment.lock.wheels if environment.lock else ()
         if job.launcher is Launcher.TORCHRUN and not any(wheel.name == "torch" for wheel in wheels):
             raise UsageError(

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clusterctl import __version__
 from clusterctl.errors import (
@@ -63,7 +63,9 @@ from clusterctl.util.assets import data_folder, payload_hash
 from clusterctl.util.process import parallel_map
 from clusterctl.util.progress import SILENT, LineReporter
 
-# Relative to the job user's home folder.
+if TYPE_CHECKING:
+    from clusterctl.jobs.environment import Environments
+
 MAX_DIFF = 1 << 20
 # A submission does not wait longer for optional facts such as the git commit.
 PATIENCE_S = 15.0
@@ -131,6 +133,14 @@ def script_of(facts: ClusterFacts, job: JobSpec, environment: Environment | None
     partition_name(facts, job)
     interval_s = facts.interval_s
     return render_script(job, payload_hash=payload_hash(), interval_s=interval_s, environment=environment)
+
+
+def environments(**options: Any) -> Environments:
+    """Return an object that resolves and builds Python environments. ``options``: its fields."""
+    # This import is slow, and few jobs need it.
+    from clusterctl.jobs.environment import Environments  # noqa: PLC0415
+
+    return Environments(**options)
 
 
 def start_receiver(session: Session, name: str) -> str:
@@ -214,11 +224,8 @@ class Submitter:
         job = prepared.job
         own_files = self._files(prepared)
         if prepared.environment.lock is not None:
-            # This import is slow, and few jobs need it.
-            from clusterctl.jobs.environment import Environments  # noqa: PLC0415
-
-            environments = Environments(self.report, progress=self.progress)
-            environments.build_for(session, prepared.environment, partition)
+            builder = environments(report=self.report, progress=self.progress)
+            builder.build_for(session, prepared.environment, partition)
         token = prepared.token or new_token()
         remote_dir, source, own_files = self.stage(f"{job.name}-{token}", prepared.source, own_files, nodes)
         entry = JobEntry(
@@ -440,7 +447,13 @@ def _git(folder: Path, patience_s: float) -> dict[str, Any] | None:
     """Return a folder's git commit and uncommitted changes; None if git fails or takes too long."""
 
     def git(*words: str) -> bytes:
-        return output_of(["git", "--no-optional-locks", "-C", str(folder), *words], MAX_DIFF, patience_s)
+        argv, output = ["git", "--no-optional-locks", "-C", str(folder), *words], bytearray()
+        with start_conversation(argv, stdin=subprocess.DEVNULL, silence_s=patience_s) as talk:
+            while len(output) <= MAX_DIFF and (chunk := talk.receive()):
+                output += chunk
+            if len(output) <= MAX_DIFF:
+                talk.finish()
+        return bytes(output)
 
     try:
         commit, _, root = git("rev-parse", "HEAD", "--show-toplevel").rstrip(b"\n").partition(b"\n")
@@ -461,17 +474,6 @@ def _git(folder: Path, patience_s: float) -> dict[str, Any] | None:
         "diff": diff[:MAX_DIFF].decode(errors="replace"),
         "diff_truncated": len(diff) > MAX_DIFF,
     }
-
-
-def output_of(argv: Sequence[str], most: int, patience_s: float) -> bytes:
-    """Return a program's output, cut after about ``most`` bytes. Raises TransportError if it fails."""
-    output = bytearray()
-    with start_conversation(argv, stdin=subprocess.DEVNULL, silence_s=patience_s) as talk:
-        while len(output) <= most and (chunk := talk.receive()):
-            output += chunk
-        if len(output) <= most:
-            talk.finish()
-    return bytes(output)
 
 
 def outputs_file(job: JobSpec) -> dict[str, bytes]:
