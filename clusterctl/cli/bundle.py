@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from clusterctl.cli.options import Words, argument, for_operators, option
+from clusterctl.cli.options import Words, argument, option
 from clusterctl.cli.output import Screen
+from clusterctl.cli.phases import for_operators
 from clusterctl.cluster.up import reject_bundles
 from clusterctl.errors import NotUpError, ProvisionError, UsageError
 from clusterctl.packages import bundle_create

@@ -7,9 +7,18 @@ from dataclasses import asdict, replace
 from typing import Annotated, Any, Final
 
 from clusterctl.cli.collect import not_brought_home
-from clusterctl.cli.options import OutFolder, argument, clusters, flag, for_operators, job_ids, option, takes
+from clusterctl.cli.options import OutFolder, argument, clusters, flag, job_ids, option, takes
 from clusterctl.cli.output import Screen
-from clusterctl.cli.phases import AcceptHostKey, AskBecomePass, NoWait, Phases, Yes, phase_dicts, prompts_for
+from clusterctl.cli.phases import (
+    AcceptHostKey,
+    AskBecomePass,
+    NoWait,
+    Phases,
+    Yes,
+    for_operators,
+    phase_dicts,
+    prompts_for,
+)
 from clusterctl.cluster import down as cluster_down
 from clusterctl.cluster.look import is_of_own_machines
 from clusterctl.cluster.nodes import expand_hosts

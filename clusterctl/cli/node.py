@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 from clusterctl.cli.job import timeout_of
-from clusterctl.cli.options import argument, for_operators, option, takes
+from clusterctl.cli.options import argument, option, takes
 from clusterctl.cli.output import Screen
-from clusterctl.cli.phases import AcceptHostKey, AskBecomePass, NoWait, Yes
+from clusterctl.cli.phases import AcceptHostKey, AskBecomePass, NoWait, Yes, for_operators
 from clusterctl.cli.up import Discard, bring_up
 from clusterctl.cluster import nodes
 from clusterctl.cluster.nodes import NodeState

@@ -27,23 +27,10 @@ from clusterctl.util.disk import REFUSALS, disk_error, read_rows
 
 # Completions come from the workspace and the current folder, never from the network. They have no special
 # characters, because zsh evaluates even the descriptions of completions.
-_PROGRAMS = (".py", ".sh", ".bash", ".yaml", ".yml")
 _PLAIN = re.compile(r"[\w.+][\w.+-]*")
 _NOT_PLAIN = re.compile(r"[^\w.+-]")
 
 INTERRUPTED = 130
-
-
-def jobs_to_submit(incomplete: str) -> list[str]:
-    """Complete names of bundled jobs, and of scripts and job files in the current folder."""
-    from clusterctl.spec.job import BUNDLED_JOBS
-
-    try:
-        names = [path.name for path in Path().iterdir()]
-    except OSError:
-        names = []
-    here = sorted(name for name in names if name.endswith(_PROGRAMS))
-    return _offered((*BUNDLED_JOBS, *here), incomplete)
 
 
 def job_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
@@ -53,30 +40,31 @@ def job_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
         for row in read_rows(_workspace(ctx) / "jobs.jsonl"):
             entries.setdefault(row.get("token", ""), {}).update(row)
     names = {str(row.get("job_id", "")): str(row.get("name") or "") for row in entries.values()}
-    return [(job_id, _NOT_PLAIN.sub("_", names[job_id])) for job_id in _offered(reversed(names), incomplete)]
+    return [(job_id, _NOT_PLAIN.sub("_", names[job_id])) for job_id in offered(reversed(names), incomplete)]
 
 
 def run_names(incomplete: str) -> list[str]:
-    return _offered(sorted(path.parent.name for path in Path("runs").glob("*/run.json")), incomplete)
+    return offered(sorted(path.parent.name for path in Path("runs").glob("*/run.json")), incomplete)
 
 
 def hosts(ctx: typer.Context, incomplete: str) -> list[str]:
-    return _offered((host["name"] for host in _hosts(ctx)), incomplete)
+    return offered((host["name"] for host in _hosts(ctx)), incomplete)
 
 
 def partitions(ctx: typer.Context, incomplete: str) -> list[str]:
     names = dict.fromkeys(host["partition"] for host in _hosts(ctx) if host.get("partition"))
-    return _offered(names, incomplete)
+    return offered(names, incomplete)
 
 
 def clusters(incomplete: str) -> list[str]:
     try:
-        return _offered(clusters_up(), incomplete)
+        return offered(clusters_up(), incomplete)
     except MachineError:
         return []
 
 
-def _offered(words: Iterable[str], incomplete: str) -> list[str]:
+def offered(words: Iterable[str], incomplete: str) -> list[str]:
+    """Return the completions of an incomplete word."""
     return [word for word in words if word.startswith(incomplete) and _PLAIN.fullmatch(word)]
 
 
@@ -188,12 +176,6 @@ def takes(flags: Mapping[str, Any], **synonyms: Any) -> Callable[[Verb], Verb]:
     return decorate
 
 
-def for_operators(function: Verb) -> Verb:
-    """Mark a command that changes hosts. It is refused for a cluster that other people operate."""
-    function.for_operators = True  # type: ignore[attr-defined]
-    return function
-
-
 def verb(function: Verb) -> Callable[..., None]:
     """Turn ``function(screen, ...)`` into a Typer command that also has the options in ``COMMON``.
 
@@ -220,8 +202,6 @@ def verb(function: Verb) -> Callable[..., None]:
             if (value := arguments.pop(name)) not in (None, [], ()):
                 arguments[name.removesuffix(_SYNONYM)] = value
         try:
-            if hasattr(function, "for_operators"):
-                _reject_foreign(screen)
             code = function(screen, **arguments) or 0
         except (Exception, KeyboardInterrupt) as exc:
             code = _ended(exc, screen)
@@ -237,13 +217,6 @@ def verb(function: Verb) -> Callable[..., None]:
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     return command
-
-
-def _reject_foreign(screen: Screen) -> None:
-    # A slow import, which commands for jobs do not need.
-    from clusterctl.state.chosen_spec import reject_foreign
-
-    reject_foreign(screen.chosen())
 
 
 def _ended(exc: BaseException, screen: Screen) -> int:

@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from clusterctl.cli.options import Words, option
+from clusterctl.cli.options import Verb, Words, option
 from clusterctl.cli.output import ENDINGS, Screen, can_draw
 from clusterctl.cli.pictures import console, running_tasks
 from clusterctl.errors import UsageError, printable
 from clusterctl.providers.base import OfferedKey, Prompts
+from clusterctl.state.chosen_spec import reject_foreign
 from clusterctl.util.progress import HostStep, PhaseLines, shown_phase
 
 if TYPE_CHECKING:
@@ -44,6 +45,17 @@ AcceptHostKey = Annotated[
     ),
 ]
 _FINGERPRINT: Final = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
+
+
+def for_operators(function: Verb) -> Verb:
+    """Refuse a command, which changes hosts, for a cluster that other people operate."""
+
+    @functools.wraps(function)
+    def command(screen: Screen, *args: Any, **options: Any) -> int | None:
+        reject_foreign(screen.chosen())
+        return function(screen, *args, **options)
+
+    return command
 
 
 def prompts_for(screen: Screen, *, ask_password: bool, accepted: Sequence[str] | None = None) -> Prompts:

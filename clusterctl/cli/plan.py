@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from clusterctl.cli.options import Words, argument, for_operators, option
+from clusterctl.cli.options import Words, argument, option
 from clusterctl.cli.output import Screen
-from clusterctl.cli.phases import AskBecomePass, sudo_password
+from clusterctl.cli.phases import AskBecomePass, for_operators, sudo_password
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.phases import provider_of
 from clusterctl.cluster.plan import Plan, preview

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from clusterctl.cli.job import follow_job, timeout_of, wait_for
-from clusterctl.cli.options import Words, argument, flag, jobs_to_submit, option, partitions, run_names, takes
+from clusterctl.cli.options import Words, argument, flag, offered, option, partitions, run_names, takes
 from clusterctl.cli.output import ENDINGS, Screen
 from clusterctl.errors import Notice, UsageError, excluded, unaccompanied
 from clusterctl.jobs.bundled import (
@@ -28,7 +28,7 @@ from clusterctl.jobs.watch import LogChunk, nonfinite_notice, raise_unless_compl
 from clusterctl.scheduler.base import JobState, worst_job
 from clusterctl.scheduler.first import WAIT_S, First
 from clusterctl.scheduler.session import Session, open_session
-from clusterctl.spec.job import MODULE_FLAG, JobSpec, Weights
+from clusterctl.spec.job import BUNDLED_JOBS, MODULE_FLAG, JobSpec, Weights
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.workspace import clusters_up
 from clusterctl.transport.tree import format_size
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 # A job as `-o json` shows it.
 JobRow = dict[str, Any]
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+_PROGRAMS: Final = (".py", ".sh", ".bash", ".yaml", ".yml")
 
 DryRun = Annotated[bool, option("Print the sbatch script without submitting it.", "--dry-run")]
 Follow = Annotated[bool, option("Show the job's output until it has ended.", "--follow")]
@@ -158,6 +159,15 @@ SLURM_FLAGS: Final[Mapping[str, Any]] = {
 def some_flags(names: str) -> Mapping[str, Any]:
     """Return option name -> its Typer annotation. ``names``: names of job options, separated by spaces."""
     return {name: JOB_FLAGS[name] for name in names.split()}
+
+
+def jobs_to_submit(incomplete: str) -> list[str]:
+    """Complete names of bundled jobs, and of scripts and job files in the current folder."""
+    try:
+        names = [path.name for path in Path().iterdir()]
+    except OSError:
+        names = []
+    return offered((*BUNDLED_JOBS, *sorted(name for name in names if name.endswith(_PROGRAMS))), incomplete)
 
 
 Target = Annotated[

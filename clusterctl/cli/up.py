@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from clusterctl.cli.options import flag, for_operators, option, takes
+from clusterctl.cli.options import flag, option, takes
 from clusterctl.cli.output import Screen
 from clusterctl.cli.phases import (
     AcceptHostKey,
@@ -15,6 +15,7 @@ from clusterctl.cli.phases import (
     NoWait,
     Phases,
     Yes,
+    for_operators,
     phase_dicts,
     phase_table,
     prompts_for,
