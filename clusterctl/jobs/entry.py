@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from clusterctl.errors import MachineError, SchedulerError, UnreachableError
+from clusterctl.errors import SchedulerError, UnreachableError
 from clusterctl.jobs.queue import running_job
 from clusterctl.scheduler.base import JobInfo
 from clusterctl.scheduler.session import Session
-from clusterctl.state.workspace import Workspace, state_home, write_atomic
+from clusterctl.state.workspace import Workspace, draw_key_pair, state_home, write_atomic
 from clusterctl.transport.base import wrap_command
 from clusterctl.transport.openssh import OpenSSH, run_captured
 from clusterctl.util.disk import translating_write_errors
@@ -126,9 +125,11 @@ def _write(session: Session, entry: Entry) -> None:
     with translating_write_errors(folder):
         for directory in (folder.parent, folder):
             directory.mkdir(mode=0o700, exist_ok=True)
-    for name in ("key", "host_key"):
-        _make_key(folder / name)
-    host_key, key = (folder / "host_key").read_bytes(), (folder / "key.pub").read_text().strip()
+    key, public = (
+        draw_key_pair(folder / name, comment=b" clusterctl").read_text().strip()
+        for name in ("key", "host_key")
+    )
+    host_key = (folder / "host_key").read_bytes()
     program = [_SSHD, "sshd", str(len(host_key)), key]
     command = ["sh", "-c", _ENTER, "enter", *session.slurm.slurm_ids([entry.job_id]), *program]
     line, script = wrap_command(command, path=facts.slurm_path)
@@ -137,33 +138,12 @@ def _write(session: Session, entry: Entry) -> None:
     ssh = OpenSSH(workspace.ssh_config, facts.job_user).argv(facts.controller, line, "-T")
     connect = _CONNECT.format(file=shlex.quote(str(folder / "input")), ssh=shlex.join(ssh))
     write_atomic(folder / "connect", connect)
-    public = (folder / "host_key.pub").read_text().strip()
     write_atomic(folder / "known_hosts", f"{entry.host} {public}\n")
     text = _CONFIG.format(host=entry.host, user=facts.job_user, folder=folder)
     write_atomic(folder / "ssh_config", text)
     write_atomic(
         entry.config, f'# Written by `clusterctl code`\nInclude "{state_home()}/*/entries/*/ssh_config"\n'
     )
-
-
-def _make_key(path: Path) -> None:
-    if not path.exists():
-        words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "clusterctl", "-f", str(path)]
-        try:
-            subprocess.run(words, check=True, capture_output=True, stdin=subprocess.DEVNULL)
-        except (OSError, subprocess.CalledProcessError) as exc:
-            reason = (
-                exc.stderr.decode(errors="replace")
-                if isinstance(exc, subprocess.CalledProcessError)
-                else str(exc)
-            )
-            raise MachineError(
-                "ssh-keygen can't create a key on this machine",
-                code="key-not-created",
-                where=str(path),
-                why=reason.strip(),
-                fix="install ssh: `apt-get install openssh-client`",
-            ) from exc
 
 
 def _folder_of_entries(workspace: Workspace) -> Path:

@@ -233,13 +233,13 @@ class Workspace:
 
     def create_secrets(self) -> None:
         """Create the SSH key of the admin user and the munge key, unless they exist."""
-        _draw_key_pair(self.key, comment=b" clusterctl")
+        draw_key_pair(self.key, comment=b" clusterctl")
         if not self.munge_key.exists():
             write_atomic(self.munge_key, secrets.token_bytes(1024))
 
     def draw_host_key(self) -> str:
         """Return the public key of ``host_key``: `ssh-ed25519 AAAA...`. Create the pair if it is missing."""
-        return _draw_key_pair(self.host_key).read_text().strip()
+        return draw_key_pair(self.host_key).read_text().strip()
 
     def remove(self) -> None:
         """Remove the folder. If this is killed, no part of it keeps the cluster's name."""
@@ -287,7 +287,7 @@ class Workspace:
         return holder(self.lock_file)
 
 
-def _draw_key_pair(path: Path, *, comment: bytes = b"") -> Path:
+def draw_key_pair(path: Path, *, comment: bytes = b"") -> Path:
     """Create an SSH key pair, unless it exists. Return the path of the public key."""
     public_half = path.with_suffix(".pub")
     if public_half.exists():
