@@ -6,7 +6,7 @@ This module does not import the pydantic models of hosts.json and of specs, beca
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.errors import NotUpError, UsageError
@@ -97,30 +97,16 @@ def facts_of(workspace: Workspace) -> ClusterFacts:
 def _facts_of_record(record: dict[str, Any]) -> ClusterFacts:
     roles = {str(host["name"]): host["roles"] for host in record["hosts"]}
     partitions = (PartitionFacts(**{**row, "nodes": (*row["nodes"],)}) for row in record["partitions"])
-    facts = ClusterFacts(
-        cluster=record["cluster"],
-        provider=record["provider"],
-        controller=next(name for name, host_roles in roles.items() if "controller" in host_roles),
-        compute=tuple(name for name, host_roles in roles.items() if "compute" in host_roles),
-        job_user=record["job_user"],
-        has_slurm=record["scheduler"] == "slurm",
-        is_shared=record["shared_folder"]["kind"] != "none",
-        pmix=record["pmix"],
-        partitions=tuple(partitions),
-        interval_s=record["interval_s"],
-        requirements=record["requirements"],
-        root=record["root"],
-        folder=record.get("folder", FOLDER),
-        python=record.get("python", ""),
-        glibc_minor=record.get("glibc_minor", 0),
-        max_array=record.get("max_array", MAX_ARRAY_SIZE),
-        max_submit=record.get("max_submit"),
-        no_accounting=record.get("no_accounting", ""),
-        is_foreign=record.get("is_foreign", False),
-        account=record.get("account", ""),
-        qos=record.get("qos", ""),
-        slurm_path=record.get("slurm_path", ""),
-    )
+    same = {field.name: record[field.name] for field in fields(ClusterFacts) if field.name in record}
+    derived = {
+        "controller": next(name for name, host_roles in roles.items() if "controller" in host_roles),
+        "compute": tuple(name for name, host_roles in roles.items() if "compute" in host_roles),
+        "has_slurm": record["scheduler"] == "slurm",
+        "is_shared": record["shared_folder"]["kind"] != "none",
+        "partitions": tuple(partitions),
+        **{name: record[name] for name in ("requirements", "root", "provider")},
+    }
+    facts = ClusterFacts(**{**same, **derived})
     texts = (facts.cluster, facts.provider, facts.job_user, facts.root, facts.folder, facts.python)
     if not facts.partitions or not all(isinstance(text, str) for text in texts):
         raise ValueError("a value is missing")
