@@ -10,6 +10,7 @@ from clusterctl.cli.output import Screen
 from clusterctl.runs.collect import collect_runs, selection_of
 from clusterctl.runs.fetch import CHECKPOINTS
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, open_session
+from clusterctl.spec.names import first_few
 from clusterctl.state.ledger import RunRecord
 from clusterctl.state.submissions import RUNS
 from clusterctl.state.workspace import Workspace
@@ -100,10 +101,7 @@ def not_brought_home(run: RunRecord) -> str:
         by_reason.setdefault(skipped.reason, []).append(f"{skipped.path}{leads_to}")
     if not by_reason:
         return ""
-    reasons = [
-        f"{paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''} ({reason})"
-        for reason, paths in by_reason.items()
-    ]
+    reasons = [f"{first_few(paths)} ({reason})" for reason, paths in by_reason.items()]
     more = f", and more: see {_nearby(run.directory)}/run.json" if len(reasons) > _MOST_REASONS else ""
     shown = ", ".join(reasons[:_MOST_REASONS])
     return f"job {run.job_id} ({run.name}): not collected: {shown}{more}"

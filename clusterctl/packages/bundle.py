@@ -38,6 +38,7 @@ from clusterctl.packages.wheelhouse import (
 )
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.names import first_few
 from clusterctl.spec.software import Software
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.state.workspace import Workspace, write_atomic
@@ -203,17 +204,11 @@ def reject_defects(file: Path, defects: Sequence[Failure]) -> None:
     """Raise a BundleError that lists all defects, if there are any."""
     if not defects:
         return
-    causes, fix = named([defect.cause for defect in defects], most=10), defects[-1].fix
+    causes, fix = first_few([defect.cause for defect in defects], most=10), defects[-1].fix
     details: dict[str, Any] = {"where": str(file), "why": causes, "fix": fix, "failures": tuple(defects)}
     if all(defect.code == MISMATCH for defect in defects):
         raise BundleError("the bundle does not fit this cluster", code="bundle-mismatch", **details)
     raise BundleError("the bundle is damaged", code="bundle-damaged", **details)
-
-
-def named(paths: Sequence[str], most: int = 5) -> str:
-    """Return the first ``most`` paths as text for a message: ``a, b and 3 more``."""
-    more = f" and {len(paths) - most} more" if len(paths) > most else ""
-    return ", ".join(paths[:most]) + more
 
 
 def damages(bundle: Bundle) -> tuple[Failure, ...]:
@@ -322,7 +317,7 @@ def _clusterctl_mismatches(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 def _system_mismatches(release: str, system: System, spec: ClusterSpec | None) -> Iterator[str]:
     if lacking := _needed_packages(release, spec) - set(system.asked):
-        yield f"the bundle lacks the packages {named(sorted(lacking))}"
+        yield f"the bundle lacks the packages {first_few(sorted(lacking), most=5)}"
     if system.base != digest(job_lock().read_bytes()):
         yield "the wheels of the job environment are from another version of clusterctl"
     if system.gpu_base not in (None, digest(gpu_lock().read_bytes())):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -57,6 +57,12 @@ def find_spec(start: Path) -> Path | None:
     """Return the path of the spec file in the folder ``start``, if the file exists, even if unreadable."""
     path = start / SPEC_NAME
     return path if path.exists() or path.is_symlink() else None
+
+
+def first_few(names: Sequence[str], most: int = 1) -> str:
+    """Return the first ``most`` names as text for a message: ``a, b and 3 more``."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.errors import CommandError, TransferError, UsageError, printable
+from clusterctl.spec.names import first_few
 from clusterctl.transport.base import Conversation, Transport, remote_argv
 from clusterctl.transport.remote_content import ALIVE_LINE, LEFT, NOT_THERE
 from clusterctl.transport.remote_incoming import (
@@ -79,9 +80,9 @@ def fetch(
     files = [entry for entry in download.entries if entry.kind == Kind.FILE]
     incomplete = [os.fsdecode(entry.path) for entry in files if entry.index not in arrived]
     if incomplete:
-        more = f" and {len(incomplete) - 1} more" if len(incomplete) > 1 else ""
+        shown = printable(first_few(incomplete))
         raise TransferError(
-            f"{printable(incomplete[0])}{more} changed during the download, or can't be read on the cluster",
+            f"{shown} changed during the download, or can't be read on the cluster",
             code="files-changed",
             fix="run the command again when no program writes to these files",
         )

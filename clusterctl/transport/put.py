@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import BinaryIO, cast
 
 from clusterctl.errors import CommandError, TransferError, TransportError, printable
+from clusterctl.spec.names import first_few
 from clusterctl.transport.base import Conversation, Transport, remote_argv
 from clusterctl.transport.remote_content import ALIVE_LINE, HEADER, SAME, line_of, parse_request, send_file
 from clusterctl.transport.remote_incoming import Incoming, TruncatedError, UnexpectedError
@@ -301,9 +302,8 @@ def _write_error(host: str, exc: CommandError) -> TransferError:
 
 
 def _changed_error(items: Sequence[Item]) -> TransferError:
-    more = f" and {len(items) - 1} more" if len(items) > 1 else ""
     return TransferError(
-        f"{printable(items[0].path)}{more} changed during the upload",
+        f"{printable(first_few([item.path for item in items]))} changed during the upload",
         code="files-changed",
         fix="run the command again when no program writes to these files",
     )

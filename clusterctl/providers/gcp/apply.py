@@ -24,8 +24,9 @@ from clusterctl.providers.gcp.costs import INSTANCE, OFF, HostPrices, provisioni
 from clusterctl.providers.gcp.orphans import cluster_id_of
 from clusterctl.providers.gcp.terraform import Action as TerraformAction
 from clusterctl.providers.gcp.terraform import Plan, ResourceChange, Terraform
-from clusterctl.providers.gcp.terraform_run import Diagnostic, Resource, shorten_list
+from clusterctl.providers.gcp.terraform_run import Diagnostic, Resource
 from clusterctl.spec import gcp_machines
+from clusterctl.spec.names import first_few
 from clusterctl.util.assets import first_rule, read_table
 from clusterctl.util.progress import Clock
 
@@ -268,7 +269,7 @@ def _causes(failures: Iterable[Failure]) -> list[str]:
     hosts: dict[str, list[str]] = {}
     for failure in failures:
         hosts.setdefault(failure.cause, []).extend([failure.host] if failure.host else [])
-    return [f"{shorten_list(named, _NAMED)}: {cause}" if named else cause for cause, named in hosts.items()]
+    return [f"{first_few(named, _NAMED)}: {cause}" if named else cause for cause, named in hosts.items()]
 
 
 _SHAPE: Final = "terraform_data.shape"

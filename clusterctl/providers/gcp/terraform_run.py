@@ -123,11 +123,6 @@ def progress_text(event: Event) -> tuple[Resource, str] | None:
     return Resource.of(hook["resource"]), template.format(doing=doing, done=done, seconds=seconds)
 
 
-def shorten_list(names: Sequence[str], most: int) -> str:
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
-
-
 _SUMMARY: Final = "Error acquiring the state lock"
 _FIELD: Final = re.compile(r"^\s*(ID|Who|Created):\s+(.*?)\s*$", re.MULTILINE)
 _RECORD: Final = ".clusterctl.runs"
