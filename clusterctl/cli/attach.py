@@ -135,7 +135,7 @@ def detach(
         "cluster": name,
         "folder": result.folder,
         "removed": not dry_run and not forget,
-        "entries": [entry.as_dict() for entry in result.entries],
+        "entries": [asdict(entry) for entry in result.entries],
         "only_there": result.only_there.lines,
         "cancelled": result.cancelled,
         "left": result.left,

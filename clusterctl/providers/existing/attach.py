@@ -17,10 +17,9 @@ from ClusterShell.NodeSet import NodeSet, NodeSetException
 from pydantic import ValidationError
 
 from clusterctl.errors import UsageError
-from clusterctl.providers.existing.first_job import leave_proof
 from clusterctl.providers.existing.place import Placed, expanded
 from clusterctl.providers.existing.probe import Choices, Probed, probe
-from clusterctl.providers.existing.prove import Proof, ProofOptions, Unproven, place_and_prove
+from clusterctl.providers.existing.prove import Proof, ProofOptions, Unproven, leave_proof, place_and_prove
 from clusterctl.providers.existing.provider import placed_facts, proof_facts, site_facts
 from clusterctl.providers.existing.site import Fact, Site, SitePartition, load_site
 from clusterctl.spec.base import PATTERNS

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from clusterctl.errors import LeftoversError, UsageError, printable
 from clusterctl.transport.base import Transport
@@ -47,9 +47,6 @@ class Entry:
     @property
     def by_attach(self) -> bool:
         return self.name in {"env", "environments", "store"}
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

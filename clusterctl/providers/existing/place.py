@@ -72,7 +72,9 @@ def choose_python(pythons: Mapping[str, str], python: str | None = None) -> str:
 
     pythons: path -> version, in the order of preference. Raise UsageError if jobs can't use any of them.
     """
-    usable = [path for path, version in pythons.items() if _is_usable(version)]
+    usable = [
+        path for path, version in pythons.items() if OLDEST_PYTHON <= python_minor(version) <= NEWEST_PYTHON
+    ]
     if python is not None and python in usable:
         return python
     if python is None and usable:
@@ -86,10 +88,6 @@ def choose_python(pythons: Mapping[str, str], python: str | None = None) -> str:
         fix="pass a module that has such a Python with --module, or its path with --python; "
         "`module avail python` on the login node lists the site's modules",
     )
-
-
-def _is_usable(version: str) -> bool:
-    return OLDEST_PYTHON <= python_minor(version) <= NEWEST_PYTHON
 
 
 def platform_of(version: str, glibc: str, arch: str) -> NodePlatform:

@@ -1,4 +1,7 @@
-"""Proof by a job that MPI programs run on an attached cluster, and the job's facts about the nodes."""
+"""Proof by a job that MPI programs run on an attached cluster, and the job's facts about the nodes.
+
+If the job of `attach` does not start in time, the user's first job runs the proof.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,13 @@ _MPI_MODULE: Final = re.compile(
 _MOST_MODULES: Final = 6
 _PROVE: Final = Path(__file__).with_name("remote_prove.sh").read_text(encoding="utf-8")
 _PROOF: Final = Path(__file__).with_name("remote_proof.sh").read_text(encoding="utf-8")
+_LEAVE: Final = Path(__file__).with_name("remote_leave.sh").read_text(encoding="utf-8")
+# A proof ends after at most 300 + 90 s, see remote_leave.sh.
+_READ: Final = """\
+cd -- "$1/proof.active" 2>/dev/null || exit
+grep -qsx end facts || [ -n "$(find job -mmin +7 2>/dev/null)" ] || exit
+cat job facts 2>/dev/null || true
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,16 +181,13 @@ def proof_script(site: Site, placed: Placed, options: ProofOptions) -> bytes:
         first = "mpirun" if options.launcher is Launcher.MPIRUN else "pmix"
         launchers.sort(key=lambda name: name != first)
         launchers = launchers if options.other_launchers else [first]
-    others = ["", *_mpi_modules(site.modules)] if options.others else []
+    mpi_modules = [name for name in site.modules if _MPI_MODULE.fullmatch(name)][:_MOST_MODULES]
+    others = ["", *mpi_modules] if options.others else []
     variants = dict.fromkeys([" ".join(options.modules), *others])
     head = {"root": placed.folder, "slurm_path": site.slurm_path, "boot": BOOT}
     lines = ["#!/bin/bash", *(f"{name}={shlex.quote(value)}" for name, value in head.items())]
     lines += [f"launchers=({shlex.join(launchers)})", f"variants=({shlex.join(variants)})"]
     return "\n".join([*lines, _PROOF]).encode()
-
-
-def _mpi_modules(names: Iterable[str]) -> list[str]:
-    return [name for name in names if _MPI_MODULE.fullmatch(name)][:_MOST_MODULES]
 
 
 def read_facts(lines: Iterable[str]) -> Proof | Unproven:
@@ -202,7 +209,8 @@ def read_facts(lines: Iterable[str]) -> Proof | Unproven:
     if nodes.not_shared:
         return Unproven("not-shared", lost or ", ".join(nodes.not_shared), nodes, trials)
     if nodes.names and not nodes.version:
-        return Unproven("python", _python_error(rows), nodes, trials)
+        answers = (words for words in rows["node"] if words[1:2] == ["version"])
+        return Unproven("python", "; ".join(f"{words[0]}: {words[2]}" for words in answers), nodes, trials)
     if trials:
         return Unproven("mpi", trials[-1].failure, nodes, trials)
     return Unproven("ended", " ".join(word for words in rows.get("output", ()) for word in words), nodes)
@@ -259,10 +267,6 @@ def _common(pythons: Iterable[Sequence[str]]) -> dict[str, str]:
     )
 
 
-def _python_error(rows: Mapping[str, Sequence[Sequence[str]]]) -> str:
-    return "; ".join(f"{words[0]}: {words[2]}" for words in rows["node"] if words[1:2] == ["version"])
-
-
 def place_and_prove(
     transport: Transport, site: Site, folder: str, cluster_id: str, options: ProofOptions
 ) -> tuple[Placed, Proof | Unproven]:
@@ -289,3 +293,22 @@ def place_and_prove(
         )
         outcome = prove(transport, site, placed, options)
     return placed, outcome
+
+
+def leave_proof(transport: Transport, site: Site, placed: Placed, options: ProofOptions, nodes: int) -> None:
+    """Have the user's first job on ``nodes`` nodes or more run the proof before its program."""
+    script = proof_script(site, placed, options)
+    argv = ["sh", "-c", _LEAVE, "leave", placed.folder, str(nodes), str(len(script))]
+    transport.run(argv, stdin=script + probe_texts())
+
+
+def read_first_proof(transport: Transport, folder: str) -> tuple[str, Proof | Unproven] | None:
+    """Return the id of the job that ran the proof, and the outcome. None: no job has run it."""
+    result = transport.run(["sh", "-c", _READ, "read", folder], check=False)
+    if result.rc:
+        return None
+    job_id, *lines = result.stdout.splitlines()
+    outcome = read_facts(lines)
+    if isinstance(outcome, Unproven) and "end" not in lines:
+        outcome = replace(outcome, code="ended", why=f"job {job_id} did not finish the proof")
+    return job_id, outcome

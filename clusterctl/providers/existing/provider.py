@@ -11,10 +11,9 @@ from typing import Final, NoReturn
 
 from clusterctl.providers.base import Leftover, Prompts, Provider
 from clusterctl.providers.existing.detach import AttachedFolder
-from clusterctl.providers.existing.first_job import read_first_proof
 from clusterctl.providers.existing.place import Placed, write_profile
 from clusterctl.providers.existing.probe import Choices, Probed, probe
-from clusterctl.providers.existing.prove import Proof, Unproven
+from clusterctl.providers.existing.prove import Proof, Unproven, read_first_proof
 from clusterctl.providers.existing.site import Fact, Site, load_site
 from clusterctl.providers.storage import KeptStorage
 from clusterctl.spec.existing import ExistingSettings, existing_cluster, operators_only

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.packages.wheelhouse import NodePlatform
-from clusterctl.providers.existing.first_job import leave_proof, read_first_proof
 from clusterctl.providers.existing.place import Placed
-from clusterctl.providers.existing.prove import ProofOptions
+from clusterctl.providers.existing.prove import ProofOptions, leave_proof, read_first_proof
 from clusterctl.providers.existing.provider import facts_of_first_job
 from clusterctl.providers.existing.site import Fact, Site, load_site
 from clusterctl.spec.existing import existing_cluster
