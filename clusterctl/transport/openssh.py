@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from clusterctl.errors import CommandError, MachineError, TransportError, UnreachableError
 from clusterctl.state.workspace import Workspace, write_atomic
@@ -131,6 +131,11 @@ def _leader(_owner: int) -> subprocess.Popen[bytes]:
         os.close(reading)
 
 
+def _fd(pipe: IO[bytes] | None) -> int:
+    assert pipe is not None  # noqa: S101 - all streams of a conversation are pipes
+    return pipe.fileno()
+
+
 @dataclass(slots=True)
 class Talk:
     """A running program (see ``Conversation``).
@@ -154,8 +159,7 @@ class Talk:
     _stderr: bytearray = field(default_factory=bytearray, init=False)
 
     def send(self, data: bytes) -> None:
-        assert self.process.stdin is not None  # noqa: S101
-        fd, unsent = self.process.stdin.fileno(), memoryview(data)
+        fd, unsent = _fd(self.process.stdin), memoryview(data)
         try:
             while unsent:
                 self._ready({fd: select.POLLOUT})
@@ -167,9 +171,8 @@ class Talk:
             ) from None
 
     def receive(self) -> bytes:
-        assert self.process.stdout is not None  # noqa: S101
         while True:
-            self._ready({self.process.stdout.fileno(): select.POLLIN})
+            self._ready({_fd(self.process.stdout): select.POLLIN})
             if (data := self._read()) is not None:
                 return data
 
@@ -179,10 +182,9 @@ class Talk:
         close: whether to close stdin after the last byte. The program need not read all of stdin.
         Raises TransportError if the program prints more than ``most`` bytes.
         """
-        assert self.process.stdin is not None  # noqa: S101
-        assert self.process.stdout is not None  # noqa: S101
-        output, unsent, fd = bytearray(), memoryview(stdin), self.process.stdin.fileno()
-        events = {self.process.stdout.fileno(): select.POLLIN} | ({fd: select.POLLOUT} if unsent else {})
+        output, unsent = bytearray(), memoryview(stdin)
+        fd, stdout = _fd(self.process.stdin), _fd(self.process.stdout)
+        events = {stdout: select.POLLIN} | ({fd: select.POLLOUT} if unsent else {})
         while len(output) <= most:
             ready = self._ready(events)
             if fd in ready:
@@ -192,9 +194,9 @@ class Talk:
                     unsent = unsent[:0]
                 if not unsent:
                     del events[fd]
-                    if close:
+                    if close and self.process.stdin is not None:
                         self.process.stdin.close()
-            if self.process.stdout.fileno() in ready:
+            if stdout in ready:
                 if (data := self._read()) == b"":
                     return bytes(output)
                 output += data or b""
@@ -218,9 +220,8 @@ class Talk:
 
         Raises NoAnswerError if the command does not exit in time, UnreachableError if the connection broke.
         """
-        assert self.process.stderr is not None  # noqa: S101
         poll = select.poll()
-        poll.register(self.process.stderr, select.POLLIN)
+        poll.register(_fd(self.process.stderr), select.POLLIN)
         started = time.monotonic()
         while self.process.poll() is None:
             if poll.poll(_PAUSE_MS) and not self._read_stderr():
@@ -250,8 +251,7 @@ class Talk:
 
     def _read(self) -> bytes | None:
         """Return a piece of the command's stdout; None while only the host's login shell has printed."""
-        assert self.process.stdout is not None  # noqa: S101
-        data = os.read(self.process.stdout.fileno(), _READ)
+        data = os.read(_fd(self.process.stdout), _READ)
         if not self.is_wrapped:
             return data
         self._noise += data
@@ -277,11 +277,9 @@ class Talk:
 
     def _ready(self, events: dict[int, int]) -> set[int]:
         """Wait until pipes in ``events`` (descriptor -> poll flags) are ready. Return their descriptors."""
-        assert self.process.stderr is not None  # noqa: S101
-        poll = select.poll()
+        poll, stderr = select.poll(), _fd(self.process.stderr)
         for fd, event in events.items():
             poll.register(fd, event)
-        stderr = self.process.stderr.fileno()
         poll.register(stderr, select.POLLIN)
         started = time.monotonic()
         while True:
@@ -297,8 +295,7 @@ class Talk:
 
     def _read_stderr(self) -> bool:
         """Read more of stderr, and keep only the last ``most_stderr`` bytes. Return False at end of file."""
-        assert self.process.stderr is not None  # noqa: S101
-        chunk = os.read(self.process.stderr.fileno(), _READ)
+        chunk = os.read(_fd(self.process.stderr), _READ)
         self._stderr += chunk
         del self._stderr[: -self.most_stderr]
         return bool(chunk)

@@ -81,10 +81,10 @@ class CommandTransport(ABC):
                 yield chunk
             talk.raise_unless_succeeded()
 
-    @contextmanager
-    def converse(self, argv: Sequence[str], *, silence_s: float | None = None) -> Iterator[Conversation]:
-        with self._conversation(argv, silence_s or self.silence_s) as talk:
-            yield talk
+    def converse(
+        self, argv: Sequence[str], *, silence_s: float | None = None
+    ) -> AbstractContextManager[Conversation]:
+        return self._conversation(argv, silence_s or self.silence_s)
 
     @contextmanager
     def _conversation(self, argv: Sequence[str], silence_s: float, *, reads: bool = True) -> Iterator[Talk]:
