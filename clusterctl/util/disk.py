@@ -44,18 +44,17 @@ def translating_write_errors(path: Path) -> Iterator[None]:
         ) from exc
 
 
-def disk_error(exc: OSError, path: Path | None = None, *, what: str = "") -> DiskError:
-    """Return the error for a disk that can't be written. path: the file. ``what`` replaces the message."""
+def disk_error(exc: OSError, path: Path | None = None) -> DiskError:
+    """Return the error for a disk that can't be written. path: the file."""
     if path is None and isinstance(exc.filename, str):
         path = Path(exc.filename)
     unknown = "the full or unwritable disk (`df -h` and `df -i` show it)"
     mount_point = unknown if path is None else _mount_point(path)
     fix = f"{_FIXES[exc.errno or errno.EIO].format(place=mount_point)}, then run the command again"
     if path is None:
-        return DiskError(what or "a file can't be written", why=exc.strerror or str(exc), fix=fix)
-    return DiskError(
-        what or f"{path.name} can't be written", where=str(path), why=write_error_reason(exc, path), fix=fix
-    )
+        return DiskError("a file can't be written", why=exc.strerror or str(exc), fix=fix)
+    reason = write_error_reason(exc, path)
+    return DiskError(f"{path.name} can't be written", where=str(path), why=reason, fix=fix)
 
 
 def write_error_reason(exc: OSError, path: Path) -> str:
