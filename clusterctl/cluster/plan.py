@@ -96,10 +96,10 @@ def preview(cluster: ClusterContext) -> Plan:
 
 def prompt_about(plan: Plan) -> str:
     """Return the question to ask before hosts or data are removed. "" if the plan removes nothing."""
-    hosts = fold_nodes([host.name for host in plan.hosts.destroyed])
+    hosts = fold_nodes([host.name for host in plan.hosts.hosts if host.destroys])
     if removed := [*([hosts] if hosts else []), *plan.hosts.other_lost]:
         return f"remove {', '.join(removed)} and all data on it?"
-    leaving = fold_nodes([host.name for host in plan.hosts.released])
+    leaving = fold_nodes([host.name for host in plan.hosts.hosts if host.released])
     return f"release {leaving} and restore its previous state?" if leaving else ""
 
 

@@ -87,7 +87,7 @@ def _held(host: str, folder: str, wait_s: float) -> TransportError:
         "the Python environment can't be built on the cluster: builds are locked",
         code="environment-locked",
         where=host,
-        why=f"{shown_folder(folder)}/.lock is still locked after {wait_s:g} s",
+        why=f"{folder if folder.startswith('/') else f'~/{folder}'}/.lock is still locked after {wait_s:g} s",
         fix="wait for the other build; if there is none, end the process that holds the lock: "
         f"`clusterctl ssh {host} -- lslocks` shows it. If homes are shared, try each node",
         host=host,
@@ -105,11 +105,6 @@ def _not_built(transport: Transport, cause: CommandError) -> TransportError:
     )
 
 
-def shown_folder(path: str) -> str:
-    """Return a path on a host for a message: ``~/`` before a path that starts at the home folder."""
-    return path if path.startswith("/") else f"~/{path}"
-
-
 def pip_wheel() -> Path:
     """Return a wheel of this machine's pip, for hosts that have no pip, made from the installed files."""
     pip = distribution("pip")
@@ -121,7 +116,7 @@ def pip_wheel() -> Path:
             files = {
                 str(file): Path(str(pip.locate_file(file))).read_bytes()
                 for file in pip.files or ()
-                if file.parts[0] in {"pip", info} and not _is_made_here(file.name)
+                if file.parts[0] in {"pip", info} and file.name not in _NOT_IN_WHEEL and file.suffix != ".pyc"
             }
             files[f"{info}/RECORD"] = _record(files, f"{info}/RECORD")
             with temporary_folder(home) as folder:
@@ -131,10 +126,6 @@ def pip_wheel() -> Path:
                         archive.writestr(zipfile.ZipInfo(path), content, zipfile.ZIP_DEFLATED)
                 (folder / name).replace(wheel)
     return wheel
-
-
-def _is_made_here(name: str) -> bool:
-    return name in _NOT_IN_WHEEL or name.endswith(".pyc")
 
 
 def _record(files: Mapping[str, bytes], own_name: str) -> bytes:

@@ -153,14 +153,6 @@ class HostPlan:
         return tuple(host for host in self.hosts if host.action != "keep")
 
     @property
-    def destroyed(self) -> tuple[HostChange, ...]:
-        return tuple(host for host in self.hosts if host.destroys)
-
-    @property
-    def released(self) -> tuple[HostChange, ...]:
-        return tuple(host for host in self.hosts if host.released)
-
-    @property
     def usd_per_hour(self) -> float | None:
         """The cluster's cost in USD an hour after the plan. None: a price is unknown."""
         return self.cost.then if self.cost and not self.cost.unpriced else None

@@ -91,10 +91,6 @@ class Hang:
     def duration(self) -> str:
         return format_duration(max(0, round(self.until - self.since)))
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the hang as `-o json` shows it."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastAttempt:

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import Enum, StrEnum
 from functools import lru_cache
@@ -167,7 +167,7 @@ class JobInfo:
             **{name: _in_utc(timestamp) for name, timestamp in times.items()},
             "state": self.state.value,
             "nodes": list(self.nodes),
-            "hang": self.hang.as_dict() if self.hang else None,
+            "hang": asdict(self.hang) if self.hang else None,
         }
 
     @property

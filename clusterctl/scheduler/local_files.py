@@ -69,7 +69,8 @@ class LocalFiles:
             return {"above": shlex.quote(str(self.folder))} if self.is_alone else {"home": home}
         if is_module:
             return self._module(name)
-        above = self._above_of(path) if is_outside else self._above_with(name)
+        with_name = (folder for folder in self._above() if os.path.lexists(folder / name))
+        above = self._above_of(path) if is_outside else next(with_name, None)
         return {} if above is None else {"above": shlex.quote(str(above))}
 
     def _above_of(self, path: str) -> Path | None:
@@ -77,9 +78,6 @@ class LocalFiles:
         file = Path(os.path.normpath(self.folder / path))
         folders = (folder for folder in self._above() if file.is_relative_to(folder))
         return next(folders, None) if os.path.lexists(file) else None
-
-    def _above_with(self, name: str) -> Path | None:
-        return next((folder for folder in self._above() if os.path.lexists(folder / name)), None)
 
     def _virtual_environment(self, path: str) -> str:
         parents = (str(parent) for parent in Path(path).parents)

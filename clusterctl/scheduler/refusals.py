@@ -48,10 +48,6 @@ class Asked:
     is_foreign: bool = False
     lists_accounts: bool = True
 
-    @property
-    def has_account(self) -> bool:
-        return any(re.match("(--account|-A)", option) for option in self.options)
-
     def fix(self, refusal: str) -> str:
         """Return the fix for a refusal message. It names the option at fault and the place of the option."""
         if re.search("time limit|deadline", refusal, re.IGNORECASE) and (
@@ -86,7 +82,7 @@ class Asked:
         more = f"; `clusterctl ssh '{_LIST}'` lists yours" if self.lists_accounts else ""
         more += "; `clusterctl attach --account NAME` sets it for all jobs" if self.is_foreign else ""
         if _ACCOUNT.search(refusal):
-            if not self.has_account:
+            if not any(option.startswith(("--account", "-A")) for option in self.options):
                 return f"name your Slurm account with --account{more}"
             given = _places([r for r in self.directives if "account" in r.quantities]) or "--account"
             leave = "" if self.is_foreign else f"leave out {given}, or "

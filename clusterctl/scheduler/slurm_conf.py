@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -128,16 +129,6 @@ def format_gres(gpus: Iterable[Gpu]) -> str:
     return ",".join(f"gpu:{kind}:{len([*group])}" for kind, group in groups)
 
 
-def promised_mib(memory_mib: int) -> int:
-    """Return the memory in MiB that jobs may use on a node with ``memory_mib``."""
-    return int(memory_mib * _MEMORY_PROMISED)
-
-
-def slurm_minutes(seconds: int) -> int:
-    """Return a time limit in whole minutes, Slurm's unit, rounded up so that no job gets less time."""
-    return -(-seconds // 60)
-
-
 def _release(inventory: Inventory) -> str:
     return inventory.slurm or inventory.distribution.slurm or ""
 
@@ -159,7 +150,8 @@ def _node(host: Host, facts: Mapping[str, NodeFacts]) -> Node:
         ("CoresPerSocket", host_facts.cores_per_socket),
         ("ThreadsPerCore", host_facts.threads_per_core),
     )
-    return Node(host, host_facts.cpus, promised_mib(host_facts.memory_mib), topology, host_facts.gpus)
+    memory_mib = int(host_facts.memory_mib * _MEMORY_PROMISED)
+    return Node(host, host_facts.cpus, memory_mib, topology, host_facts.gpus)
 
 
 def _slurm_conf(spec: ClusterSpec, inventory: Inventory, nodes: tuple[Node, ...]) -> str:
@@ -227,7 +219,8 @@ def _node_settings(node: Node) -> Settings:
 def _partitions(spec: ClusterSpec, nodes: tuple[Node, ...]) -> Iterable[Settings]:
     for i, partition in enumerate(spec.partitions):
         members = [node for node in nodes if node.host.partition == partition.name]
-        minutes = slurm_minutes(partition.max_time) if partition.max_time else None
+        # Slurm's unit, rounded up so that no job gets less time.
+        minutes = math.ceil(partition.max_time / 60) if partition.max_time else None
         yield {
             "PartitionName": partition.name,
             "Nodes": ",".join(node.host.name for node in members),

@@ -70,10 +70,6 @@ def slurm_state_text(node: NodeInfo) -> str:
 
 def drain_reason(node: NodeInfo) -> str:
     """Return "drained by USER: REASON", or "reserved" for a reserved node."""
-    if _is_reserved(node):
+    if _RESERVED & {node.state, *node.flags}:
         return "reserved"
     return f"drained by {node.reason_by or 'an unknown user'}: {node.reason or 'no reason given'}"
-
-
-def _is_reserved(node: NodeInfo) -> bool:
-    return bool({node.state, *node.flags} & _RESERVED)

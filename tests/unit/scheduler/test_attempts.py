@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -138,7 +139,7 @@ def test_hostile_events_are_read(key: str, value: object) -> None:
     events = events_of(f"[]\n{{\n{'[' * 5000}\n{told(*lines)}")
     last_attempt(events)
     for hang in hangs_of(events):
-        assert f"{hang}{json.dumps(hang.as_dict())}".isprintable()
+        assert f"{hang}{json.dumps(asdict(hang))}".isprintable()
     for restart in restarts_of(events, [(5.0, 3)]):
         assert f"{restart}{json.dumps(restart.as_dict())}".isprintable()
 
