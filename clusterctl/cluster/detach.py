@@ -22,6 +22,7 @@ from clusterctl.runs.only_copies import OnlyCopies, Search
 from clusterctl.scheduler.base import JobInfo
 from clusterctl.scheduler.session import Session, connect_session
 from clusterctl.spec.existing import existing_cluster
+from clusterctl.state.chosen import unknown_cluster
 from clusterctl.state.facts import facts_of
 from clusterctl.state.inventory import Inventory, applied_spec, inventory_if_known, inventory_of
 from clusterctl.state.workspace import WAIT_S, Workspace, write_atomic
@@ -97,9 +98,7 @@ def _emptied(workspace: Workspace, options: DetachOptions) -> DetachResult:
         # A killed `attach` had not written anything on the cluster.
         return DetachResult("", (), OnlyCopies())
     if not workspace.spec.exists():
-        name = workspace.root.name
-        fix = "`clusterctl list` shows all clusters"
-        raise UsageError(f"there is no cluster {name!r}", code="unknown-cluster", fix=fix)
+        raise unknown_cluster(workspace.root.name)
     settings = existing_cluster(applied_spec(workspace).provider)
     inventory = inventory_if_known(workspace) if options.forget else _recorded(workspace)
     folder = (inventory or settings).folder
