@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -163,10 +163,9 @@ def some_flags(names: str) -> Mapping[str, Any]:
 
 def jobs_to_submit(incomplete: str) -> list[str]:
     """Complete names of bundled jobs, and of scripts and job files in the current folder."""
-    try:
+    names: list[str] = []
+    with suppress(OSError):
         names = [path.name for path in Path().iterdir()]
-    except OSError:
-        names = []
     return offered((*BUNDLED_JOBS, *sorted(name for name in names if name.endswith(_PROGRAMS))), incomplete)
 
 
