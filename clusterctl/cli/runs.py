@@ -89,8 +89,8 @@ def list_(screen: Screen, **given: Any) -> None:
     """List collected runs, newest first.
 
     Keys to show, sort by or filter: run, job, name, state, final, exit, user, cluster, partition, nodes,
-    submitted, started, ended, collected, elapsed, cost, tags, note; any option of the program, such as lr;
-    any metric, such as loss, loss.min, loss.max.
+    submitted, started, ended, collected, elapsed, node_hours, gpu_energy (J), cost (USD), tags, note; any
+    option of the program, such as lr; any metric, such as loss, loss.min, loss.max.
     """
     if given.keys() >= {"folders", "everywhere"}:
         raise excluded("--dir", "--everywhere")
@@ -287,7 +287,10 @@ def _about(row: Row) -> list[tuple[str, str]]:
         ("run", row.shown),
         ("job", _cell(row, "job")),
         ("state", f"{row.record.state}{since}"),
-        *((key, _cell(row, key)) for key in (*fields, "elapsed", "cost", "tags", "note")),
+        *(
+            (key, _cell(row, key))
+            for key in (*fields, "elapsed", "node_hours", "gpu_energy", "cost", "tags", "note")
+        ),
         ("nodes", ", ".join(row.record.nodes)),
         ("arguments", shlex.join(run.args)),
         ("folder", str(row.folder)),

@@ -138,6 +138,8 @@ FIELDS: Final[Mapping[str, Callable[[Row], Value]]] = {
     "ended": lambda row: row.record.end_time,
     "collected": lambda row: int(row.run.collected_at),
     "elapsed": lambda row: row.record.elapsed_s,
+    "node_hours": lambda row: row.record.node_hours or None,
+    "gpu_energy": lambda row: row.record.gpu_energy_j,
     "cost": lambda row: row.run.cost_usd,
     "tags": lambda row: ",".join(row.run.tags),
     "note": lambda row: row.run.note,

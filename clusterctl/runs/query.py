@@ -256,7 +256,14 @@ def list_runs(
 
 _LARGEST: Final = 2**63
 # Polars types of fields. Other fields are texts.
-_TYPES: Final = {"nodes": "Int64", "elapsed": "Int64", "cost": "Float64", "final": "Boolean"}
+_TYPES: Final = {
+    "nodes": "Int64",
+    "elapsed": "Int64",
+    "node_hours": "Float64",
+    "gpu_energy": "Float64",
+    "cost": "Float64",
+    "final": "Boolean",
+}
 
 
 def frame(rows: Iterable[Row]) -> polars.DataFrame:

@@ -20,6 +20,7 @@ from clusterctl.providers.registry import node_price
 from clusterctl.runs.fetch import Manifest
 from clusterctl.runs.folder import ACCOUNTING, GOING_ON, write_kept, write_sums
 from clusterctl.runs.series import attempts_in, restarts_in, summarize
+from clusterctl.runs.telemetry import gpu_energy_j
 from clusterctl.scheduler.base import AccountingAwayError, JobInfo, Jobs, JobState, Outcome, worst_job
 from clusterctl.scheduler.evidence import diagnose_run
 from clusterctl.scheduler.session import Session
@@ -31,7 +32,6 @@ from clusterctl.state.ledger import (
     ScalingRecord,
     Skipped,
     TaskRecord,
-    node_hours,
 )
 from clusterctl.state.submissions import (
     CLIENT_FACTS,
@@ -126,7 +126,8 @@ class Recorder:
         nodes = attempts[-1].nodes if attempts else ()
         restarts = tuple(restart.as_dict() for restart in restarts_in(folder))
         facts = {"start_time": first, "nodes": job.nodes or nodes, "attempts": tuple(attempts)}
-        return task.model_copy(update={**facts, "interruptions": restarts})
+        joules = gpu_energy_j(folder, attempts)
+        return task.model_copy(update={**facts, "interruptions": restarts, "gpu_energy_j": joules})
 
     def _record(self, tree: Path, manifest: Manifest, source: str | None) -> RunRecord:
         jobs, head = self.jobs, worst_job(self.jobs)
@@ -138,6 +139,7 @@ class Recorder:
         start, end = min(starts, default=None), max(ends, default=None) if ended else None
         elapsed_s = end - start if start is not None and end is not None else None
         price = node_price(self.session.spec, head.partition)
+        node_hours = sum(task.node_hours for task in tasks)
         shown = head if ended else next(job for job in jobs if not job.ended)
         used = (attempt.nodes for task in tasks for attempt in task.attempts)
         return RunRecord(
@@ -158,7 +160,7 @@ class Recorder:
             end_time=end,
             elapsed_s=elapsed_s if tasks[0].number else tasks[0].elapsed_s,
             price_per_hour=price,
-            cost_usd=round(price * node_hours(tasks), 6) if price is not None and ended else None,
+            cost_usd=round(price * node_hours, 6) if price is not None and ended else None,
             collected_at=time.time(),
             remote_dir=self.entry.remote_dir or "",
             files=len(manifest.files),

@@ -35,12 +35,12 @@ from clusterctl.runs.folder import collected_files
 from clusterctl.runs.page import REPORT_FILE, Chart, Kind, Report, Section, Series, Table, write_report
 from clusterctl.runs.scaling import scaling_report
 from clusterctl.runs.series import hangs_in, read_results, restarts_in
-from clusterctl.runs.telemetry import compare_ranks, gpu_energy_j, node_charts, node_use
+from clusterctl.runs.telemetry import compare_ranks, node_charts, node_use
 from clusterctl.scheduler.attempts import Restart
 from clusterctl.scheduler.base import JobState, Outcome
 from clusterctl.spec.sweep import Goal, goal_of
 from clusterctl.spec.units import format_duration
-from clusterctl.state.ledger import RunRecord, Value, node_hours
+from clusterctl.state.ledger import RunRecord, Value
 from clusterctl.state.submissions import ENVIRONMENT_FILE, RUN_FILE
 
 _MOST_RESULTS: Final = 64
@@ -53,6 +53,8 @@ _USES: Final = {
     "memory_max_gib": ("Memory (highest)", "GiB"),
     "gpu_memory_max_gib": ("GPU memory (highest)", "GiB"),
 }
+# The units of fields.
+_UNITS: Final = {"cost": "USD", "gpu_energy": "J"}
 
 
 def report_of(rows: Sequence[Row]) -> Report:
@@ -144,7 +146,7 @@ def _outcome_lines(row: Row) -> Iterator[str]:
     record, elapsed = row.record, _shown(row.value("elapsed"), "elapsed")
     location = f" on {len(record.nodes)} node{'s' if len(record.nodes) > 1 else ''}" if record.nodes else ""
     after = f" after {elapsed}" if elapsed != "-" else ""
-    hours = node_hours(row.task_records)
+    hours = row.record.node_hours
     cost = f": {hours:.3g} node hours" if hours else ""
     if row.run.cost_usd is not None and row.task is None:
         cost += f", about {row.run.cost_usd:.2f} USD"
@@ -241,18 +243,12 @@ def _spans(row: Row, facts: ProgramMetrics) -> list[tuple[str, float]]:
     return spans + ([("between attempts", float(sum(b - a for a, b in pauses)))] if pauses else [])
 
 
-def _energy(row: Row) -> str:
-    joules = gpu_energy_j(row.folder, row.task_records)
-    return "" if joules is None else f"{joules / 1000:.5g} kJ"
-
-
 def _scheduler_section(row: Row, facts: ProgramMetrics) -> Section:
     run, record, spans = row.run, row.record, _spans(row, facts)
     bars = [Series(name, [(run.name, span)]) for name, span in spans]
-    keys = "job state exit user cluster partition nodes elapsed cost".split()
+    keys = "job state exit user cluster partition nodes elapsed node_hours gpu_energy cost".split()
     lines = [
-        *((key, _shown(row.value(key), key)) for key in keys),
-        ("GPU energy", _energy(row)),
+        *((key.replace("_", " "), _shown(row.value(key), key)) for key in keys),
         ("attempts", "; ".join(map(str, record.attempts if record.attempts[1:] else ()))),
         ("account", run.account),
         ("on", _listed(record.nodes)),
@@ -346,10 +342,10 @@ def _use_table(rows: Mapping[str, Row], runs: Mapping[str, ProgramMetrics]) -> T
     """Return a table of the time of a step and of the use of the nodes."""
     figures: dict[str, dict[str, str]] = {}
     for title, row in rows.items():
-        step_ms, hours = runs[title].mean_step_ms if title in runs else None, node_hours(row.task_records)
+        step_ms = runs[title].mean_step_ms if title in runs else None
         own = {"step (mean)": f"{_shown(step_ms)} ms"} if step_ms is not None else {}
-        own |= {"node hours": f"{hours:.3g}"} if hours else {}
-        own |= {"GPU energy": energy} if (energy := _energy(row)) else {}
+        totals = {key: _shown(row.value(key), key) for key in ("node_hours", "gpu_energy")}
+        own |= {key.replace("_", " "): text for key, text in totals.items() if text != "-"}
         use = node_use(row.folder, row.record.nodes)
         figures[title] = own | {
             head: f"{use[name]:.3g} {unit}" for name, (head, unit) in _USES.items() if name in use
@@ -433,6 +429,5 @@ def _shown(value: Value, key: str = "") -> str:
         return "-"
     if key == "elapsed" and isinstance(value, int):
         return format_duration(value)
-    if key == "cost" and isinstance(value, float):
-        return f"{value:.5g} USD"
-    return f"{value:.5g}" if isinstance(value, float) else str(value)
+    number = f"{value:.5g}" if isinstance(value, float) else str(value)
+    return f"{number} {_UNITS[key]}" if key in _UNITS else number

@@ -23,7 +23,7 @@ from clusterctl.runs.compare import environment_of, hardware_of, mapping
 from clusterctl.runs.find import Row, is_usual, metric_names, reject_unknown_keys
 from clusterctl.runs.page import Chart, Report, Section, Series, Table
 from clusterctl.runs.series import finite, records
-from clusterctl.runs.telemetry import gpu_energy_j, node_use
+from clusterctl.runs.telemetry import node_use
 from clusterctl.scheduler.base import JobState
 from clusterctl.spec.sweep import Goal, goal_of
 
@@ -314,7 +314,7 @@ def _figures(row: Row, metric: str) -> dict[str, float]:
     began = row.record.start_time
     span = (min(times), max(times)) if times and began is not None and min(times) >= began - CLOCK_S else None
     figures |= node_use(row.folder, row.record.nodes, span)
-    joules = gpu_energy_j(row.folder, row.task_records)
+    joules = row.record.gpu_energy_j
     figures["energy_kj"] = None if joules is None else joules / 1000
     return {name: value for name, value in figures.items() if value is not None}
 

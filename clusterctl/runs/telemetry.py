@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.runs.charts import line_chart
 from clusterctl.runs.page import Chart, Series
 from clusterctl.runs.series import finite, is_number, samples_of
-from clusterctl.state.ledger import TaskRecord
+from clusterctl.state.ledger import AttemptRecord
 
 _MOST_NODES: Final = 16
 _MIB: Final = 1 << 20
@@ -76,10 +76,9 @@ def node_use(folder: Path, nodes: Sequence[str], span: tuple[float, float] | Non
     return use
 
 
-def gpu_energy_j(folder: Path, tasks: Iterable[TaskRecord]) -> float | None:
-    """Return the joules that the GPUs used in all attempts, by their counters. None: no counter is known."""
+def gpu_energy_j(folder: Path, attempts: Sequence[AttemptRecord]) -> float | None:
+    """Return the joules that the GPUs used in these attempts, by their counters. None: no counter."""
     joules = []
-    attempts = [attempt for task in tasks for attempt in task.known_attempts]
     for node in dict.fromkeys(node for attempt in attempts for node in attempt.nodes):
         samples = list(samples_of(folder, node))
         for attempt in attempts:

@@ -6,13 +6,12 @@ Unknown keys in run.json are ignored, because another version of clusterctl may 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, computed_field
 from typing_extensions import TypedDict  # until Python 3.12
 
 from clusterctl.errors import CollectError
@@ -110,6 +109,8 @@ class TaskRecord(_Stored):
     attempts: an entry for each start, so several for a requeued job. Empty: the job has not started, or an
         earlier version collected it.
     interruptions: the job's restarts, as `clusterctl jobs ID -o json` shows them.
+    node_hours: of all attempts. A shared node counts in full; an attempt that has not ended: 0.
+    gpu_energy_j: joules that the GPUs used in all attempts, by their counters. None: no counter is known.
     """
 
     id: str
@@ -124,6 +125,7 @@ class TaskRecord(_Stored):
     metrics: dict[str, Metric] = {}
     interruptions: tuple[dict[str, Any], ...] = ()
     attempts: tuple[AttemptRecord, ...] = ()
+    gpu_energy_j: float | None = None
 
     @property
     def known_attempts(self) -> tuple[AttemptRecord, ...]:
@@ -140,6 +142,12 @@ class TaskRecord(_Stored):
         is_over = bool(attempts) and attempts[-1].end_time is not None
         return sum(attempt.seconds for attempt in attempts) if is_over else None
 
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def node_hours(self) -> float:
+        attempts = self.known_attempts
+        return sum(len(attempt.nodes) * attempt.seconds for attempt in attempts) / 3600
+
     @property
     def number(self) -> str:
         """The task's index in the array. "" for a job that is not an array."""
@@ -148,12 +156,6 @@ class TaskRecord(_Stored):
     @property
     def folder(self) -> str:
         return f"task-{self.number}"
-
-
-def node_hours(tasks: Iterable[TaskRecord]) -> float:
-    """Return the tasks' node-hours in all attempts. A shared node counts in full; unfinished: 0."""
-    attempts = (attempt for task in tasks for attempt in task.known_attempts)
-    return sum(len(attempt.nodes) * attempt.seconds for attempt in attempts) / 3600
 
 
 class Skipped(_Stored):
@@ -183,6 +185,7 @@ class RunRecord(_Stored):
     final: False if the job was still running when it was collected.
     submit_time, start_time, end_time, collected_at: Unix seconds.
     elapsed_s: seconds of all attempts together; for an array, from the first start of a task to the last end.
+    node_hours, gpu_energy_j: of all tasks.
     price_per_hour: price of a node in USD. cost_usd: cost of all nodes of all tasks.
     source: hash of the job's input files, as in source.json.
     diagnosis: why the job failed or was cancelled.
@@ -242,6 +245,17 @@ class RunRecord(_Stored):
     def attempts(self) -> tuple[AttemptRecord, ...]:
         """The attempts of a job; () for an array: its tasks have attempts of their own."""
         return () if self.is_array or not self.tasks else self.tasks[0].attempts
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def node_hours(self) -> float:
+        return sum(task.node_hours for task in self.tasks)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def gpu_energy_j(self) -> float | None:
+        joules = [task.gpu_energy_j for task in self.tasks if task.gpu_energy_j is not None]
+        return sum(joules) if joules else None
 
     @property
     def is_array(self) -> bool:

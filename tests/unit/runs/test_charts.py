@@ -237,16 +237,9 @@ def requeued(out: Path) -> Row:
     spans = [(TIME, TIME + 60), (TIME + 160, TIME + 190)]
     attempts = [{"start_time": start, "end_time": end, "nodes": NODES[:1]} for start, end in spans]
     times = {"start_time": TIME, "end_time": TIME + 190}
-    task = {"id": "1", "state": "COMPLETED", "nodes": NODES[:1], "attempts": attempts, **times}
+    task = {"id": "1", "state": "COMPLETED", "nodes": NODES[:1], "attempts": attempts, "gpu_energy_j": 70}
     records = [{"step": n, "loss": 1 / n, "time": TIME + at} for n, at in ((1, 10), (2, 55), (3, 185))]
-    row = wrote(out, 1, records, tasks=[task], submit_time=TIME - 5, elapsed_s=90, **times)
-    (row.folder / "telemetry").mkdir()
-    samples = [
-        {"kind": "sample", "time": TIME + at, "gpus": [{"index": 0, "energy_mj": 1000 * at}]}
-        for at in (5, 55, 165, 185)
-    ]
-    (row.folder / "telemetry" / f"{NODES[0]}.jsonl").write_text("\n".join(map(json.dumps, samples)))
-    return row
+    return wrote(out, 1, records, tasks=[{**task, **times}], submit_time=TIME - 5, elapsed_s=90, **times)
 
 
 def test_all_attempts_count_in_the_parts_of_a_jobs_time(tmp_path: Path) -> None:
@@ -255,10 +248,10 @@ def test_all_attempts_count_in_the_parts_of_a_jobs_time(tmp_path: Path) -> None:
     assert spans == {"queue": 5, "start-up": 10, "run": 75, "exit": 5, "between attempts": 100}
 
 
-def test_the_energy_of_all_attempts_counts(tmp_path: Path) -> None:
-    """But not that between the attempts, which other jobs may have used."""
+def test_node_hours_and_energy_are_those_of_the_record(tmp_path: Path) -> None:
     (table,) = section_of(report_of([requeued(tmp_path)]), "Scheduler").tables
-    assert dict(table.rows)["GPU energy"] == "0.07 kJ"
+    figures = {key: dict(table.rows)[key] for key in ("elapsed", "node hours", "gpu energy")}
+    assert figures == {"elapsed": "1m30s", "node hours": "0.025", "gpu energy": "70 J"}
     lost = list(lines(3))
     (without,) = section_of(report_of([wrote(tmp_path, 2, lost)]), "Scheduler").tables
-    assert "GPU energy" not in dict(without.rows)
+    assert "gpu energy" not in dict(without.rows)

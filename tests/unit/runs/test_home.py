@@ -22,7 +22,7 @@ from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.load import dump_spec
-from clusterctl.state.ledger import RunRecord, TaskRecord, node_hours
+from clusterctl.state.ledger import RunRecord, TaskRecord
 from clusterctl.state.submissions import UNCHANGED, Ledger
 from tests.support.disks import FAULTS, small_disk
 from tests.support.here import LocalTransport
@@ -106,11 +106,14 @@ def test_all_nodes_of_all_tasks_are_paid_for() -> None:
         TaskRecord(id="7_2", state="FAILED", nodes=("n3",), start_time=1000, end_time=2800),
         TaskRecord(id="7_3", state="CANCELLED", nodes=(), start_time=None, end_time=2800),
     ]
-    assert node_hours(tasks) == 2.5
+    assert sum(task.node_hours for task in tasks) == 2.5
 
 
 def test_all_attempts_of_a_requeued_job_count(session, cluster, tmp_path, out):
-    """Also if the job was cancelled before it started again, and not those of an earlier job with its id."""
+    """Also if the job was cancelled before it started again, and not those of an earlier job with its id.
+
+    The energy that a GPU used between the attempts does not count: another job may have used it.
+    """
     for cancelled, elapsed, usd in ((False, 90, 0.1), (True, 60, 0.0833333)):
         job_id = finished(session, cluster, tmp_path, "true")
         job = cluster.job(job_id)
@@ -124,6 +127,11 @@ def test_all_attempts_of_a_requeued_job_count(session, cluster, tmp_path, out):
                 "attempts": [{**first, "dir": "/other", "start": 1, "end": 9}, first],
                 "forgotten": True,
             }
+        telemetry = Path(job["dir"], "telemetry")
+        telemetry.mkdir(exist_ok=True)
+        gpus = {at: [{"index": 0, "energy_mj": 1000 * at}] for at in (-95, -45, 5, 25)}
+        samples = [{"kind": "sample", "time": start + at, "gpus": gpus[at]} for at in gpus]
+        (telemetry / "n2.jsonl").write_text("\n".join(map(json.dumps, samples)))
         (run,) = collect(priced(session, 1.0), [job_id], out=out)
         assert [(a.start_time, a.end_time, len(a.nodes)) for a in run.attempts] == [
             (start - 100, start - 40, 5),
@@ -131,7 +139,10 @@ def test_all_attempts_of_a_requeued_job_count(session, cluster, tmp_path, out):
         ]
         assert (run.submit_time, run.start_time, run.elapsed_s) == (start - 200, start - 100, elapsed)
         assert Row(run).value("elapsed") == elapsed
-        assert node_hours(run.tasks) == pytest.approx(usd)
+        written = json.loads((run.directory / "run.json").read_text())
+        assert {written[key] for key in ("node_hours", "gpu_energy_j")} == {run.node_hours, run.gpu_energy_j}
+        assert run.node_hours == pytest.approx(usd)
+        assert run.gpu_energy_j == (50 if cancelled else 70)
         assert run.cost_usd == pytest.approx(usd, abs=1e-4)
         assert run.nodes == ("n1", "n2", "n3", "n4", "n5")
         assert run.tasks[0].nodes == (run.nodes if cancelled else ("n2", "n3"))

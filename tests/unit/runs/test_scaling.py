@@ -199,14 +199,13 @@ def test_use_of_nodes_while_the_program_ran(tmp_path: Path) -> None:
     """Samples before the first and after the last line of metrics do not count."""
     task = {"id": "1", "state": "COMPLETED", "exit_code": 0, "start_time": TIME + 1, "end_time": TIME + 3}
     nodes = ["demo-train-1", "demo-train-2"]
-    run = measured(tmp_path, 1, 2, steps(9, 9, 9), tasks=[{**task, "nodes": nodes}])
+    run = measured(tmp_path, 1, 2, steps(9, 9, 9), tasks=[{**task, "nodes": nodes, "gpu_energy_j": 40_000}])
     (run.directory / "telemetry").mkdir()
     for node, percent in zip(run.nodes, (40, 60), strict=True):
         samples = []
         for second in range(7):
             is_inside = 1 <= second <= 3
-            gpu = {"util": 90 if is_inside else 0, "energy_mj": 5_000_000 * second}
-            gpus = [{**gpu, "index": index} for index in range(2)]
+            gpus = [{"util": 90 if is_inside else 0, "index": index} for index in range(2)]
             busy = {"cpu_percent": percent if is_inside else 0, "memory_used_mib": 1024 * min(second, 3)}
             network = {"net_tx_bytes_per_s": {"eth0": 2 << 20 if is_inside else 0}}
             samples.append({"kind": "sample", "time": TIME + second, "gpus": gpus, **busy, **network})
@@ -214,7 +213,6 @@ def test_use_of_nodes_while_the_program_ran(tmp_path: Path) -> None:
         (run.directory / "telemetry" / f"{node}.jsonl").write_text(text)
     other = measured(tmp_path, 2, 1, steps(9))
     figures = sizes_of(scaling_of([Row(run), Row(other)]))[2].figures
-    # In 2 s, 4 GPUs used 2 x 5 kJ each.
     expected = {
         "cpu_percent": 50,
         "memory_max_gib": 3,
