@@ -21,7 +21,15 @@ from ClusterShell.RangeSet import RangeSet
 from clusterctl.errors import Notice, UsageError, printable
 from clusterctl.jobs.source import MAX_BYTES, MAX_FILES, Source, source_of
 from clusterctl.scheduler.script import sweep_variable
-from clusterctl.spec.job import BUNDLED_JOBS, JobSpec, Project, is_module, job_of, sweep_arguments
+from clusterctl.spec.job import (
+    BUNDLED_JOBS,
+    NOT_REPLAYED,
+    JobSpec,
+    Project,
+    is_module,
+    job_of,
+    sweep_arguments,
+)
 from clusterctl.spec.job_options import JobOptions, job_options
 from clusterctl.spec.sbatch import quoted, requests_of
 from clusterctl.spec.sweep import Form, are_pairs, configured_name
@@ -31,10 +39,6 @@ from clusterctl.transport.tree import Item, Kind, hash_items
 from clusterctl.util.assets import file_sha256
 
 _OPTION: Final = re.compile(r"(?P<dashes>--?|\+{0,2})(?P<name>[A-Za-z][\w./@-]*)(?P<value>=.*)?", re.DOTALL)
-# Options that are not simply repeated: they are changed, computed again, or specific to the run.
-_NOT_AGAIN: Final = frozenset(
-    "after args array container env folder from_run requirements scaling sweep tag note".split()
-)
 _MAX_JSON: Final = 64 << 20
 _MAX_PATH: Final = 4096
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
@@ -257,7 +261,7 @@ def _given_options(run: Path, client: Mapping[str, Any], recorded: Mapping[str, 
     names = client.get("given")
     if not isinstance(names, list):
         raise _no_replay(run, f"{ENVIRONMENT_FILE} does not list the options of the submission")
-    given = {name for name in names if isinstance(name, str)} & JobOptions.model_fields.keys() - _NOT_AGAIN
+    given = {name for name in names if isinstance(name, str)} & JobOptions.model_fields.keys() - NOT_REPLAYED
     return {name: recorded[name] for name in sorted(given) if recorded.get(name) is not None}
 
 

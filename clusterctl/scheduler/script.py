@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.directives import Directives
 from clusterctl.scheduler.user_script import UserScript
-from clusterctl.spec.job import JOB_FIELDS, ONE_RANK_JOBS, JobSpec, is_python
+from clusterctl.spec.job import JOB_FIELDS, NOT_RESUMED, ONE_RANK_JOBS, JobSpec, is_python
 from clusterctl.spec.names import FOLDER, FROM_RUN, ROOT, Launcher
 from clusterctl.spec.sbatch import quoted, requests_of
 from clusterctl.spec.units import parse_slurm_time_s
@@ -41,8 +41,6 @@ _ON_THE_CPU: Final = ("probe", "export")
 
 # A job without progress for less than this is not examined for a hang.
 _SHORTEST_SILENCE_S: Final = 60
-# Options that the command to resume leaves out: the program's arguments, and the choice of a task or a run.
-_NOT_AGAIN: Final = frozenset("bundled args array sweep scaling after from_run".split())
 # The variable of the job's script with the folder of the program's files.
 FILES: Final = '"$files"'
 # Slurm checks time limits once a minute: a signal less than 60 s before the end could come too late. A short
@@ -181,7 +179,7 @@ def submit_options(job: JobSpec) -> Iterator[str]:
     hidden = (FROM_RUN, *(word for word in job.slurm if word.startswith("--export=")))
     for name, value in job.record.items():
         flag = f"--{name.replace('_', '-')}"
-        if name in _NOT_AGAIN or name not in job.model_fields_set or value is None:
+        if name in NOT_RESUMED or name not in job.model_fields_set or value is None:
             continue
         if isinstance(value, bool):
             yield flag if value else flag.replace("--", "--no-", 1)

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from clusterctl.errors import BadValueError, UsageError
 from clusterctl.spec import job_options as job_options_module
-from clusterctl.spec.job import JOB_FIELDS, JobSpec, is_python, job_spec, valid_options
+from clusterctl.spec.job import (
+    JOB_FIELDS,
+    NOT_REPLAYED,
+    NOT_RESUMED,
+    JobSpec,
+    is_python,
+    job_spec,
+    valid_options,
+)
 from clusterctl.spec.job_options import JobOptions, job_options
 from clusterctl.spec.names import Launcher
 from tests.support.messages import refused as rejected
@@ -42,6 +50,7 @@ def test_a_bundled_job() -> None:
 def test_a_job_has_the_options_of_the_model_and_their_defaults() -> None:
     job = JobSpec(name="a", bundled="train")
     assert set(JOB_FIELDS) == {*JobOptions.model_fields, "bundled", "script", "module", "project"}
+    assert set(JOB_FIELDS) > NOT_REPLAYED > NOT_RESUMED
     for name, one in JobOptions.model_fields.items():
         assert name == "name" or getattr(job, name) == one.default
     target = {"bundled": "train", "script": None, "module": None, "project": None}
