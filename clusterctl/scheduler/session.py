@@ -111,7 +111,7 @@ def connect_session(
     facts: ClusterFacts, workspace: Workspace, *, patience_s: float = PATIENCE_S
 ) -> Iterator[Session]:
     """Open a session, which connects to the controller at its first command."""
-    with Connections(workspace.ssh_config, stays=facts.controller) as connections:
+    with Connections(workspace.ssh_config, stays=facts.controller, path=facts.path) as connections:
         controller = connections.to(facts.controller, facts.job_user)
         ledger = Ledger(workspace.jobs)
         scheduler = scheduler_client(facts, workspace, controller, connections.to, patience_s, ledger=ledger)
