@@ -243,9 +243,10 @@ def refuse_others(folder: Path, resume_from: str, world: Communicator) -> None:
     def check() -> None:
         newer = list(complete(folder).values())
         if newer and Path(resume_from).resolve() != newer[-1].resolve():
+            aim = "start from zero" if resume_from == "never" else f"continue from {resume_from}"
             raise UsageError(
-                f"--resume {resume_from}: a newer checkpoint exists, {newer[-1]}: resume from it with "
-                "--resume auto, remove it, or use another folder with --checkpoints",
+                f"{folder} has checkpoints, the newest is {newer[-1].name}: continue from it with "
+                f"--resume auto, or {aim} in another folder with --checkpoints",
                 code="checkpoint-newer-exists",
             )
 

@@ -310,9 +310,13 @@ def test_one_can_be_chosen_but_not_mixed_with_newer_ones(device: Device, save: S
     assert resumed.iteration == 1
     refuse_others(tmp_path, str(tmp_path / "." / "iteration-00000002"), Solo())
     # From an iteration above these, a run would take them for its own old ones.
-    for wanted in (first, "never", str(tmp_path / "other" / "iteration-00000004")):
-        with refused("checkpoint-newer-exists", UsageError, f"--resume {wanted}", "iteration-00000002"):
+    aims = {path: path for path in (first, str(tmp_path / "other" / "iteration-00000004"))}
+    for wanted, aim in {**aims, "never": "zero"}.items():
+        with refused("checkpoint-newer-exists", UsageError, "iteration-00000002", aim):
             refuse_others(tmp_path, wanted, Solo())
+        # What the message advises.
+        refuse_others(tmp_path, "auto", Solo())
+        refuse_others(tmp_path / "other", wanted, Solo())
 
 
 def test_auto_without_checkpoints_takes_those_of_the_earlier_run(
