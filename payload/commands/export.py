@@ -10,7 +10,7 @@ from payload.checkpoint.shards import BrokenError, Reader, read_manifest, verify
 from payload.cli.config import ExportConfig
 from payload.cli.jsonl import answer
 from payload.data.datasets import tokenizer_of
-from payload.data.gpt2 import END, to_tokenizer_json
+from payload.data.gpt2 import END, MASK, to_tokenizer_json
 from payload.device.base import Cpu
 from payload.errors import UsageError
 from payload.nn.module import Context, state_of
@@ -102,11 +102,13 @@ def _write_texts(folder: Path, record: ModelRecord) -> None:
         }
         texts["preprocessor_config.json"] = json.dumps(images, indent=1)
     if record.tokenizer:
-        texts["tokenizer.json"] = json.dumps(to_tokenizer_json(tokenizer_of(record.tokenizer)))
+        mask = record.input.get("mask")
+        texts["tokenizer.json"] = json.dumps(to_tokenizer_json(tokenizer_of(record.tokenizer), mask))
         tokens = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
         if END in (added := record.tokenizer.get("added", {})):
             config |= dict.fromkeys(("bos_token_id", "eos_token_id"), added[END])
             tokens |= dict.fromkeys(("bos_token", "eos_token"), END)
+        tokens |= {"mask_token": MASK} if mask is not None else {}
         texts["tokenizer_config.json"] = json.dumps(tokens, indent=1)
     texts[_IN_FOLDER[1]] = json.dumps(config, indent=1)
     try:

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from payload.data.tokenizer import WORDS, Merge, Tokenizer, encoded, merged
+from payload.data.tokenizer import WORDS, Bytes, Merge, Tokenizer, encoded, merged
 from payload.device.base import Array
 from payload.errors import UsageError
 
 END = "<|endoftext|>"
 """The token between two texts."""
+MASK = "[MASK]"
 
 _WHITE = "\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 """Unicode's White_Space except the blank. ``str.isspace`` accepts four more characters."""
@@ -172,8 +173,11 @@ def _of_tokenizer_json(content: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def to_tokenizer_json(tokenizer: Tokenizer) -> Mapping[str, Any]:
-    """Return the content of a tokenizer.json that encodes and decodes like ``tokenizer``, of any kind."""
+def to_tokenizer_json(tokenizer: Tokenizer, mask: int | None = None) -> Mapping[str, Any]:
+    """Return the content of a tokenizer.json that encodes and decodes like ``tokenizer``, of any kind.
+
+    mask: the number of the token that masks other tokens. None: there is no such token.
+    """
     words: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
     words["trim_offsets"] = True
     if isinstance(tokenizer, GPT2):
@@ -189,9 +193,14 @@ def to_tokenizer_json(tokenizer: Tokenizer) -> Mapping[str, Any]:
         merges = [(tokens[left], tokens[right]) for left, right in tokenizer.data_state.get("merges", ())]
     # No white space is removed beside an added token.
     kind = {"special": True, "normalized": False, "single_word": False, "lstrip": False, "rstrip": False}
+    listed = [{"id": number, "content": text, **kind} for text, number in added.items()]
+    if mask is not None:
+        added = {**added, MASK: mask}
+        # Except before a mask, as in RoBERTa: a word's token includes the blank before it, except of bytes.
+        listed.append({"id": mask, "content": MASK, **kind, "lstrip": not isinstance(tokenizer, Bytes)})
     return {
         "version": "1.0",
-        "added_tokens": [{"id": number, "content": text, **kind} for text, number in added.items()],
+        "added_tokens": listed,
         "pre_tokenizer": pre_tokenizer,
         "decoder": words,
         "model": {

@@ -298,3 +298,34 @@ def test_an_exported_gpt_generates_the_same_text(alone: Runner, tokens: str, tmp
             0, len(inputs["input_ids"][0]) :
         ]
         assert (theirs.decode(written), len(written)) == (answer["text"], 40)
+
+
+@pytest.mark.parametrize("tokens", ["bytes", "bpe:600", "gpt2"])
+def test_an_exported_bert_fills_masks(alone: Runner, tokens: str, tmp_path: Path) -> None:
+    """In a text with a mask instead of a token, which for words includes the blank before them."""
+    from transformers import AutoModelForMaskedLM, AutoTokenizer, FillMaskPipeline  # noqa: PLC0415
+
+    (tmp_path / "text").write_text("".join(_PAGES))
+    kind = _learned_by_theirs(tmp_path) if tokens == "gpt2" else tokens
+    flags = f"--model bert-tiny {_HF['bert-tiny'][1]} --data text:{tmp_path / 'text'} --tokenizer {kind}"
+    training = "--sequence-length 64 --optimizer adamw --lr 0.01 --iterations 30 --device cpu"
+    alone("train", *flags.split(), *training.split(), "--out", str(tmp_path / "run"))
+    folder, back = tmp_path / "run" / "model", tmp_path / "back"
+    assert main(["export", "--model-folder", str(folder), "--to", str(back), "--export-as", "hf"]) == 0
+
+    model, theirs = AutoModelForMaskedLM.from_pretrained(back), AutoTokenizer.from_pretrained(back)
+    fill, record = FillMaskPipeline(model=model, tokenizer=theirs), read_record(folder)
+    ours, mask = tokenizer_of(record.tokenizer or {}), record.input["mask"]
+    for before, word, after in (("The cluster", " is", " up"), ("a (", "job", ") é中😀 ended")):
+        masked = word if tokens != "bytes" else word[-1]
+        start, end = f"{before}{word.removesuffix(masked)}", after
+        blank = " " if masked[0] == " " else ""
+        numbers = [*ours.encode(start.encode()), mask, *ours.encode(end.encode())]
+        given = f"{start}{blank}{theirs.mask_token}{end}"
+        assert theirs(given)["input_ids"] == numbers
+        logits = _ours(folder, np.array([numbers]))[0, numbers.index(mask)]
+        best = int(logits.argmax())
+        scores = np.exp(logits - logits.max())
+        (found,) = fill(given, top_k=1)
+        assert found["token"] == best
+        assert found["score"] == pytest.approx(scores[best] / scores.sum(), rel=1e-3)
