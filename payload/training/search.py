@@ -22,10 +22,11 @@ from payload.errors import UsageError
 from payload.parallel.mesh import Mesh, alone
 from payload.training.build import build_engine, build_loader, build_schedule, build_units
 
-# Number of measured iterations, of which the fastest counts. They follow an iteration that is not measured.
-_MEASURED = 3
-# The smallest batch with this share of the best speed is chosen. Larger batches only need more memory.
-_GOOD_ENOUGH = 0.95
+# Each size is measured in several rounds, so that other work on the machine slows down some of them only. Of
+# all measured iterations the fastest counts. In a round they follow an iteration that is not measured.
+_ROUNDS, _MEASURED = 3, 2
+# The smallest batch that has this share of the best speed in spite of noise is chosen.
+_GOOD_ENOUGH, _NOISE = 0.95, 0.02
 _LEAST_LR = 1e-6
 # Iterations of a trial with --global-batch-size. Other trials take as much time, but have at least _LEAST.
 _ITERATIONS, _LEAST = 100, 20
@@ -58,10 +59,10 @@ def find(config: TrainConfig, device: Device, mesh: Mesh, dataset: Dataset) -> N
     Raises UsageError if no learning rate lowers the loss, or the settings contradict each other.
     """
     report = Report(mesh.world, config.run.out / "find.jsonl")
-    speeds = []
+    speeds: Sequence[Speed] = ()
     if mesh.tp.size == mesh.pp.size == 1:
-        for speed in measure_speeds(config, device, mesh, dataset):
-            speeds.append(speed)
+        speeds = measure_speeds(config, device, mesh, dataset)
+        for speed in speeds:
             report.write("micro_batch", size=speed.micro_batch, samples_per_s=speed.samples_per_s)
             report.print_line(f"micro-batch {speed.micro_batch:6}  {speed.samples_per_s:10.1f} samples/s")
     trials = []
@@ -171,21 +172,50 @@ def try_out(settings: TrainConfig, device: Device, mesh: Mesh, dataset: Dataset)
     return loss if loss < losses[0] else math.inf
 
 
-def measure_speeds(config: TrainConfig, device: Device, mesh: Mesh, dataset: Dataset) -> Iterator[Speed]:
-    """Yield the speeds of the micro-batch sizes 1, 2, 4, …
+class SpeedSearch:
+    """The best speed of each measured micro-batch size: 1, 2, 4, …
 
     The last size is the largest that fits the memory and the data, unless the speed stops growing earlier.
+    """
+
+    def __init__(self, largest: int) -> None:
+        self._largest = largest
+        self._speeds: dict[int, float] = {}
+
+    @property
+    def speeds(self) -> list[Speed]:
+        return [Speed(size, speed) for size, speed in self._speeds.items()]
+
+    def sizes(self) -> Iterator[int]:
+        """Yield each size to be measured next, in several rounds. ``record`` its speed before the next."""
+        for _ in range(_ROUNDS):
+            size = 1
+            while size <= self._largest and (self._grows_at(size // 2) or self._grows_at(size // 4)):
+                yield size
+                size *= 2
+
+    def record(self, size: int, speed: float) -> None:
+        """Record a measured speed. NaN: not enough memory."""
+        if math.isnan(speed):
+            self._largest = size // 2
+        else:
+            self._speeds[size] = max(speed, self._speeds.get(size, 0.0))
+
+    def _grows_at(self, size: int) -> bool:
+        """Return whether a size is faster than the smaller sizes."""
+        smaller = [speed for other, speed in self._speeds.items() if other < size]
+        return not smaller or self._speeds[size] > max(smaller) / _GOOD_ENOUGH
+
+
+def measure_speeds(config: TrainConfig, device: Device, mesh: Mesh, dataset: Dataset) -> list[Speed]:
+    """Return the speeds of the micro-batch sizes that ``SpeedSearch`` chooses.
+
     Each rank trains a model of its own, so a rank that runs out of memory does not block another rank.
     """
-    best, slower, size = 0.0, 0, 1
-    while size <= dataset.training and slower < 2:  # noqa: PLR2004
-        speed = sum(mesh.world.allgather(_speed_alone(config, device, dataset, size)))
-        if math.isnan(speed):
-            return
-        yield Speed(size, speed)
-        slower = 0 if speed > best / _GOOD_ENOUGH else slower + 1
-        best = max(best, speed)
-        size *= 2
+    search = SpeedSearch(dataset.training)
+    for size in search.sizes():
+        search.record(size, sum(mesh.world.allgather(_speed_alone(config, device, dataset, size))))
+    return search.speeds
 
 
 def _speed_alone(config: TrainConfig, device: Device, dataset: Dataset, size: int) -> float:
@@ -212,6 +242,6 @@ def _speed_alone(config: TrainConfig, device: Device, dataset: Dataset, size: in
 
 
 def fastest_size(speeds: Sequence[Speed]) -> int:
-    """Return the smallest micro-batch size with at least 95 % of the best speed."""
-    best = max(speed.samples_per_s for speed in speeds)
-    return min(speed.micro_batch for speed in speeds if speed.samples_per_s >= _GOOD_ENOUGH * best)
+    """Return the smallest size with 95 % of the best speed; a larger size if that is uncertain."""
+    least = (_GOOD_ENOUGH + _NOISE) * max(speed.samples_per_s for speed in speeds)
+    return min(speed.micro_batch for speed in speeds if speed.samples_per_s >= least)

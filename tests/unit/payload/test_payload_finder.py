@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from itertools import groupby
 from math import inf
@@ -17,15 +18,47 @@ from payload.device.base import Cpu
 from payload.errors import UsageError
 from payload.parallel.mesh import alone as alone_mesh
 from payload.training.build import build_loader, build_schedule
-from payload.training.search import Speed, Trial, fastest_size, most_robust, plan_trials, recipe_of, try_out
+from payload.training.search import (
+    Speed,
+    SpeedSearch,
+    Trial,
+    fastest_size,
+    most_robust,
+    plan_trials,
+    recipe_of,
+    try_out,
+)
 from tests.support.messages import refused
 from tests.unit.payload.conftest import Runner, assert_one_error, records, train_config
 
 
 def test_the_knee_is_where_more_gains_nothing() -> None:
     speeds = [Speed(1, 10), Speed(2, 19), Speed(4, 35), Speed(8, 36), Speed(16, 36.5)]
-    assert fastest_size(speeds) == 4
+    assert fastest_size(speeds) == 8
     assert fastest_size([Speed(1, 10)]) == 1
+
+
+GROWING = {1: 10.0, 2: 20.0, 4: 21.0, 8: 40.0, 16: 80.0, 32: 81.0, 64: 81.0, 128: 81.0}
+
+
+@pytest.mark.parametrize("planted", [*range(10), None])
+@pytest.mark.parametrize(("largest", "last"), [(1000, 64), (16, 16), (31, 16), (1, 1)])
+def test_the_size_does_not_depend_on_a_bad_measurement(largest: int, last: int, planted: int | None) -> None:
+    search = SpeedSearch(largest)
+    for number, size in enumerate(search.sizes()):
+        search.record(size, 1.0 if number == planted else GROWING[size])
+    expected = [Speed(size, speed) for size, speed in GROWING.items() if size <= last]
+    assert search.speeds[: len(expected)] == expected
+    assert fastest_size(search.speeds) == min(last, 16)
+
+
+def test_sizes_without_memory_are_not_measured_again() -> None:
+    search, measured = SpeedSearch(1000), []
+    for size in search.sizes():
+        measured.append(size)
+        search.record(size, math.nan if size > 8 else GROWING[size])
+    assert measured == [1, 2, 4, 8, 16, 1, 2, 4, 8, 1, 2, 4, 8]
+    assert fastest_size(search.speeds) == 8
 
 
 ALIKE = [Speed(1, 1000), Speed(2, 1100), Speed(4, 1200), Speed(8, 2000)]
