@@ -35,22 +35,24 @@ class GELU:
     """y = x Φ(x), with Φ the standard normal CDF (Hendrycks and Gimpel, arXiv:1606.08415).
 
     exact: as in BERT and ViT. Default: that paper's tanh approximation, as in GPT-2. Both compute in float32
-    or wider. ``forward`` also computes the slope dy/dx, which shares its exponentials with y and takes the
-    place of x on the tape. ``backward`` may overwrite dy.
+    or wider. In training, ``forward`` also computes the slope dy/dx, which shares its exponentials with y and
+    takes the place of x on the tape. ``backward`` may overwrite dy.
     """
 
     parameters: Sequence[Parameter] = ()
 
     def __init__(self, context: Context, *, exact: bool = False) -> None:
-        self._device, self._kernel = context.device, _EXACT if exact else _TANH
+        self._device, self._kernels = context.device, _EXACT if exact else _TANH
 
     def forward(self, x: Array, tape: Tape) -> Array:
         xp, dtype = self._device.xp, acc_dtype(x.dtype)
-        y, slope = xp.empty(x.shape, dtype), xp.empty(x.shape, dtype)
-        flat = xp.ascontiguousarray(x, dtype=dtype).reshape(-1)
-        self._device.apply(self._kernel, {}, flat, y.reshape(-1), slope.reshape(-1))
-        tape.push(slope.astype(x.dtype, copy=False))
-        return y.astype(x.dtype, copy=False)
+        kernel = self._kernels[tape.training]
+        results = [xp.empty(x.shape, dtype) for _ in kernel.writes]
+        flat = (xp.ascontiguousarray(array, dtype=dtype).reshape(-1) for array in (x, *results))
+        self._device.apply(kernel, {}, *flat)
+        y, *slope = (array.astype(x.dtype, copy=False) for array in results)
+        tape.push(*slope)
+        return y
 
     def backward(self, dy: Array, tape: Tape) -> Array:
         (slope,) = tape.pop()
@@ -62,13 +64,13 @@ class GELU:
 _A, _B = math.sqrt(2 / math.pi), 0.044715
 
 
-def _tanh(x: Array, y: Array, slope: Array) -> None:
+def _tanh(x: Array, y: Array, slope: Array | None = None) -> None:
     """y = ½ x (1 + tanh(z)), with z = x (a + a b x²), a = √(2/π) and b = 0.044715.
 
     Φ = ½ (1 + tanh(z)) = 1 / (1 + exp(-2 z)). The slope is Φ + x Φ', with Φ' = 2 Φ (1 - Φ) (a + 3 a b x²).
     """
-    np.multiply(x, x, out=slope)
-    np.multiply(slope, -2 * _A * _B, out=y)
+    square = np.multiply(x, x, out=slope)
+    np.multiply(square, -2 * _A * _B, out=y)
     y -= 2 * _A
     y *= x
     # For x below -10, the exponential is infinite and Φ = 0.
@@ -76,50 +78,51 @@ def _tanh(x: Array, y: Array, slope: Array) -> None:
         np.exp(y, out=y)
     y += 1
     np.divide(1, y, out=y)
-    slope *= 6 * _A * _B
-    slope += 2 * _A
-    slope *= x
-    slope *= 1 - y
-    slope += 1
-    slope *= y
+    if slope is not None:
+        slope *= 6 * _A * _B
+        slope += 2 * _A
+        slope *= x
+        slope *= 1 - y
+        slope += 1
+        slope *= y
     y *= x
 
 
-def _exact(x: Array, y: Array, slope: Array) -> None:
+def _exact(x: Array, y: Array, slope: Array | None = None) -> None:
     """y = x Φ(x). The slope is Φ(x) + x φ(x), with φ the standard normal density."""
     y[...] = erf(x * math.sqrt(0.5))
     y += 1
     y *= 0.5
-    np.multiply(x, x, out=slope)
-    slope *= -0.5
-    np.exp(slope, out=slope)
-    slope *= x
-    slope *= 1 / math.sqrt(2 * math.pi)
-    slope += y
+    if slope is not None:
+        np.multiply(x, x, out=slope)
+        slope *= -0.5
+        np.exp(slope, out=slope)
+        slope *= x
+        slope *= 1 / math.sqrt(2 * math.pi)
+        slope += y
     y *= x
 
 
-def _kernel(name: str, host: Callable[[Array, Array, Array], None], code: str) -> Kernel:
-    return Kernel(name, (), reads=("x",), writes=("y", "slope"), host=host, code=code)
+def _kernels(name: str, host: Callable[..., None], cdf: str, slope: str) -> tuple[Kernel, Kernel]:
+    """Return the kernels for evaluation and for training. cdf, slope: formulas in CUDA C."""
+    code = f"const T cdf = {cdf}; y = x * cdf;"
+    return (
+        Kernel(name, (), reads=("x",), writes=("y",), host=host, code=code),
+        Kernel(f"{name}_slope", (), ("x",), ("y", "slope"), host, f"{code} slope = {slope};"),
+    )
 
 
-_TANH = _kernel(
+_TANH = _kernels(
     "gelu_tanh",
     _tanh,
-    f"""
-    const T cdf = 1 / (1 + exp(-2 * x * (T({_A}) + T({_A * _B}) * x * x)));
-    y = x * cdf;
-    slope = cdf * (1 + 2 * x * (1 - cdf) * (T({_A}) + T({3 * _A * _B}) * x * x));
-    """,
+    cdf=f"1 / (1 + exp(-2 * x * (T({_A}) + T({_A * _B}) * x * x)))",
+    slope=f"cdf * (1 + 2 * x * (1 - cdf) * (T({_A}) + T({3 * _A * _B}) * x * x))",
 )
-_EXACT = _kernel(
+_EXACT = _kernels(
     "gelu",
     _exact,
-    f"""
-    const T cdf = (1 + erf(x * T({math.sqrt(0.5)}))) / 2;
-    y = x * cdf;
-    slope = cdf + x * exp(x * x / -2) * T({1 / math.sqrt(2 * math.pi)});
-    """,
+    cdf=f"(1 + erf(x * T({math.sqrt(0.5)}))) / 2",
+    slope=f"cdf + x * exp(x * x / -2) * T({1 / math.sqrt(2 * math.pi)})",
 )
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
 
 from payload.comm.base import Solo
-from payload.device.base import Array, Cpu, Device
+from payload.device.base import Array, Cpu, Device, Kernel
 from payload.models import mlp
-from payload.nn.activation import ReLU
+from payload.nn.activation import GELU, ReLU
 from payload.nn.attention import Attention
 from payload.nn.dropout import Dropout
 from payload.nn.embedding import Embedding
@@ -55,6 +56,20 @@ def test_layer_gradients_are_slopes(name: str) -> None:
     if case.shape is not None:
         np.testing.assert_allclose(dx, slope(loss, x), atol=1e-7)
     np.testing.assert_allclose(storage.grads, 2 * slope(loss, storage.master_weights), atol=1e-7)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_the_slope_of_gelu_is_computed_in_training_only(exact: bool) -> None:
+    class Counting(Cpu):
+        def apply(self, kernel: Kernel, scalars: Mapping[str, float], *arrays: Array) -> None:
+            counts.append(len(arrays))
+            super().apply(kernel, scalars, *arrays)
+
+    counts: list[int] = []
+    layer, x = GELU(Context(Counting()), exact=exact), np.linspace(-5, 5, 999, dtype="float32")
+    results = [layer.forward(x.copy(), Tape(training=training)) for training in (True, False)]
+    assert counts == [3, 2]
+    np.testing.assert_array_equal(*results)
 
 
 @pytest.mark.parametrize("name", CASES)
