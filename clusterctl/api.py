@@ -345,7 +345,7 @@ class Cluster:
             fix = "leave out failed=True, to replay the whole array"
             raise UsageError(f"all tasks of {row.shown} have completed", code="nothing-to-replay", fix=fix)
         replay = replay_job(row.run.directory, again)
-        reject_invalid_arguments((replay.job,), None)
+        reject_invalid_arguments((replay.job,))
         (job,) = self._submit(Submission((replay.job,), replay=replay))
         return job
 

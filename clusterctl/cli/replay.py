@@ -66,7 +66,7 @@ def replay(
         return
     replay = replay_job(row.run.directory, again)
     submission = Submission((replay.job,), replay=replay)
-    reject_invalid_arguments(submission.jobs, None)
+    reject_invalid_arguments(submission.jobs)
     watching = Watching.of(submission.jobs, wait=wait, follow=follow, timeout=timeout)
     if dry_run:
         spec = spec_of_existing(screen.chosen())

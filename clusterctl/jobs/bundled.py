@@ -65,51 +65,25 @@ def reject_missing(session: Session, job: JobSpec) -> None:
             )
 
 
-def reject_invalid_arguments(jobs: Sequence[JobSpec], chosen: ChosenModel | None) -> None:
+def reject_invalid_arguments(
+    jobs: Sequence[JobSpec], chosen: ChosenModel | None = None, *, has_ranks: bool = False
+) -> None:
     """Raise UsageError if a bundled job lacks a required model, or its program would reject the arguments.
 
     Files on the cluster (such as that of --config) and limits that depend on a GPU are not checked. The
     number of ranks is checked if the job sets it. chosen: the trained model that --run selects, if any.
+    has_ranks: the jobs have their default numbers of ranks on the cluster. Then only arguments that depend on
+    this number are checked.
     """
     reject_unless_fitting(jobs, chosen)
     model_args = model_arguments(MODEL, chosen) if chosen else ()
-    lines = [
-        (job, [job.bundled, *model_args, *words], _ranks(job) if job.model_fields_set & _RANKS else None)
-        for job in jobs
-        if job.bundled and (model_args or job.args or job.sweep or job.bundled in MODEL_JOBS)
-        for words in _lines(job)
-    ]
-    _reject_wrong_lines(lines, is_named=len(jobs) > 1)
-
-
-def reject_unfit_ranks(jobs: Sequence[JobSpec]) -> None:
-    """Raise UsageError if a bundled job's program would reject its number of ranks, or the default number."""
-    lines = [
-        (job, [job.bundled, *words], _ranks(job))
-        for job in jobs
-        if job.bundled
-        for words in _lines(job)
-        if not _OF_RANKS.isdisjoint(word.partition("=")[0] for word in words)
-    ]
-    _reject_wrong_lines(lines, is_named=len(jobs) > 1)
-
-
-def _ranks(job: JobSpec) -> int:
-    return job.ranks or job.tasks
-
-
-def _lines(job: JobSpec) -> list[list[str]]:
-    """Return the arguments of each task of a job."""
-    sweep = job.sweep
-    swept = [sweep_arguments(values, sweep.form) for values in sweep.tasks] if sweep else [[]]
-    return [[*job.args, *words] for words in swept]
-
-
-def _reject_wrong_lines(lines: Sequence[tuple[JobSpec, list[str], int | None]], *, is_named: bool) -> None:
-    """Raise UsageError for the first command line that its program rejects. lines: also the number of ranks.
-
-    is_named: whether the message names the job.
-    """
+    lines = []
+    for job in jobs:
+        ranks = (job.ranks or job.tasks) if has_ranks or job.model_fields_set & _RANKS else None
+        for words in _lines(job) if job.bundled else ():
+            has_word_of_ranks = not _OF_RANKS.isdisjoint(word.partition("=")[0] for word in words)
+            if has_word_of_ranks if has_ranks else (model_args or words or job.bundled in MODEL_JOBS):
+                lines.append((job, [job.bundled, *model_args, *words], ranks))
     pairs = [line[1:] for line in lines]
     answers = json.loads(_payload(["payload.training.fit"], json.dumps(pairs)).stdout) if pairs else []
     for (job, *_), problem in zip(lines, answers, strict=True):
@@ -117,9 +91,16 @@ def _reject_wrong_lines(lines: Sequence[tuple[JobSpec, list[str], int | None]], 
             raise UsageError(
                 f"{job.bundled}: {problem}",
                 code="program-arguments",
-                where=job.name if is_named else "",
+                where=job.name if len(jobs) > 1 else "",
                 fix=f"`clusterctl submit {job.bundled} -- --help` lists its arguments",
             )
+
+
+def _lines(job: JobSpec) -> list[list[str]]:
+    """Return the arguments of each task of a job."""
+    sweep = job.sweep
+    swept = [sweep_arguments(values, sweep.form) for values in sweep.tasks] if sweep else [[]]
+    return [[*job.args, *words] for words in swept]
 
 
 def bundled_job_with_help(jobs: Sequence[JobSpec]) -> str | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from clusterctl.errors import ClusterctlError, Notice, NotUpError, UsageError, excluded
-from clusterctl.jobs.bundled import ChosenModel, reject_missing, reject_unfit_ranks, with_model
+from clusterctl.jobs.bundled import ChosenModel, reject_invalid_arguments, reject_missing, with_model
 from clusterctl.jobs.earlier import with_from_run
 from clusterctl.jobs.project import with_project
 from clusterctl.jobs.queue import known_jobs
@@ -231,7 +231,7 @@ class Preparer:
             self.note(notice)
         jobs = [with_launcher(with_gpus(facts, job), has_pmix=facts.pmix) for job in restarted]
         jobs = [with_account(facts, job) for job in jobs]
-        reject_unfit_ranks(jobs)
+        reject_invalid_arguments(jobs, has_ranks=True)
         for job in jobs:
             _reject_excluded_nodes(facts, job)
             _reject_large_array(facts, job)

@@ -135,7 +135,7 @@ def job_to_rehearse(target: str, options: Mapping[str, object]) -> JobSpec:
             why="a rehearsal runs a single job several times",
             fix="name the script of a single job",
         )
-    reject_invalid_arguments(jobs, None)
+    reject_invalid_arguments(jobs)
     return jobs[0]
 
 

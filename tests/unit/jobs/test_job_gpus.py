@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.jobs.bundled import reject_unfit_ranks
+from clusterctl.jobs.submission import Preparer, Submission
 from clusterctl.scheduler.script import with_gpus
 from clusterctl.scheduler.user_script import partition_of, reject_long_script
 from clusterctl.spec.job import JobSpec
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.facts import PartitionFacts
+from clusterctl.util.progress import SILENT
 from tests.support.inventories import facts_with
 from tests.support.messages import refused
 
@@ -45,12 +47,18 @@ def test_a_training_uses_the_gpus_of_its_partition(given: dict[str, Any], gpus: 
 
 
 def test_the_default_number_of_ranks_suits_the_arguments() -> None:
-    jobs = [
-        with_gpus(FACTS, JobSpec(name="t", bundled="train", args=("--pp", *pp))) for pp in (("2",), ("3",))
-    ]
-    reject_unfit_ranks(jobs[:1])
+    gpus = {"type": "h100", "count": 8}
+    provider = {"type": "gcp", "project": "p-123456", "zone": "europe-west4-a"}
+    partitions = [{"name": "train", "nodes": 1, "gpus": gpus}]
+    spec = ClusterSpec.model_validate(
+        {"version": 1, "name": "demo", "provider": provider, "partitions": partitions}
+    )
+    fit, unfit = (JobSpec(name="t", bundled="train", args=("--pp", stages)) for stages in "23")
+    preparer = Preparer(SILENT.note)
+    (prepared,) = preparer.render(Submission((fit,)), spec)
+    assert prepared.job.tasks_per_node == 8
     with refused("program-arguments", UsageError, "--pp 3", "the 8 ranks"):
-        reject_unfit_ranks(jobs[1:])
+        preparer.render(Submission((unfit,)), spec)
 
 
 def test_what_runs_on_one_rank_has_one_gpu() -> None:
