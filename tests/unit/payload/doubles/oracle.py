@@ -135,7 +135,7 @@ def compare(
     assert_close(device.to_host(y).copy(), expected, "y")
     dy = rng.standard_normal(y.shape).astype(dtype)
     dx = layer.backward(device.asarray(dy.copy()), tape)
-    expected.backward(torch.tensor(dy))  # type: ignore[no-untyped-call]
+    expected.backward(torch.tensor(dy))
     if real:
         assert_close(device.to_host(dx).copy(), tensor.grad, "dx")
     assert_same_gradients(units, weights, device)
