@@ -119,50 +119,29 @@ def test_words_after_the_dashes_are_the_programs(cli: Clusterctl, folder: Path) 
     assert " gemm --sizes 64" in cli("submit", "--dry-run", "--", "gemm", "--sizes", "64").stdout
 
 
-WRONG = {
-    "--lrr 0.1": ("--lrr 0.1", "mean --lr?"),
-    "--lr abc": ("argument --lr: 'abc'",),
-    "--beta1 0.5": ("--beta1 ", "--optimizer adamw or lamb"),
-    "--data text:a": ("--data text:a", "the model takes images"),
-    "--model gpt-tiny --data text:a --heads 3": ("--heads 3", "128"),
-    "--model vit-tiny --patch 3": ("--patch 3", "8 x 8"),
-    "--tp 2": ("--tp 2", "no tensor-parallel layers"),
-    "--model gpt-tiny --data text:a --tp 8": ("--tp 8", "4 attention heads"),
-    "--pp 9": ("--pp 9", "3 units"),
-    "--global-batch-size 1439": ("--global-batch-size 1439", "1438"),
-    "--iterations 2 --warmup-iterations 3": ("--warmup-iterations", "after 2 iterations"),
-}
-
-
-@pytest.mark.parametrize("words", WRONG)
-def test_arguments_of_bundled_jobs_are_checked_here(cli: Clusterctl, words: str) -> None:
-    for flags in ((), ("--dry-run",), ("--array", "0-3")):
-        ran = cli("-o", "json", "submit", "train", *flags, "--", *words.split(), rc=2)
+def test_arguments_of_bundled_jobs_are_checked_here(cli: Clusterctl) -> None:
+    """The payload's own test has the other errors."""
+    for flags, words, part in (
+        ((), ("--lrr", "0.1"), "mean --lr?"),
+        (("--dry-run",), ("--lr", "abc"), "argument --lr: 'abc'"),
+        (("--array", "0-3"), ("--pp", "9"), "--pp 9"),
+        (("--nodes", "2", "--tasks-per-node", "2"), ("--pp", "3"), "the 4 ranks"),
+    ):
+        ran = cli("-o", "json", "submit", "train", *flags, "--", *words, rc=2)
         (failure,) = ran.json["failures"]
         assert failure["code"] == "program-arguments"
-        assert all(part in failure["cause"] for part in ("train: ", *WRONG[words]))
+        assert failure["cause"].startswith("train: ")
+        assert part in failure["cause"]
         assert "train -- --help`" in failure["fix"]
         # No cluster is looked for before that.
         assert ran.stderr.startswith("error: ")
 
 
-@pytest.mark.parametrize(
-    ("flags", "words", "cause"),
-    [
-        ("train --nodes 2", "--pp 3", ("--pp 3", "the 2 ranks")),
-        ("train --nodes 2 --tasks-per-node 2", "--model gpt-tiny --data text:a --pp 3", ("the 4 ranks",)),
-        ("train", "--zero 1", ("--zero", "two or more")),
-        ("bench --nodes 2", "--ranks 3", ("--ranks 3", "2 ranks")),
-        ("eval --nodes 2", "--resume x --pp 3", ("--pp 3", "the 2 ranks")),
-    ],
-)
-def test_arguments_are_checked_against_the_ranks_here(
-    cli: Clusterctl, flags: str, words: str, cause: tuple[str, ...]
-) -> None:
-    ran = cli("-o", "json", "submit", *flags.split(), "--dry-run", "--", *words.split(), rc=2)
+def test_arguments_are_checked_against_the_default_ranks(cli: Clusterctl) -> None:
+    ran = cli("-o", "json", "submit", "train", "--dry-run", "--", "--zero", "1", rc=2)
     (failure,) = ran.json["failures"]
     assert failure["code"] == "program-arguments"
-    assert [part for part in cause if part not in failure["cause"]] == []
+    assert all(part in failure["cause"] for part in ("--zero", "two or more"))
 
 
 def test_arguments_in_a_job_file_are_checked_here(cli: Clusterctl) -> None:

@@ -12,6 +12,7 @@ from payload.models import MODELS
 from payload.nn.module import Context, Unit
 from payload.parallel.mesh import alone
 from payload.training.build import build_schedule, build_units
+from payload.training.fit import find_error
 from tests.support.messages import refused
 from tests.unit.payload.conftest import train_config
 
@@ -62,3 +63,38 @@ def test_each_optimizer_begins_with_numbers_of_its_own() -> None:
         (2e-3, 0.01, 1e-6),
     ]
     assert train_config("--optimizer", "adamw", "--lr", "0.5", "--weight-decay", "0").optimizer.lr == 0.5
+
+
+IMAGES, TEXT = "train", "train --model gpt-tiny --data text:a"
+
+
+@pytest.mark.parametrize(
+    ("line", "ranks", "parts"),
+    [
+        (f"{IMAGES} --lrr 0.1", None, ("--lrr 0.1", "mean --lr?")),
+        (f"{IMAGES} --lr abc", None, ("argument --lr: 'abc'",)),
+        (f"{IMAGES} --beta1 0.5", None, ("--beta1 ", "--optimizer adamw or lamb")),
+        (f"{IMAGES} --data text:a", None, ("--data text:a", "the model takes images")),
+        (f"{TEXT} --heads 3", None, ("--heads 3", "128")),
+        (f"{IMAGES} --model vit-tiny --patch 3", None, ("--patch 3", "8 x 8")),
+        (f"{IMAGES} --tp 2", None, ("--tp 2", "no tensor-parallel layers")),
+        (f"{TEXT} --tp 8", None, ("--tp 8", "4 attention heads")),
+        (f"{IMAGES} --pp 9", None, ("--pp 9", "3 units")),
+        (f"{IMAGES} --global-batch-size 1439", None, ("--global-batch-size 1439", "1438")),
+        (
+            f"{IMAGES} --iterations 2 --warmup-iterations 3",
+            None,
+            ("--warmup-iterations", "after 2 iterations"),
+        ),
+        (f"{IMAGES} --pp 3", 2, ("--pp 3", "the 2 ranks")),
+        (f"{TEXT} --pp 3", 4, ("the 4 ranks",)),
+        (f"{IMAGES} --zero 1", 1, ("--zero", "two or more")),
+        ("bench --ranks 3", 2, ("--ranks 3", "2 ranks")),
+        ("eval --resume x --pp 3", 2, ("--pp 3", "the 2 ranks")),
+    ],
+)
+def test_unfit_arguments_are_found_without_ranks(
+    line: str, ranks: int | None, parts: tuple[str, ...]
+) -> None:
+    error = find_error(line.split(), ranks) or ""
+    assert [part for part in parts if part not in error] == []
