@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import gc
 import io
 import itertools
 import json
@@ -364,6 +365,8 @@ def main() -> int | str:
     parser.add_argument("--list", metavar="FIGURE", help="show the places that a figure counts")
     parser.add_argument("--record", action="store_true", help="record the figures that are lower")
     options = parser.parse_args()
+    # All syntax trees are kept, and looking through them for garbage takes 3 of 8 seconds.
+    gc.disable()
     found = figures(sources())
     if options.list:
         chosen = {name: figure for name, figure in found.items() if options.list in name}
