@@ -363,7 +363,7 @@ class Submitter:
             row = replace(entry, token=f"{entry.token}p{number}", part_of=entry.token) if number else entry
             row = replace(row, offset=part.offset)
             after = (with_dependency(script, f"afterany:{ids[-1]}"),) if part.in_turn and ids else ()
-            more, arguments = (*part.options, *after), part.arguments
+            more, arguments = (*part.options, *after), (*part.arguments, *ids[:1])
             of_part = replace(request, token=row.token, more=more, arguments=arguments)
             try:
                 session.ledger.add(row)

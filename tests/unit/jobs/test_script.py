@@ -187,15 +187,18 @@ def test_a_task_of_an_array_has_a_folder_of_its_own(batch):
 
 
 def test_task_of_an_array_in_parts_has_its_own_number(batch):
-    """A program sees the whole array. Slurm knows the task by another number, with which it is requeued."""
+    """A program sees the whole array. Slurm knows the task by another id, with which it is requeued."""
     variables = {"ARRAY_JOB_ID": "12", "ARRAY_TASK_ID": "4", "ARRAY_TASK_MAX": "9", "JOB_NODELIST": "n"}
     batch.environment |= {f"SLURM_{name}": value for name, value in variables.items()}
     play(batch.folder.parent / "bin" / "scontrol", 'echo "$@" >>"$SLURM_SUBMIT_DIR/scontrol-calls"')
-    show = "echo $SLURM_ARRAY_TASK_ID $SLURM_ARRAY_TASK_MIN $SLURM_ARRAY_TASK_MAX $SLURM_ARRAY_TASK_COUNT"
+    shown = ("JOB_ID", "TASK_ID", "TASK_MIN", "TASK_MAX", "TASK_COUNT")
+    show = f"echo {' '.join(f'$SLURM_ARRAY_{name}' for name in shown)}"
     text = rendered(shell_job(batch, f"pwd; {show}; exit 75", array="0-24", requeue=True))
-    rc, out, _ = batch.run(f"set -- 10 0 24 25\n{text}")
-    assert (rc, out.splitlines()) == (75, [f"{batch.folder}/task-14", "14 0 24 25"])
-    assert (batch.folder / "scontrol-calls").read_text() == "requeue 12_4\n"
+    # The id of the array is that of its first part, which gets no id.
+    for arguments, seen in (("10 0 24 25 9", "9 14 0 24 25"), ("0 0 24 25", "12 4 0 24 25")):
+        rc, out, _ = batch.run(f"set -- {arguments}\n{text}")
+        assert (rc, out.splitlines()) == (75, [f"{batch.folder}/task-{seen.split()[1]}", seen])
+    assert (batch.folder / "scontrol-calls").read_text() == "requeue 12_4\n" * 2
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
