@@ -17,7 +17,7 @@ from clusterctl.cli.jobs import shown_elapsed, shown_time
 from clusterctl.cli.options import argument, flag, folder_path, option, run_names, takes
 from clusterctl.cli.output import Screen
 from clusterctl.errors import ClusterctlError, CollectError, Notice, UsageError, excluded, unaccompanied
-from clusterctl.runs.collect import collect
+from clusterctl.runs.collect import collect_runs
 from clusterctl.runs.compare import Difference, compare, compare_losses
 from clusterctl.runs.find import (
     FIELDS,
@@ -182,12 +182,23 @@ def note_tables(
 
 
 def _note_table(screen: Screen, session: Session, job_ids: Sequence[str]) -> dict[str, Any] | None:
-    """Collect a sweep or the jobs of a scaling, and show their table. Return it; None after an error."""
+    """Collect a sweep or the jobs of a scaling, and show the table of the collected runs.
+
+    Return the table; None if there is no run for it. Errors are shown, but not raised, so that the caller can
+    still show the state of the jobs.
+    """
+    runs: list[Row] = []
     try:
-        runs = [Row(run) for run in collect(session, job_ids)]
-        answer, lines = scaling_table(screen, runs) if is_scaling(runs) else ranking_of(screen, runs[0])
-    except (CollectError, UsageError) as exc:
-        # The error is not raised, so that the caller can still show the state of the jobs.
+        for run in collect_runs(session, job_ids):
+            runs += [Row(run)]
+    except CollectError as exc:
+        screen.note(f"note: {exc.cause}")
+    if not runs:
+        return None
+    try:
+        shows_scaling = runs[0].run.scaling is not None
+        answer, lines = scaling_table(screen, runs) if shows_scaling else ranking_of(screen, runs[0])
+    except UsageError as exc:
         screen.note(f"note: {exc.cause}")
         return None
     ends = [f"job {row.run.job_id} ({row.run.name}) {row.run.state}: {row.run.directory}" for row in runs]

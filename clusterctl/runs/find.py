@@ -299,7 +299,7 @@ def named_rows(name: str, ledger: Ledger | None = None) -> list[Row]:
     Raises the errors of ``named_run``.
     """
     if _SCALING.fullmatch(name):
-        runs, _ = find_runs(path for path in readable_runs(runs_folders()) if path.name.endswith(f"-{name}"))
+        runs, _ = runs_of_scaling(name, runs_folders())
         # A run may have copies.
         if rows := {run.token: Row(run) for run in reversed(runs) if run.scaling and run.name == name}:
             return [*rows.values()]
@@ -310,6 +310,11 @@ def named_rows(name: str, ledger: Ledger | None = None) -> list[Row]:
                 fix="`clusterctl collect` copies the runs of the jobs that have ended",
             )
     return [named_run(name, ledger)]
+
+
+def runs_of_scaling(name: str, folders: Iterable[Path]) -> tuple[list[RunRecord], list[Path]]:
+    """Return the collected runs of a scaling in these folders, and the paths of its unreadable runs."""
+    return find_runs(path for path in readable_runs(folders) if path.name.endswith(f"-{name}"))
 
 
 def _task_of(run: RunRecord, number: str) -> Row:

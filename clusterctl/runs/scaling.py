@@ -17,14 +17,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from clusterctl.errors import CollectError
+from clusterctl.errors import CollectError, UsageError
 from clusterctl.runs.charts import CLOCK_S, with_covers
 from clusterctl.runs.compare import environment_of, hardware_of, mapping
-from clusterctl.runs.find import Row, is_usual, metric_names, reject_unknown_keys
+from clusterctl.runs.find import Row, is_usual, metric_names, reject_unknown_keys, runs_of_scaling
 from clusterctl.runs.page import Chart, Report, Section, Series, Table
 from clusterctl.runs.series import finite, records
 from clusterctl.runs.telemetry import node_use
 from clusterctl.scheduler.base import JobState
+from clusterctl.scheduler.directives import Directives
 from clusterctl.spec.sweep import Goal, goal_of
 
 _THROUGHPUT: Final = ("samples_per_s", "tokens_per_s")
@@ -126,9 +127,11 @@ class Scaling:
             name = f"{curve.title}: " if curve.title else ""
             if _SPEED_UP in last.figures and last is not first:
                 speed_up, efficiency = last.figures[_SPEED_UP], last.figures[_EFFICIENCY]
+                faster = f"{speed_up} times as fast as on {_nodes(first.nodes)}"
+                slower = f"slower than on {_nodes(first.nodes)}, speed-up {speed_up}"
                 yield (
                     f"{name}{kind} scaling by {_TITLES.get(self.metric, self.metric)}: on "
-                    f"{_nodes(last.nodes)} {speed_up} times as fast as on {_nodes(first.nodes)}, efficiency "
+                    f"{_nodes(last.nodes)} {slower if speed_up.mean < 1 else faster}, efficiency "
                     f"{efficiency} %"
                 )
             common = [key for key in first.figures if is_usual(key) and key in last.figures]
@@ -226,8 +229,11 @@ def scaling_of(rows: Sequence[Row]) -> Scaling:
     parts = [part for row in rows for part in (row.tasks or [row])]
     done = [part for part in parts if part.record.state == JobState.COMPLETED and part.record.nodes]
     missing = [f"{part.shown}: {part.record.state}" for part in parts if part not in done]
-    if (count := len(options.get("nodes", ())) * options.get("repeats", 1) - len(rows)) > 0:
-        missing.append(f"{count} runs of the scaling, which are not collected")
+    damaged = runs_of_scaling(rows[0].run.name, {row.run.directory.parent for row in rows})[1]
+    missing += [f"{path.name}: its run.json can't be read" for path in damaged]
+    expected = len(options.get("nodes", ())) * options.get("repeats", 1)
+    if (count := expected - len(rows) - len(damaged)) > 0:
+        missing.append(f"{count} run{'s are' if count > 1 else ' is'} not collected")
     metric = options.get("metric")
     if metric is not None:
         reject_unknown_keys(done, [metric])
@@ -272,16 +278,33 @@ class _Facts:
         job, hosts = mapping(environment, "client", "job"), [*mapping(environment, "hosts").values()]
         listed = [host.get("gpus") for host in hosts if isinstance(host, Mapping)]
         gpus = [str(mapping(gpu).get("name")) for each in listed if isinstance(each, list) for gpu in each]
-        per_node = job.get("tasks_per_node")
         keys = (row.run.sweep or {}).get("keys") or []
         return cls(
             row,
             " ".join(f"{key}={row.value(key)}" for key in keys),
-            len(row.record.nodes) * (per_node if isinstance(per_node, int) else 1),
+            _ranks(row, job.get("tasks_per_node")),
             _figures(row, metric),
             str(hardware_of(environment).get("nodes", "")),
             gpus,
         )
+
+
+def _ranks(row: Row, per_node: object) -> int:
+    """Return the number of ranks by the lines of the job's script, which may be the user's own.
+
+    per_node: the ranks per node in the job's options, which count without a scheduler.
+    """
+    directives, script = Directives(""), row.run.directory / "job.sbatch"
+    with suppress(OSError, UsageError):
+        directives = Directives.read(script, script.read_text(errors="replace").splitlines())
+    counts = {
+        request.option.name: int(request.value)
+        for request in directives.requests
+        if request.option is not None and request.value is not None and request.value.isdecimal()
+    }
+    in_options = per_node if isinstance(per_node, int) else 1
+    in_script = counts.get("ntasks-per-node", counts.get("tasks-per-node", in_options))
+    return counts.get("ntasks", len(row.record.nodes) * in_script)
 
 
 def _figures(row: Row, metric: str) -> dict[str, float]:

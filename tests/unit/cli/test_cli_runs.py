@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +11,13 @@ import pytest
 
 from clusterctl.cli import collect as collecting
 from clusterctl.cli.collect import not_brought_home
+from clusterctl.cli.output import Screen
 from clusterctl.cli.run import app
+from clusterctl.cli.runs import note_tables
 from clusterctl.scheduler.session import Session
+from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import PROVIDERS
+from clusterctl.spec.sweep import Scaling
 from clusterctl.state import inventory
 from clusterctl.state.ledger import RunRecord
 from clusterctl.state.workspace import Workspace
@@ -92,3 +97,22 @@ def test_a_stopped_slurmctld_is_waited_for_once_and_not_for_long(
     assert shows(said, "slurm-away")
     assert f"squeue for {seconds}" in said
     assert "`clusterctl up`" in said
+
+
+def test_a_run_that_is_not_collected_leaves_the_table(
+    here: Session, cluster: PlayedCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The table of a scaling has its other runs. The job without a run is named."""
+    Path("mine.sh").write_text("#!/bin/bash\necho '{\"loss\": 1.5}' >metrics.jsonl\n")
+    words = ["-o", "json", "submit", "mine.sh", "--scaling", "1,2"]
+    app(words, prog_name="clusterctl", standalone_mode=False)
+    rows = json.loads(capsys.readouterr().out)["jobs"]
+    for row in rows:
+        cluster.wait_until_ended(row["job_id"])
+    entry = here.ledger.find(rows[1]["job_id"])
+    assert entry is not None
+    here.ledger.update(entry, remote_dir=None)
+    job = JobSpec(name=rows[0]["name"], script=Path("mine.sh"), scaling=Scaling(nodes=(1, 2)))
+    note_tables(Screen(json=False, color=False), here, rows, [job, job], [])
+    assert [size["runs"] for size in rows[1]["scaling"]["curves"][0]["sizes"]] == [1]
+    assert "job 2: " in capsys.readouterr().err

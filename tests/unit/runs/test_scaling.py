@@ -135,6 +135,8 @@ def test_speeds_of_times_are_averaged_and_zero_is_no_speed(tmp_path: Path) -> No
     assert figures[1].figures["speed_up"].mean == pytest.approx(1)
     assert figures[2].figures["speed_up"] == spread(0.2 / 0.075)
     assert "speed_up" not in sizes_of(scaling(0, 5, 0))[2].figures
+    # Twice the time on two nodes is not called fast.
+    assert "slower" in next(scaling(10, 20, 10).verdict())
 
 
 def test_a_program_is_measured_by_its_own_metric(tmp_path: Path) -> None:
@@ -144,7 +146,9 @@ def test_a_program_is_measured_by_its_own_metric(tmp_path: Path) -> None:
         Row(measured(tmp_path, nodes, nodes, [{"epoch_s": value}], scaling=options))
         for nodes, value in lines.items()
     ]
-    assert sizes_of(scaling_of(rows))[2].figures["speed_up"] == spread(1.6)
+    scaling = scaling_of(rows)
+    assert sizes_of(scaling)[2].figures["speed_up"] == spread(1.6)
+    assert "slower" not in next(scaling.verdict())
     rows = [Row(row.run.model_copy(update={"scaling": {**options, "metric": "nope"}})) for row in rows]
     with refused("unknown-run-key", UsageError):
         scaling_of(rows)
@@ -234,6 +238,33 @@ def test_runs_without_figures_are_missing(runs: list[Row], tmp_path: Path) -> No
     assert sizes_of(complete)[1].runs == 2
     alone = scaling_of([failed, failed])
     assert (alone.curves, report_of([failed, failed]).ok) == ([], None)
+
+
+def test_a_run_that_cannot_be_read_is_named(runs: list[Row]) -> None:
+    """The table has the runs that can be read."""
+    (runs[3].folder / "run.json").write_text("{")
+    scaling = scaling_of(runs[:3])
+    assert [runs[3].shown in fact for fact in scaling.missing] == [True]
+    assert [size.runs for size in scaling.curves[0].sizes] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("lines", "ranks"),
+    [
+        (["#!/bin/bash", "#SBATCH --ntasks-per-node=3", "#SBATCH --nodes=2", "srun x"], 6),
+        (["#!/bin/bash", "#SBATCH --tasks-per-node 2", "#SBATCH --mem=1G"], 4),
+        (["#!/bin/bash", "#SBATCH -n 5"], 5),
+        (["#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH 'half"], 8),
+        ([], 8),
+    ],
+    ids=["per-node", "other-name", "in-all", "damaged", "without-scheduler"],
+)
+def test_the_script_tells_the_number_of_ranks(tmp_path: Path, lines: list[str], ranks: int) -> None:
+    """Without a script of sbatch, the option of `submit` does."""
+    row = Row(measured(tmp_path, 1, 2, steps(9), job={"tasks_per_node": 4}))
+    if lines:
+        (row.folder / "job.sbatch").write_text("\n".join(lines))
+    assert sizes_of(scaling_of([row]))[2].ranks == ranks
 
 
 def test_a_scaling_is_named_by_its_jobs(
