@@ -55,6 +55,7 @@ class ProgramMetrics:
     """The metrics that the program of a run or task wrote over time, with times in milliseconds.
 
     steps: (step, (compute, communication, data)). stalls: step -> time for a checkpoint. hosts: rank -> host.
+    seconds: the duration that the program measured since its last start.
     """
 
     series: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
@@ -64,6 +65,7 @@ class ProgramMetrics:
     compute: list[tuple[Sequence[float], Sequence[float], int]] = field(default_factory=list)
     began: float | None = None
     ended: float | None = None
+    seconds: float | None = None
     pipelined: bool = False
     is_ours: bool = False
 
@@ -104,16 +106,19 @@ class ProgramMetrics:
                 if len(numbers) == len(PARTS):
                     seconds, exposed, data = numbers
                     _append(self.steps, (x, (max(0.0, 1e3 * seconds - exposed - data), exposed, data)))
+            case "result":
+                self.seconds = finite(line.get("seconds"))
             case "checkpoint":
                 self.stalls |= {int(x): 1e3 * seconds for seconds in finite_values([line.get("stall_s")])}
             case "evaluation":
-                means, slowest, windows = (line.get(key) for key in ("compute_ms", "slowest", "windows"))
-                if isinstance(means, list) and isinstance(slowest, list) and isinstance(windows, int):
-                    complete = (
-                        len(means) == len(finite_values(means)) == len(finite_values(slowest)) == len(slowest)
-                    )
-                    if complete and 0 < windows < _MOST_POINTS:
-                        self.compute.append((means, slowest, windows))
+                self._add_windows(line)
+
+    def _add_windows(self, line: Mapping[str, Any]) -> None:
+        means, slowest, windows = (line.get(key) for key in ("compute_ms", "slowest", "windows"))
+        if isinstance(means, list) and isinstance(slowest, list) and isinstance(windows, int):
+            complete = len(means) == len(finite_values(means)) == len(finite_values(slowest)) == len(slowest)
+            if complete and 0 < windows < _MOST_POINTS:
+                self.compute.append((means, slowest, windows))
 
 
 def unit_of(name: str) -> str:

@@ -35,7 +35,7 @@ from clusterctl.runs.folder import collected_files
 from clusterctl.runs.page import REPORT_FILE, Chart, Kind, Report, Section, Series, Table, write_report
 from clusterctl.runs.scaling import scaling_report
 from clusterctl.runs.series import hangs_in, read_results, restarts_in
-from clusterctl.runs.telemetry import compare_ranks, node_charts, node_use
+from clusterctl.runs.telemetry import FIGURES, compare_ranks, node_charts, node_use
 from clusterctl.scheduler.attempts import Restart
 from clusterctl.scheduler.base import JobState, Outcome
 from clusterctl.spec.sweep import Goal, goal_of
@@ -46,13 +46,6 @@ from clusterctl.state.submissions import ENVIRONMENT_FILE, RUN_FILE
 _MOST_RESULTS: Final = 64
 # Columns for further metrics in a ranking.
 _MORE_METRICS: Final = 4
-# The columns and units of the nodes' use in a comparison.
-_USES: Final = {
-    "cpu_percent": ("CPU (mean)", "%"),
-    "gpu_percent": ("GPU (mean)", "%"),
-    "memory_max_gib": ("Memory (highest)", "GiB"),
-    "gpu_memory_max_gib": ("GPU memory (highest)", "GiB"),
-}
 # The units of fields.
 _UNITS: Final = {"cost": "USD", "gpu_energy": "J"}
 
@@ -348,7 +341,9 @@ def _use_table(rows: Mapping[str, Row], runs: Mapping[str, ProgramMetrics]) -> T
         own |= {key.replace("_", " "): text for key, text in totals.items() if text != "-"}
         use = node_use(row.folder, row.record.nodes)
         figures[title] = own | {
-            head: f"{use[name]:.3g} {unit}" for name, (head, unit) in _USES.items() if name in use
+            figure.heading: f"{use[figure.key]:.3g} {figure.key_unit}"
+            for figure in FIGURES
+            if figure.key in use
         }
     heads = list(dict.fromkeys(head for own in figures.values() for head in own))
     cells = [[title, *(own.get(head, "-") for head in heads)] for title, own in figures.items()]

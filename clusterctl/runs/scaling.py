@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import statistics
 import tomllib
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,12 +17,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.errors import CollectError, UsageError
-from clusterctl.runs.charts import CLOCK_S, with_covers
+from clusterctl.runs.charts import ProgramMetrics, finite_values, with_covers
 from clusterctl.runs.compare import environment_of, hardware_of, mapping
 from clusterctl.runs.find import Row, is_usual, metric_names, reject_unknown_keys, runs_of_scaling
 from clusterctl.runs.page import Chart, Report, Section, Series, Table
-from clusterctl.runs.series import finite, records
-from clusterctl.runs.telemetry import node_use
+from clusterctl.runs.series import finite
+from clusterctl.runs.telemetry import FIGURES, node_use
 from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.directives import Directives
 from clusterctl.spec.sweep import Goal, goal_of
@@ -40,11 +39,7 @@ _TITLES: Final = {
     _SPEED_UP: "speed-up",
     _EFFICIENCY: "efficiency, %",
     "comm_exposed_percent": "exposed communication, % of a step",
-    "cpu_percent": "CPU, %",
-    "memory_max_gib": "peak memory of a node, GiB",
-    "gpu_percent": "GPU, %",
-    "gpu_memory_max_gib": "peak GPU memory of a node, GiB",
-    "sent_mib_per_s": "network, sent by a node, MiB/s",
+    **{figure.key: f"{figure.heading}, {figure.key_unit}" for figure in FIGURES if figure.key},
     "energy_kj": "GPU energy, kJ",
 }
 # Words in the names of metrics: the first metric with each word is in the table.
@@ -309,20 +304,17 @@ def _ranks(row: Row, per_node: object) -> int:
 
 def _figures(row: Row, metric: str) -> dict[str, float]:
     """Return the figures of a run, in the order of the table. The program may have recorded few of them."""
-    values: dict[str, list[float]] = defaultdict(list)
+    metrics = ProgramMetrics.of(row)
     seconds = None if "iteration_ms" in row.metrics else finite(row.value("elapsed"))
-    times: list[float] = []
     # A restarted program knows only the time since its last start.
-    is_single = sum(len(task.known_attempts) for task in row.task_records) <= 1
-    for record in records(row.folder):
-        times += [record.time] if record.time is not None else []
-        steps = {_STEP: record.values.get("seconds", math.nan) * 1e3} if record.kind == "iteration" else {}
-        for name, value in {**record.values, **steps}.items():
-            if name in {metric, _STEP, "comm_exposed_ms"} and math.isfinite(value):
-                values[name].append(value)
-        if record.kind == "result" and is_single:
-            seconds = finite(record.line.get("seconds")) or seconds
-    medians = {name: statistics.median(listed) for name, listed in values.items()}
+    if sum(len(task.known_attempts) for task in row.task_records) <= 1:
+        seconds = metrics.seconds or seconds
+    values = {
+        metric: finite_values(value for _, value in metrics.series.get(metric, ())),
+        _STEP: [sum(parts) for _, parts in metrics.steps],
+        "comm_exposed_ms": [exposed for _, (_, exposed, _) in metrics.steps],
+    }
+    medians = {name: statistics.median(listed) for name, listed in values.items() if listed}
 
     def measured(name: str, key: str) -> float | None:
         return medians[name] if name in medians else finite(row.value(f"metric.{key}"))
@@ -333,9 +325,9 @@ def _figures(row: Row, metric: str) -> dict[str, float]:
     usual = [name for name in metric_names([row]) if is_usual(name)]
     for word in _CONVERGENCE:
         figures |= {name: row.metrics[name].last for name in [name for name in usual if word in name][:1]}
-    # Other clocks, such as the seconds since the start, don't tell when the program ran.
-    began = row.record.start_time
-    span = (min(times), max(times)) if times and began is not None and min(times) >= began - CLOCK_S else None
+    began, ended, span = metrics.began, metrics.ended, None
+    if began is not None and ended is not None and row.record.start_time is not None:
+        span = began, ended
     figures |= node_use(row.folder, row.record.nodes, span)
     joules = row.record.gpu_energy_j
     figures["energy_kj"] = None if joules is None else joules / 1000

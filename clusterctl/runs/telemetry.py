@@ -6,6 +6,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,25 +17,39 @@ from clusterctl.state.ledger import AttemptRecord
 
 _MOST_NODES: Final = 16
 _MIB: Final = 1 << 20
-# The unit of each chart. A percentage of GPUs is the mean of the node's GPUs.
-_CHARTS: Final = {
-    "CPU": "%",
-    "Memory": "B",
-    "GPU": "%",
-    "GPU memory": "B",
-    "Network received": "B/s",
-    "Network sent": "B/s",
-    "Power of GPUs": "W",
-}
 _GIB: Final = 1 << 30
-# The name and the unit of a figure in comparisons and in the table of a scaling, by title of a chart.
-_USES: Final = {
-    "CPU": ("cpu_percent", 1),
-    "Memory": ("memory_max_gib", _GIB),
-    "GPU": ("gpu_percent", 1),
-    "GPU memory": ("gpu_memory_max_gib", _GIB),
-    "Network sent": ("sent_mib_per_s", _MIB),
-}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure of the nodes, with a chart. For GPUs, a percentage is the mean of the node's GPUs.
+
+    unit: of its samples.
+    key: its name in comparisons and in the table of a scaling; "": it is only in charts. key_unit: the unit
+    there, with ``size`` of ``unit``. is_highest: whether it is the highest sample there, not the mean.
+    """
+
+    title: str
+    unit: str
+    key: str = ""
+    key_unit: str = ""
+    size: int = 1
+    is_highest: bool = False
+
+    @property
+    def heading(self) -> str:
+        return f"{self.title} ({'highest' if self.is_highest else 'mean'})"
+
+
+FIGURES: Final = (
+    Figure("CPU", "%", "cpu_percent", "%"),
+    Figure("Memory", "B", "memory_max_gib", "GiB", _GIB, is_highest=True),
+    Figure("GPU", "%", "gpu_percent", "%"),
+    Figure("GPU memory", "B", "gpu_memory_max_gib", "GiB", _GIB, is_highest=True),
+    Figure("Network received", "B/s"),
+    Figure("Network sent", "B/s", "sent_mib_per_s", "MiB/s", _MIB),
+    Figure("Power of GPUs", "W"),
+)
 # A straggler takes this much longer than the median of the other ranks, and is the slowest so often that the
 # probability for an equally fast node would be below `_BY_CHANCE`.
 _SLOWER: Final = 1.2
@@ -51,13 +66,13 @@ def node_charts(folder: Path, nodes: Sequence[str]) -> tuple[list[Chart], list[s
         missing.append(f"in the charts, {len(nodes) - len(shown)} more nodes")
     first = min((time for rows in samples.values() for time, _ in rows), default=0.0)
     charts = []
-    for title, unit in _CHARTS.items():
+    for figure in FIGURES:
         lines = []
         for number, (node, rows) in enumerate(samples.items()):
-            points = [(time - first, values[title]) for time, values in rows if title in values]
+            points = [(time - first, values[figure.title]) for time, values in rows if figure.title in values]
             lines += [Series(node, points, number)] if points else []
         if lines:
-            charts.append(line_chart(title, lines, "s", unit))
+            charts.append(line_chart(figure.title, lines, "s", figure.unit))
     return charts, missing
 
 
@@ -70,9 +85,9 @@ def node_use(folder: Path, nodes: Sequence[str], span: tuple[float, float] | Non
     times = [sample for node in nodes[:_MOST_NODES] for sample in _samples(folder, node)]
     samples = [values for time, values in times if start <= time <= end]
     use = {}
-    for title, (figure, unit) in _USES.items():
-        if values := [sample[title] / unit for sample in samples if title in sample]:
-            use[figure] = max(values) if "max" in figure else statistics.fmean(values)
+    for figure in (each for each in FIGURES if each.key):
+        if values := [sample[figure.title] / figure.size for sample in samples if figure.title in sample]:
+            use[figure.key] = max(values) if figure.is_highest else statistics.fmean(values)
     return use
 
 

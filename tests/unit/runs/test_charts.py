@@ -14,6 +14,8 @@ from clusterctl.runs.charts import line_chart, unit_of
 from clusterctl.runs.find import Row
 from clusterctl.runs.page import Chart, Report, Section, Series
 from clusterctl.runs.report import report_of
+from clusterctl.runs.scaling import scaling_of
+from clusterctl.runs.telemetry import FIGURES
 from tests.unit.runs.made import TIME, made_run
 from tests.unit.runs.test_report import NODES, TIMES, lines, trained
 
@@ -193,6 +195,22 @@ def test_metrics_that_add_nothing_have_no_chart(tmp_path: Path) -> None:
     assert {*charts_of(report)} == {"loss", "a_bytes", TIMES}
     (line,) = section_of(report, "Metrics").lines
     assert all(words in line for words in ("lr 0.5", "b_bytes"))
+
+
+def test_the_same_words_name_a_figure_of_nodes_everywhere(tmp_path: Path) -> None:
+    keyed = [figure for figure in FIGURES if figure.key]
+    titles = {chart.title for chart in section_of(report_of([trained(tmp_path)]), "Nodes").charts}
+    assert titles <= {figure.title for figure in FIGURES}
+    rows = [trained(tmp_path, number, lr=number) for number in (2, 3)]
+    compared = section_of(report_of(rows), "Results").tables[1].head
+    scaling = {"nodes": [2], "weak": False, "repeats": 2, "metric": None}
+    task = {"id": "1", "state": "COMPLETED", "nodes": NODES}
+    same = {"scaling": scaling, "name": "train-scaling-0a1b", "tasks": [task]}
+    table = scaling_of([trained(tmp_path, number, **same) for number in (4, 5)]).table()
+    shown = {row[0] for row in table.rows}
+    measured = [figure for figure in keyed if figure.title in {"CPU", "Memory", "GPU"}]
+    assert {figure.heading for figure in measured} <= {*compared}
+    assert {f"{figure.heading}, {figure.key_unit}" for figure in measured} <= shown
 
 
 def test_units_are_in_markdown(tmp_path: Path) -> None:

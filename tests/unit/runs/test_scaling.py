@@ -35,7 +35,7 @@ def measured(
 
 
 def steps(*speeds: float, seconds: float = 0.2, exposed_ms: float = 20.0) -> list[dict[str, Any]]:
-    times = {"kind": "iteration", "seconds": seconds, "comm_exposed_ms": exposed_ms}
+    times = {"kind": "iteration", "seconds": seconds, "comm_exposed_ms": exposed_ms, "data_ms": 1.0}
     return [
         {**times, "step": step, "time": TIME + step, "loss": 1 / step, "samples_per_s": speed}
         for step, speed in enumerate(speeds, 1)
