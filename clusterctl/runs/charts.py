@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from clusterctl.runs.compare import mapping
 from clusterctl.runs.find import Row
@@ -29,6 +29,8 @@ _OWN_CHARTS: Final = frozenset(
 )
 # The parts of a step's time.
 PARTS: Final = ("compute", "exposed communication", "data")
+# The (step, value) points of a metric in a run.
+_Curve: TypeAlias = Sequence[tuple[float, float]]
 _SEED: Final = re.compile(r"(?:.*[._-])?(?:seed|random_state)", re.IGNORECASE)
 # Units of metrics, by the ends of their names.
 _UNITS: Final = re.compile(
@@ -48,6 +50,10 @@ _SMOOTH_FROM: Final = 40
 _SMOOTH: Final = 50
 # The factor between the values of a parameter from which its axis is logarithmic.
 _WIDE: Final = 10
+# A metric is a multiple of another metric if it has at least this many values, and differs from the multiple
+# by at most this share of each value and of the height of its chart.
+_MULTIPLE_FROM: Final = 3
+_MULTIPLE: Final = 1e-4
 
 
 @dataclass
@@ -189,30 +195,58 @@ def metrics_section(
     """Return charts of the metrics ``only`` (empty: all), with a line per run. ``missing``: gets messages.
 
     A run has the same color in all charts. The metrics of a single run have a color each. Metrics that never
-    changed are listed instead, and metrics with the same values share a chart.
+    changed are listed instead. A multiple of another metric is named in the title of that metric's chart.
     """
     groups: dict[str, list[str]] = defaultdict(list)
     unchanged: list[str] = []
-    shown: dict[str, str] = {}
+    shown: dict[str, Sequence[_Curve]] = {}
+    multiples: dict[str, list[tuple[str, str]]] = defaultdict(list)
     is_bundled = any(metrics.is_ours for metrics in runs.values())
     for name in dict.fromkeys(name for metrics in runs.values() for name in metrics.series):
         if (name in _OWN_CHARTS and is_bundled) or (only and name not in only):
             continue
         curves = [metrics.series.get(name, []) for metrics in runs.values()]
         values = {value for curve in curves for _, value in curve}
-        if len(values) == 1 and any(len(curve) > 1 for curve in curves):
-            unchanged.append(f"{name} {_with_unit(values.pop(), unit_of(name))}")
-        elif (first := shown.setdefault(repr(curves), name)) == name:
+        is_alone = len(runs) == 1 and _SPLIT.sub("", name) not in groups
+        if len(values) == 1 and (is_alone or any(len(curve) > 1 for curve in curves)):
+            unchanged.append(f"{name} {with_unit(values.pop(), unit_of(name))}")
+            continue
+        factors = ((first, _factor(curves, others)) for first, others in shown.items())
+        first, factor = next(((first, factor) for first, factor in factors if factor), ("", None))
+        if factor is None:
+            shown[name] = curves
             groups[_SPLIT.sub("", name)].append(name)
         else:
-            unchanged.append(f"{name} is the same as {first}")
+            times = "the same as" if factor == 1 else f"{factor:.4g} times"
+            multiples[_SPLIT.sub("", first)].append((f"{name} is {times}", first))
     if len(groups) > _MOST_CHARTS:
         missing.append(f"charts of {len(groups) - _MOST_CHARTS} more metrics")
-    charts = [
-        _metric_chart(group, groups[group], runs) for group in sorted(groups, key=_order)[:_MOST_CHARTS]
-    ]
+    drawn = sorted(groups, key=_order)[:_MOST_CHARTS]
+    charts = [_metric_chart(group, groups[group], runs, multiples[group]) for group in drawn]
     lines = [f"without a chart: {', '.join(unchanged)}"] if unchanged else []
     return Section("Metrics", lines, charts)
+
+
+def _factor(curves: Sequence[_Curve], others: Sequence[_Curve]) -> float | None:
+    """Return the factor by which a metric is a multiple of another metric in all runs; None if it is not."""
+    if repr(curves) == repr(others):
+        return 1.0
+    if [[x for x, _ in curve] for curve in curves] != [[x for x, _ in curve] for curve in others]:
+        return None
+    pairs = [
+        (y, other)
+        for curve, other_curve in zip(curves, others, strict=True)
+        for (_, y), (_, other) in zip(curve, other_curve, strict=True)
+        if not (math.isnan(y) and math.isnan(other))
+    ]
+    if max(map(len, curves)) < _MULTIPLE_FROM or not pairs:
+        return None
+    highest, lowest = max(y for y, _ in pairs), min(y for y, _ in pairs)
+    factor = highest / (max(other for _, other in pairs) or 1.0)
+    is_multiple = all(
+        abs(y - factor * other) <= _MULTIPLE * min(abs(y), highest - lowest) for y, other in pairs
+    )
+    return factor if is_multiple and factor > 0 else None
 
 
 def _order(group: str) -> tuple[int, str]:
@@ -221,8 +255,27 @@ def _order(group: str) -> tuple[int, str]:
     return next((rank for rank, word in enumerate(words) if word in group), len(words)), group
 
 
-def _metric_chart(group: str, names: Sequence[str], runs: Mapping[str, ProgramMetrics]) -> Chart:
-    """Return a chart of a metric's values in training and in evaluations, which are markers."""
+def _metric_chart(
+    group: str,
+    names: Sequence[str],
+    runs: Mapping[str, ProgramMetrics],
+    multiples: Sequence[tuple[str, str]],
+) -> Chart:
+    """Return a chart of a metric's values in training and in evaluations, which are markers.
+
+    multiples: words such as "mfu is 0.01 times", and the name of the metric that is drawn.
+    """
+    is_single = len(names) == 1
+    title = names[0] if is_single else group
+    marked = [name for name in names if _is_evaluation(name)]
+    is_marked = len(runs) > 1 and 0 < len(marked) < len(names)
+    notes = [f"markers: {', '.join(marked)}"] if is_marked else []
+    notes += [f"{words} {'this' if is_single else name}" for words, name in multiples]
+    more = f" ({', '.join(notes)})" if notes else ""
+    return line_chart(f"{title}{more}", _metric_lines(names, runs), unit=unit_of(names[0]))
+
+
+def _metric_lines(names: Sequence[str], runs: Mapping[str, ProgramMetrics]) -> list[Series]:
     lines = []
     for number, (title, metrics) in enumerate(runs.items()):
         for at, name in enumerate(names):
@@ -231,14 +284,11 @@ def _metric_chart(group: str, names: Sequence[str], runs: Mapping[str, ProgramMe
                 color, marks = number if len(runs) > 1 else at, _is_evaluation(name)
                 full_name = " ".join(filter(None, words))
                 lines.append(Series(full_name, points, color, marks, run=title))
-    chart = line_chart(group if len(names) > 1 else names[0], lines, unit=unit_of(names[0]))
-    marked = [name for name in names if _is_evaluation(name)]
-    if len(runs) == 1 or not marked or len(marked) == len(names):
-        return chart
-    return replace(chart, title=f"{group} (markers: {', '.join(marked)})")
+    return lines
 
 
-def _with_unit(value: float, unit: str) -> str:
+def with_unit(value: float, unit: str) -> str:
+    """Return a value with a unit that fits it, such as 1.5 GiB."""
     name, size = _fitting_unit(unit, [value])
     return f"{value / size:.5g} {name}".strip()
 

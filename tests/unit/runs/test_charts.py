@@ -52,7 +52,8 @@ def sweep(out: Path, values: Sequence[Mapping[str, Any]], results: Sequence[floa
 
 
 def test_evaluations_are_markers_beside_the_training_line(tmp_path: Path) -> None:
-    drawn = charts_of(report_of([trained(tmp_path)]))
+    told = [{"step": n, "loss": 1 / n, "eval_loss": 2 / n**2, "eval_accuracy": n / 9} for n in range(1, 5)]
+    drawn = charts_of(report_of([wrote(tmp_path, 1, told)]))
     assert [(one.name, one.marks, one.color) for one in drawn["loss"].series] == [
         ("loss", False, 0),
         ("eval_loss", True, 1),
@@ -190,11 +191,41 @@ def test_the_last_value_of_a_repeated_step_is_drawn() -> None:
 
 
 def test_metrics_that_add_nothing_have_no_chart(tmp_path: Path) -> None:
+    """A metric that never changed, the only value of a metric, and a multiple of another metric."""
     records = [{"step": n, "loss": 9 - n, "lr": 0.5, "a_bytes": n, "b_bytes": n} for n in range(1, 5)]
-    report = report_of([wrote(tmp_path, 1, records)])
-    assert {*charts_of(report)} == {"loss", "a_bytes", TIMES}
+    report = report_of([wrote(tmp_path, 1, [*records, {"step": 4, "accuracy": 0.75}])])
+    assert {*charts_of(report)} == {"loss", "a_bytes (b_bytes is the same as this)", TIMES}
     (line,) = section_of(report, "Metrics").lines
-    assert all(words in line for words in ("lr 0.5", "b_bytes"))
+    assert all(words in line for words in ("lr 0.5", "accuracy 0.75"))
+
+
+def speeds(tokens: int) -> list[dict[str, float]]:
+    """The same speed in samples, tokens and as a share of the peak, and an evaluation in bits and nats."""
+    return [
+        {"step": n, "loss": 1 / n**2, "samples_per_s": 100 + n % 3, "tokens_per_s": tokens * (100 + n % 3),
+         "mfu": 2e-3 * (100 + n % 3), "eval_loss": 2 / n, "eval_bits": 3 / n}
+        for n in range(1, 8)
+    ]  # fmt: skip
+
+
+def test_a_multiple_of_a_metric_is_named_in_its_chart(tmp_path: Path) -> None:
+    drawn = charts_of(report_of([wrote(tmp_path, 1, speeds(128))]))
+    assert {*drawn} - {TIMES} == {
+        "loss (eval_bits is 1.5 times eval_loss)",
+        "samples_per_s (tokens_per_s is 128 times this, mfu is 0.002 times this)",
+    }
+    # Samples of other lengths: the tokens of these runs differ otherwise than the samples.
+    drawn = charts_of(report_of([wrote(tmp_path, 2, speeds(128)), wrote(tmp_path, 3, speeds(64))]))
+    assert {"samples_per_s (mfu is 0.002 times this)", "tokens_per_s"} <= {*drawn}
+
+
+def test_metrics_beside_a_run_that_diverged_are_no_multiples(tmp_path: Path) -> None:
+    """Beside its large values, all differences between other values seem small."""
+    rows = [
+        wrote(tmp_path, number, [{"step": n, "a": a**n, "b": 2 * a**n + n} for n in range(1, 30)])
+        for number, a in ((1, 1.1), (2, 1e6))
+    ]
+    assert {"a", "b"} <= {*charts_of(report_of(rows))}
 
 
 def test_the_same_words_name_a_figure_of_nodes_everywhere(tmp_path: Path) -> None:
