@@ -34,8 +34,10 @@ _Curve: TypeAlias = Sequence[tuple[float, float]]
 _SEED: Final = re.compile(r"(?:.*[._-])?(?:seed|random_state)", re.IGNORECASE)
 # Units of metrics, by the ends of their names.
 _UNITS: Final = re.compile(
-    r"(?:^|_)(?:(?P<s>s|sec|seconds)|(?P<ms>ms)|(?P<B>bytes)|(?P<MiB>mib)|(?P<GiB>gib))$"
+    r"(?:^|[_/.])(?:(?P<s>s|sec|seconds)|(?P<ms>ms)|(?P<B>bytes)|(?P<MiB>mib)|(?P<GiB>gib)|(?P<percent>percent)"
+    r"|(?P<mfu>mfu))$"
 )
+_UNIT_OF_SHARES: Final = {"percent": "%", "mfu": "of the peak"}
 _LARGER_UNITS: Final[Mapping[str, Sequence[tuple[str, float]]]] = {
     "B": (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)),
     "B/s": (("GiB/s", 1 << 30), ("MiB/s", 1 << 20), ("KiB/s", 1 << 10)),
@@ -50,6 +52,8 @@ _SMOOTH_FROM: Final = 40
 _SMOOTH: Final = 50
 # The factor between the values of a parameter from which its axis is logarithmic.
 _WIDE: Final = 10
+# A line with a peak this many times lower than another line's can't be seen beside it on a linear axis.
+_FAR: Final = 20
 # A metric is a multiple of another metric if it has at least this many values, and differs from the multiple
 # by at most this share of each value and of the height of its chart.
 _MULTIPLE_FROM: Final = 3
@@ -61,11 +65,12 @@ class ProgramMetrics:
     """The metrics that the program of a run or task wrote over time, with times in milliseconds.
 
     steps: (step, (compute, communication, data)). stalls: step -> time for a checkpoint. hosts: rank -> host.
-    seconds: the duration that the program measured since its last start.
+    times: (step, Unix seconds). seconds: the duration that the program measured since its last start.
     """
 
     series: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
     steps: list[tuple[float, Sequence[float]]] = field(default_factory=list)
+    times: list[tuple[float, float]] = field(default_factory=list)
     stalls: dict[int, float] = field(default_factory=dict)
     hosts: dict[int, str] = field(default_factory=dict)
     compute: list[tuple[Sequence[float], Sequence[float], int]] = field(default_factory=list)
@@ -85,6 +90,7 @@ class ProgramMetrics:
             if moment is not None and not start - CLOCK_S <= moment <= end + CLOCK_S:
                 # The program used another clock, such as the seconds since its start.
                 metrics.began = metrics.ended = None
+                metrics.times.clear()
         return metrics
 
     @property
@@ -100,6 +106,8 @@ class ProgramMetrics:
         if record.time is not None:
             self.began = min(self.began or record.time, record.time)
             self.ended = max(self.ended or record.time, record.time)
+            if record.values:
+                _append(self.times, (x, record.time))
         match record.kind:
             case "run":
                 self.is_ours = True
@@ -128,19 +136,23 @@ class ProgramMetrics:
 
 
 def unit_of(name: str) -> str:
-    """Return the unit of a metric, as its name tells: s, ms, B, MiB, samples/s. Otherwise ""."""
+    """Return the unit of a metric, as its name tells: s, ms, B, MiB, samples/s, %. Otherwise ""."""
     if name.endswith("_per_s"):
         return f"{_SPLIT.sub('', name).removesuffix('_per_s').rpartition('/')[2]}/s"
     match = _UNITS.search(name)
-    return str(match.lastgroup) if match else ""
+    return _UNIT_OF_SHARES.get(str(match.lastgroup), str(match.lastgroup)) if match else ""
 
 
-def line_chart(title: str, lines: Sequence[Series], x: str = "step", unit: str = "") -> Chart:
+def line_chart(
+    title: str, lines: Sequence[Series], x: str = "step", unit: str = "", *, x_end: float | None = None
+) -> Chart:
     """Return a chart of lines, with units that fit their values. Of a repeated x the last value is drawn.
 
-    x: title of the axis. With the unit ``s`` it is an axis of time. unit: of the values, such as B or s.
+    x: title of the axis. With the unit ``s`` it is an axis of time. x_end: the end of the axis x.
+    unit: of the values, such as B or s. Such values are amounts or shares, so their axis begins at 0.
     """
-    x_unit, x_size = _fitting_unit(x, (place for line in lines for place, _ in line.points))
+    places = [place for line in lines for place, _ in line.points]
+    x_unit, x_size = _fitting_unit(x, places if x_end is None else [x_end])
     y_unit, y_size = _fitting_unit(unit, (value for line in lines for _, value in line.points))
     drawn: list[Series] = []
     for line in lines:
@@ -148,14 +160,41 @@ def line_chart(title: str, lines: Sequence[Series], x: str = "step", unit: str =
         points = [(place / x_size, values[place]) for place in sorted(values)]
         smooth = () if line.marks or len(points) < _SMOOTH_FROM else _means(points)
         drawn.append(replace(line, points=thinned(points), smooth=smooth))
-    return Chart(title, with_covers(drawn), x_unit, y_unit)
+    y_log = not unit and _needs_log(drawn)
+    end = None if x_end is None else x_end / x_size
+    return Chart(
+        title,
+        with_covers(drawn, log=y_log, from_zero=bool(unit)),
+        x_unit,
+        y_unit,
+        x_end=end,
+        from_zero=bool(unit),
+        y_log=y_log,
+    )
 
 
-def with_covers(lines: Sequence[Series]) -> list[Series]:
-    """Return the lines of a chart, with the number of earlier lines that each line hides."""
-    heights = finite_values(y for line in lines for _, y in line.points)
-    near = _LINE * (max(heights, default=0.0) - min(heights, default=0.0))
-    covers = [sum(_covers(line, other, near) for other in lines[:at]) for at, line in enumerate(lines)]
+def _needs_log(lines: Sequence[Series]) -> bool:
+    """Return whether a line can't be seen on a linear axis, such as beside that of a task that diverged."""
+    heights = [finite_values(y for _, y in line.points) for line in lines]
+    unmarked = [ys for line, ys in zip(lines, heights, strict=True) if not line.marks]
+    peaks = [max(ys) for ys in unmarked if max(ys, default=0.0) > 0]
+    is_positive = all(y >= 0 for ys in heights for y in ys)
+    return bool(peaks) and is_positive and max(peaks) >= _FAR * min(peaks)
+
+
+def with_covers(lines: Sequence[Series], *, log: bool = False, from_zero: bool = False) -> list[Series]:
+    """Return the lines of a chart, with the number of earlier lines that each line hides.
+
+    log: whether the axis is logarithmic. from_zero: whether it begins at 0.
+    """
+    placed = [
+        replace(line, points=[(x, math.log10(y) if y else None) for x, y in line.points]) if log else line
+        for line in lines
+    ]
+    heights = finite_values(y for line in placed for _, y in line.points)
+    lowest = 0.0 if from_zero else min(heights, default=0.0)
+    near = _LINE * (max(heights, default=0.0) - lowest)
+    covers = [sum(_covers(line, other, near) for other in placed[:at]) for at, line in enumerate(placed)]
     return [replace(line, covers=count) for line, count in zip(lines, covers, strict=True)]
 
 
@@ -287,6 +326,22 @@ def _metric_lines(names: Sequence[str], runs: Mapping[str, ProgramMetrics]) -> l
     return lines
 
 
+def loss_lines(metrics: ProgramMetrics) -> list[Series]:
+    """Return the losses of a run by Unix time; [] if the program did not log its loss with the time."""
+    names = [name for name in metrics.series if _SPLIT.sub("", name) == "loss"]
+    # Of a repeated step the last time counts.
+    times = sorted(dict(metrics.times).items())
+    if not times:
+        return []
+    lines = []
+    for line in _metric_lines(names, {"": metrics}):
+        # After very many steps, not all of their times are known.
+        ats = [min(bisect_left(times, (x,)), len(times) - 1) for x, _ in line.points]
+        points = [(times[at][1], y) for at, (_, y) in zip(ats, line.points, strict=True)]
+        lines.append(replace(line, points=points))
+    return lines
+
+
 def with_unit(value: float, unit: str) -> str:
     """Return a value with a unit that fits it, such as 1.5 GiB."""
     name, size = _fitting_unit(unit, [value])
@@ -325,7 +380,10 @@ def parameter_chart(key: str, metric: str, tasks: Sequence[Row]) -> Chart:
     series = Series(metric, [(x, y) for x, y, _ in points], colors)
     positive: list[Any] = xs if is_numeric and xs and min(xs) > 0 else [1]  # type: ignore[operator]
     is_wide = max(positive) >= _WIDE * min(positive) and not _SEED.fullmatch(key)
-    return Chart(f"{metric} by {key}", [series], key, metric, Kind.POINTS, x_log=is_wide)
+    is_amount = bool(unit_of(metric))
+    y_log = not is_amount and _needs_log([Series("", [(x, y)]) for x, y, _ in points])
+    title, kind = f"{metric} by {key}", Kind.POINTS
+    return Chart(title, [series], key, metric, kind, x_log=is_wide, from_zero=is_amount, y_log=y_log)
 
 
 def seeds_section(
@@ -359,7 +417,9 @@ def seeds_section(
             lines.append(Series(name or f"{len(curves)} seeds", drawn, number, spread=band))
     head = (*others, "seeds", f"{metric}: mean", "standard deviation", "lowest", "highest")
     title = f"{metric}: mean of the seeds, and their lowest and highest values"
-    charts = [Chart(title, lines, y=unit_of(metric))] if lines else []
+    unit = unit_of(metric)
+    y_log = not unit and _needs_log(lines)
+    charts = [Chart(title, lines, y=unit, from_zero=bool(unit), y_log=y_log)] if lines else []
     return Section("Seeds", charts=charts, tables=[Table(head, cells)])
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -62,6 +63,13 @@ class Row:
     def task_records(self) -> Sequence[TaskRecord]:
         """The records of all tasks of an array. For other rows, a single record."""
         return (self.task,) if self.task else self.run.tasks
+
+    @property
+    def pauses(self) -> Sequence[tuple[float, float]]:
+        """The times between the attempts of a requeued job or task, in Unix seconds."""
+        tasks = self.task_records
+        attempts = tasks[0].known_attempts if len(tasks) == 1 else ()
+        return [(a.end_time or b.start_time, b.start_time) for a, b in pairwise(attempts)]
 
     @property
     def config(self) -> Mapping[str, Value]:

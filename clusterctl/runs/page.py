@@ -66,7 +66,11 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart. ``x`` and ``y`` are the titles of its axes, with units. x_log: whether x is logarithmic."""
+    """A chart. ``x`` and ``y`` are the titles of its axes, with units. x_log: whether x is logarithmic.
+
+    x_end: the end of the axis x. None: the largest x. from_zero: whether y begins at 0.
+    y_log: whether y is logarithmic until the reader chooses another axis.
+    """
 
     title: str
     series: Sequence[Series]
@@ -74,6 +78,9 @@ class Chart:
     y: str = ""
     kind: Kind = Kind.LINES
     x_log: bool = False
+    x_end: float | None = None
+    from_zero: bool = False
+    y_log: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,7 +34,7 @@ from clusterctl.runs.folder import collected_files
 from clusterctl.runs.page import REPORT_FILE, Chart, Kind, Report, Section, Series, Table, write_report
 from clusterctl.runs.scaling import scaling_report
 from clusterctl.runs.series import hangs_in, read_results, restarts_in
-from clusterctl.runs.telemetry import FIGURES, compare_ranks, node_charts, node_use
+from clusterctl.runs.telemetry import FIGURES, compare_ranks, node_use, nodes_section
 from clusterctl.scheduler.attempts import Restart
 from clusterctl.scheduler.base import JobState, Outcome
 from clusterctl.spec.sweep import Goal, goal_of
@@ -88,8 +87,7 @@ def report_path(row: Row) -> Path:
 def _run_report(row: Row) -> Report:
     facts, missing = ProgramMetrics.of(row), list(_missing(row))
     software = _environment_section(row, missing)
-    nodes, missing_telemetry = node_charts(row.folder, row.record.nodes)
-    missing += missing_telemetry
+    nodes = nodes_section(row, facts, missing)
     results = [Table(*result) for result in read_results(row.folder, limit=_MOST_RESULTS)]
     if not facts.series and not results:
         missing.append("metrics: the program wrote no metrics.jsonl, TensorBoard file or metrics.csv")
@@ -103,7 +101,7 @@ def _run_report(row: Row) -> Report:
         metrics_section({"": facts}, missing),
         Section("Time of a step", charts=list(step_charts(facts))),
         replace(ranks, lines=()),
-        Section("Nodes", charts=nodes),
+        nodes,
         Section("Restarts", [str(restart) for restart in restarts[-MOST_LINES:]]),
         Section("Hangs", hangs[-MOST_LINES:]),
         _scheduler_section(row, facts),
@@ -219,9 +217,7 @@ def _rank_section(facts: ProgramMetrics) -> Section:
 
 def _spans(row: Row, facts: ProgramMetrics) -> list[tuple[str, float]]:
     """Return the parts of a job's time in seconds. Start-up, run and exit are together the elapsed time."""
-    record, tasks = row.record, row.task_records
-    attempts = tasks[0].known_attempts if len(tasks) == 1 else ()
-    pauses = [(a.end_time or b.start_time, b.start_time) for a, b in pairwise(attempts)]
+    record, pauses = row.record, row.pauses
     moments = (
         ("queue", row.run.submit_time, record.start_time),
         ("start-up, until the first metric", record.start_time, facts.began),

@@ -196,7 +196,7 @@ class Scaling:
             replace(line, points=[(str(x), y) for x, y in line.points], covers=later.covers)
             for line, later in zip(lines, rest, strict=True)
         ]
-        return Chart("Speed-up", named, "nodes")
+        return Chart("Speed-up", named, "nodes", from_zero=True)
 
 
 def _places(value: float, digits: int) -> int:

@@ -6,12 +6,13 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from clusterctl.runs.charts import line_chart
-from clusterctl.runs.page import Chart, Series
+from clusterctl.runs.charts import ProgramMetrics, finite_values, line_chart, loss_lines, with_unit
+from clusterctl.runs.find import Row
+from clusterctl.runs.page import Chart, Section, Series
 from clusterctl.runs.series import finite, is_number, samples_of
 from clusterctl.state.ledger import AttemptRecord
 
@@ -56,24 +57,49 @@ _SLOWER: Final = 1.2
 _BY_CHANCE: Final = 1e-4
 
 
-def node_charts(folder: Path, nodes: Sequence[str]) -> tuple[list[Chart], list[str]]:
-    """Return charts of CPU, memory, network and GPUs, with a line per node, and messages on missing data."""
-    shown = nodes[:_MOST_NODES]
-    samples = {node: _samples(folder, node) for node in shown}
-    silent_nodes = [node for node in shown if not samples[node]]
-    missing = [f"the telemetry of {', '.join(silent_nodes)}"] if silent_nodes else []
-    if len(nodes) > len(shown):
-        missing.append(f"in the charts, {len(nodes) - len(shown)} more nodes")
-    first = min((time for rows in samples.values() for time, _ in rows), default=0.0)
-    charts = []
+def nodes_section(row: Row, metrics: ProgramMetrics, missing: list[str]) -> Section:
+    """Return charts over the time of the job: of the loss, and of each figure with a line per node.
+
+    A figure with a single sample per node is a line of text. ``missing``: gets messages.
+    """
+    record, nodes = row.record, row.record.nodes[:_MOST_NODES]
+    samples = {node: _samples(row.folder, node) for node in nodes}
+    times = [time for rows in samples.values() for time, _ in rows]
+    start, end = record.start_time or min(times, default=0.0), record.end_time or max(times, default=0.0)
+    # Slurm reports whole seconds.
+    samples = {node: [each for each in rows if start <= each[0] < end + 1] for node, rows in samples.items()}
+    end = max([end, *(time for rows in samples.values() for time, _ in rows)])
+    if silent_nodes := [node for node, rows in samples.items() if not rows]:
+        missing.append(f"the telemetry of {', '.join(silent_nodes)}")
+    if len(record.nodes) > len(nodes):
+        missing.append(f"in the charts, {len(record.nodes) - len(nodes)} more nodes")
+    charts, texts = [], []
     for figure in FIGURES:
-        lines = []
-        for number, (node, rows) in enumerate(samples.items()):
-            points = [(time - first, values[figure.title]) for time, values in rows if figure.title in values]
-            lines += [Series(node, points, number)] if points else []
-        if lines:
-            charts.append(line_chart(figure.title, lines, "s", figure.unit))
-    return charts, missing
+        lines = [
+            Series(
+                node, [(time, values[figure.title]) for time, values in rows if figure.title in values], at
+            )
+            for at, (node, rows) in enumerate(samples.items())
+        ]
+        lines = [line for line in lines if line.points]
+        if any(len(line.points) > 1 for line in lines):
+            charts.append(_time_chart(figure.title, lines, figure.unit, row, (start, end)))
+        elif lines:
+            values = finite_values(value for line in lines for _, value in line.points)
+            shown = ", ".join(with_unit(value, figure.unit) for value in values)
+            texts.append(f"{figure.title} {shown}")
+    if charts and (losses := loss_lines(metrics)):
+        charts.insert(0, _time_chart("Loss over time", losses, "", row, (start, end)))
+    text = f"a single sample per node, so without a chart: {'; '.join(texts)}"
+    return Section("Nodes", [text] if texts else [], charts)
+
+
+def _time_chart(title: str, lines: Sequence[Series], unit: str, row: Row, span: tuple[float, float]) -> Chart:
+    """Return a chart of lines by Unix time, over the span of the job, with gaps between its attempts."""
+    gaps = [((begin + end) / 2, math.nan) for begin, end in row.pauses]
+    placed = [[(time - span[0], value) for time, value in (*line.points, *gaps)] for line in lines]
+    drawn = [replace(line, points=points) for line, points in zip(lines, placed, strict=True)]
+    return line_chart(title, drawn, "s", unit, x_end=span[1] - span[0])
 
 
 def node_use(folder: Path, nodes: Sequence[str], span: tuple[float, float] | None = None) -> dict[str, float]:

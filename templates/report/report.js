@@ -18,10 +18,13 @@
     chart.series.flatMap((one) => [...one.points.map(([, y]) => y), ...one.spread.flat()]).filter((y) => y !== null);
   const places = (chart) => [...new Set(chart.series.flatMap((one) => one.points.map(([x]) => x)))];
 
-  // Chart.js writes small numbers as 1.000000E-5.
+  // Chart.js writes small numbers as 1.000000E-5. On a logarithmic axis it labels few ticks, as 10,000,000.00.
   function tick(value, index, ticks) {
-    const text = Chart.Ticks.formatters.numeric.call(this, value, index, ticks);
-    return text.includes("E") ? Number(value.toPrecision(4)).toExponential() : text;
+    const isLog = this.type === "logarithmic";
+    const text = Chart.Ticks.formatters[isLog ? "logarithmic" : "numeric"].call(this, value, index, ticks);
+    const isLong = text.includes("E") || (isLog && (value < 1e-3 || value >= 1e5));
+    if (!text || !(isLog || isLong)) return text;
+    return isLong ? Number(value.toPrecision(4)).toExponential() : full(value);
   }
 
   // A line that hides others is drawn on top of these with gaps, through which they can be seen.
@@ -49,6 +52,8 @@
       borderDash: dash(series, number),
       pointRadius: isPoints || (series.marks && points.length < 30) ? 4.5 : series.marks || points.length < 3 ? 2.5 : 0,
       pointHitRadius: 8,
+      // A marker at the end of an axis is drawn in full.
+      clip: 8,
       // Chart.js draws a lower order on top.
       order: -series.covers - (series.marks ? charts.length + 1000 : 0),
       fill: chart.kind === "areas" ? (index ? "-1" : "origin") : false,
@@ -102,13 +107,17 @@
     chart.update();
   }
 
+  // No point lies on the edge.
+  function logarithmic(all) {
+    const positive = all.filter((value) => value > 0);
+    return { type: "logarithmic", min: Math.min(...positive) / 1.3, max: Math.max(...positive) * 1.3 };
+  }
+
   // Ticks at the values of a parameter. Chart.js has ticks of its own for all other axes.
   function parameterTicks(chart) {
     const own = places(chart);
     return {
-      type: "logarithmic",
-      min: Math.min(...own) / 1.3,
-      max: Math.max(...own) * 1.3,
+      ...logarithmic(own),
       afterBuildTicks: (axis) => {
         axis.ticks = own.map((value) => ({ value }));
       },
@@ -126,15 +135,16 @@
       grid: { color: grid },
       ...own,
     });
-    const fromZero = stacked || chart.y === "%" || chart.y.endsWith("/s");
-    const value = axis(chart.y, log ? { type: "logarithmic" } : { stacked, beginAtZero: fromZero }, log ? {} : { callback: tick });
+    const linear = { stacked, beginAtZero: stacked || chart.from_zero, grace: chart.from_zero ? "5%" : 0 };
+    const value = axis(chart.y, log ? logarithmic(values(chart)) : linear, { callback: tick });
     const isTime = ["s", "minutes", "hours"].includes(chart.x);
     const whole = !isTime && places(chart).every(Number.isInteger) ? { precision: 0 } : {};
+    const end = chart.x_end === null ? {} : { max: chart.x_end };
     const place = labelled
       ? axis(chart.x, { type: "category", stacked }, { maxTicksLimit: 16 })
       : chart.x_log
         ? axis(chart.x, parameterTicks(chart), { callback: (tick) => String(tick), autoSkipPadding: 8 })
-        : axis(chart.x, { type: "linear", stacked: false, beginAtZero: isTime }, { callback: tick, ...whole });
+        : axis(chart.x, { type: "linear", stacked: false, beginAtZero: isTime, ...end }, { callback: tick, includeBounds: chart.x_end === null, ...whole });
     const lies = isOneBar(chart);
     return {
       locale: "en",
@@ -160,13 +170,13 @@
 
   const figures = [...document.querySelectorAll("canvas")].map((canvas, at) => {
     const chart = charts[at];
-    const state = { smooth: false, log: false };
+    const state = { smooth: false, log: chart.y_log };
     const buttons = canvas.closest("figure").querySelector(".toggles");
     const offer = (name, isPossible) => {
       if (!isPossible) return;
       const button = document.createElement("button");
       button.textContent = name;
-      button.setAttribute("aria-pressed", "false");
+      button.setAttribute("aria-pressed", String(state[name]));
       button.addEventListener("click", () => {
         state[name] = !state[name];
         button.setAttribute("aria-pressed", String(state[name]));
@@ -175,8 +185,8 @@
       buttons.append(button);
     };
     offer("smooth", chart.series.some((one) => one.smooth.length));
-    const ys = values(chart);
-    const isWide = Math.min(...ys) > 0 && Math.max(...ys) >= 10 * Math.min(...ys);
+    const positive = values(chart).filter((y) => y > 0);
+    const isWide = values(chart).every((y) => y >= 0) && Math.max(...positive) >= 10 * Math.min(...positive);
     offer("log", isWide && (isLine(chart) || chart.kind === "points"));
     canvas.parentElement.classList.toggle("low", isOneBar(chart));
     return { canvas, chart, state };

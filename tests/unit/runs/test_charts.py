@@ -141,6 +141,12 @@ def test_lines_with_other_places_hide_each_other_too() -> None:
     assert [one.covers for one in line_chart("", [own[0], gaps]).series] == [0, 0]
 
 
+def test_lines_hide_each_other_on_the_axis_that_is_drawn() -> None:
+    """They differ by 5 of 1005, and by the whole height of an axis that does not begin at 0."""
+    tall = [Series(str(y), [(0, y), (1, y)]) for y in (1000.0, 1005.0)]
+    assert [line_chart("", tall, unit=unit).series[1].covers for unit in ("", "B")] == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("name", "unit"),
     [
@@ -151,6 +157,8 @@ def test_lines_with_other_places_hide_each_other_too() -> None:
         ("eval_time_s", "s"),
         ("data_ms", "ms"),
         ("cache_mib", "MiB"),
+        ("cpu_percent", "%"),
+        ("train/mfu", "of the peak"),
         ("loss", ""),
         ("accuracies", ""),
     ],
@@ -228,10 +236,78 @@ def test_metrics_beside_a_run_that_diverged_are_no_multiples(tmp_path: Path) -> 
     assert {"a", "b"} <= {*charts_of(report_of(rows))}
 
 
+def used(out: Path, samples: Mapping[str, Sequence[tuple[float, float]]], **fields: Any) -> Row:
+    """A run of 60 s from TIME + 2 on, with the loss at 10, 20 and 30 s, and samples (time, CPU) of nodes."""
+    told = [{"step": n, "loss": 1 / n, "time": TIME + 2 + 10 * n} for n in (1, 2, 3)]
+    row = wrote(out, 1, told, nodes=[*samples], **fields)
+    (row.folder / "telemetry").mkdir()
+    for node, listed in samples.items():
+        told = [
+            {"kind": "sample", "time": TIME + 2 + at, "cpu_percent": cpu, "memory_used_mib": 512}
+            for at, cpu in listed
+        ]
+        (row.folder / "telemetry" / f"{node}.jsonl").write_text("\n".join(map(json.dumps, told)))
+    return row
+
+
+def test_nodes_are_drawn_over_the_time_of_the_job(tmp_path: Path) -> None:
+    """All on the same axis as the loss. Samples before the start or after the last second are not drawn."""
+    samples = {NODES[0]: [(-1, 9), (5, 50), (60.5, 60), (61, 0)], NODES[1]: [(7, 40), (58, 30)]}
+    section = section_of(report_of([used(tmp_path, samples)]), "Nodes")
+    drawn = {chart.title: chart for chart in section.charts}
+    assert [*drawn] == ["Loss over time", "CPU", "Memory"]
+    assert {(chart.x, chart.x_end) for chart in drawn.values()} == {("s", 60.5)}
+    assert [line.points for line in drawn["CPU"].series] == [[(5, 50), (60.5, 60)], [(7, 40), (58, 30)]]
+    assert [line.points for line in drawn["Loss over time"].series] == [[(10, 1), (20, 0.5), (30, 1 / 3)]]
+    # A job that runs, and a cluster without accounting: from the first sample to the last.
+    running = used(tmp_path / "running", samples, start_time=None, end_time=None)
+    cpu = section_of(report_of([running]), "Nodes").charts[1]
+    assert (cpu.x, cpu.x_end, cpu.series[1].points[0]) == ("s", 62, (8, 40))
+
+
+def test_a_single_sample_of_a_node_is_told_without_a_chart(tmp_path: Path) -> None:
+    report = report_of([used(tmp_path, {NODES[0]: [(5, 50), (61, 0)], NODES[1]: [(7, 40)]})])
+    section = section_of(report, "Nodes")
+    (line,) = section.lines
+    assert "CPU 50 %, 40 %; Memory 512 MiB, 512 MiB" in line
+    assert (section.charts, report.missing) == ([], [])
+    silent = report_of([used(tmp_path / "silent", {NODES[0]: [(61, 9)]})])
+    assert [NODES[0] in line for line in silent.missing] == [True]
+    assert all(each.title != "Nodes" for each in silent.sections)
+
+
+def test_amounts_and_shares_begin_at_zero(tmp_path: Path) -> None:
+    told = [{"step": n, "loss": 1 / n, "samples_per_s": 90 + n, "data_bytes": 9 + n} for n in range(1, 5)]
+    row = used(tmp_path, {NODES[0]: [(5, 50), (6, 60)]})
+    (row.folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, told)))
+    drawn = {title: chart.from_zero for title, chart in charts_of(report_of([row])).items()}
+    amounts = {"samples_per_s": True, "data_bytes": True, "CPU": True, "Memory": True}
+    assert drawn == {"loss": False, TIMES: False, **amounts}
+
+
+@pytest.mark.parametrize("peak", [19.0, 1e4])
+def test_a_chart_is_logarithmic_if_a_line_is_hidden_otherwise(tmp_path: Path, peak: float) -> None:
+    """The peaks of the other tasks are 1 and 2. They do not lie on each other on a logarithmic axis."""
+    values = [{"lr": lr} for lr in (0.1, 0.2, 0.3)]
+    drawn = charts_of(report_of([sweep(tmp_path, values, [0.1, 0.2, peak / 10])]))
+    is_far = peak > 20
+    assert (drawn["loss"].y_log, drawn["loss by lr"].y_log) == (is_far, is_far)
+    assert [line.covers for line in drawn["loss"].series] == [0, not is_far, 0]
+
+
+def test_neither_evaluations_nor_amounts_make_an_axis_logarithmic() -> None:
+    far = [Series("a", [(0, 1.0), (1, 2.0)]), Series("b", [(0, 100.0)])]
+    assert line_chart("", far).y_log
+    assert not line_chart("", [far[0], Series("b", [(0, 100.0)], marks=True)]).y_log
+    assert not line_chart("", far, unit="B").y_log
+    assert not line_chart("", [*far, Series("c", [(0, -1.0)])]).y_log
+    assert not line_chart("", [Series("a", [(0, 1.0), (1, 100.0)])]).y_log
+
+
 def test_the_same_words_name_a_figure_of_nodes_everywhere(tmp_path: Path) -> None:
     keyed = [figure for figure in FIGURES if figure.key]
     titles = {chart.title for chart in section_of(report_of([trained(tmp_path)]), "Nodes").charts}
-    assert titles <= {figure.title for figure in FIGURES}
+    assert titles - {"Loss over time"} <= {figure.title for figure in FIGURES}
     rows = [trained(tmp_path, number, lr=number) for number in (2, 3)]
     compared = section_of(report_of(rows), "Results").tables[1].head
     scaling = {"nodes": [2], "weak": False, "repeats": 2, "metric": None}
@@ -289,6 +365,19 @@ def requeued(out: Path) -> Row:
     task = {"id": "1", "state": "COMPLETED", "nodes": NODES[:1], "attempts": attempts, "gpu_energy_j": 70}
     records = [{"step": n, "loss": 1 / n, "time": TIME + at} for n, at in ((1, 10), (2, 55), (3, 185))]
     return wrote(out, 1, records, tasks=[{**task, **times}], submit_time=TIME - 5, elapsed_s=90, **times)
+
+
+def test_lines_have_a_gap_between_attempts(tmp_path: Path) -> None:
+    """The samples of the energy are no figures of a chart, so another figure is added to them."""
+    row = requeued(tmp_path)
+    path = row.folder / "telemetry" / f"{NODES[0]}.jsonl"
+    told = [{**json.loads(line), "cpu_percent": 50} for line in path.read_text().splitlines()]
+    path.write_text("\n".join(map(json.dumps, told)))
+    loss, cpu = section_of(report_of([row]), "Nodes").charts
+    # From minute 1 to minute 2 2/3 there was no attempt.
+    minutes = [round(60 * x) for x, y in cpu.series[0].points if y is None]
+    assert (cpu.x, minutes) == ("minutes", [110])
+    assert [y is None for _, y in loss.series[0].points] == [False, False, True, False]
 
 
 def test_all_attempts_count_in_the_parts_of_a_jobs_time(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from clusterctl.runs.page import Report, write_report
 from clusterctl.runs.report import report_of
 from tests.support.sweeps import in_sweep
 from tests.unit.runs.made import made_run
-from tests.unit.runs.test_report import HOSTILE, charts, hostile, swept, trained
+from tests.unit.runs.test_charts import speeds, sweep, used
+from tests.unit.runs.test_report import HOSTILE, NODES, charts, hostile, swept, trained
 
 pytestmark = pytest.mark.platform("real", "browser")
 
@@ -40,6 +41,17 @@ FIRST = """() => {
     const sets = chart.data.datasets.map((one) => [one.label, one.data.length, Boolean(one.isBehind)]);
     return [sets, chart.scales.y.type, chart.legend.legendItems.map((one) => one.text)];
 }"""
+# Of each chart, by its title: its axes, its legend and the buttons that are on.
+DRAWN_CHARTS = """() => Object.fromEntries([...document.querySelectorAll("figure")].map((figure) => {
+    const chart = Chart.getChart(figure.querySelector("canvas"));
+    const labels = (ticks) => ticks.map(({ label }) => label).filter(Boolean);
+    const axis = ({ type, min, max, ticks }) => ({ type, min, max, ticks: labels(ticks) });
+    return [figure.querySelector("figcaption").innerText, {
+        x: axis(chart.scales.x), y: axis(chart.scales.y),
+        legend: chart.legend.legendItems.map((one) => one.text),
+        pressed: [...figure.querySelectorAll("button[aria-pressed=true]")].map((one) => one.innerText),
+    }];
+}))"""
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +88,9 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
         "two": report_of(runs),
         "sweep": report_of([swept(folder, 30)]),
         "small": report_of([small(folder)]),
+        "nodes": report_of([used(folder / "nodes", {node: [(5, 50), (50, 60)] for node in NODES})]),
+        "eight": report_of([Row(made_run(folder / "eight", n, metrics=speeds(n))) for n in range(1, 9)]),
+        "far": report_of([sweep(folder / "far", [{"lr": lr} for lr in (0.1, 1)], [0.1, 1e6])]),
         "hostile": report_of([Row(hostile(tmp_path_factory.mktemp("hostile")))]),
         "empty": Report(HOSTILE, [HOSTILE]),
     }
@@ -86,6 +101,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
     [
         *(("one", view) for view in (PHONE, SCREEN)),
         *(("small", PHONE), ("two", SCREEN), ("sweep", PHONE), ("hostile", PHONE), ("empty", SCREEN)),
+        *(("eight", PHONE), ("far", SCREEN), ("nodes", PHONE)),
         *in_sweep(("two", PHONE), ("sweep", SCREEN), ("hostile", SCREEN), ("empty", PHONE)),
         *in_sweep(("one", (380, "dark")), ("one", (1400, "light"))),
     ],
@@ -145,9 +161,37 @@ def test_a_chart_is_smoothed_and_logarithmic_on_request(
     sets, _, _ = page.evaluate(FIRST)
     assert sets == [["loss", 40, False], ["loss", 40, True], ["eval_loss", 1, False]]
     page.close()
-    page = open_page(browser, reports["sweep"], tmp_path / "sweep.html")
+
+
+def test_a_chart_with_a_hidden_line_begins_logarithmic(
+    browser: Browser, reports: dict[str, Report], tmp_path: Path
+) -> None:
+    """The toggle shows that, and changes the axis. The loss of the task that diverged begins at 1e7."""
+    page = open_page(browser, reports["far"], tmp_path / "far.html")
+    drawn = page.evaluate(DRAWN_CHARTS)
+    both = {title: drawn[title] for title in ("loss by lr", "loss")}
+    assert [(one["y"]["type"], one["pressed"]) for one in both.values()] == [("logarithmic", ["log"])] * 2
+    assert both["loss"]["y"]["ticks"][-1] == "1e+7"
+    page.get_by_role("button", name="log").first.click()
+    one = page.evaluate(DRAWN_CHARTS)["loss by lr"]
+    assert (one["y"]["type"], one["pressed"]) == ("linear", [])
+    page.close()
+    page = open_page(browser, reports["eight"], tmp_path / "eight.html")
+    assert page.evaluate(FIRST)[1] == "linear"
     page.locator("figure").first.get_by_role("button", name="log").click()
     assert page.evaluate(FIRST)[1] == "logarithmic"
+    page.close()
+
+
+def test_charts_of_nodes_have_the_axis_of_the_job(
+    browser: Browser, reports: dict[str, Report], tmp_path: Path
+) -> None:
+    """From 0 to the end after 60 s, like the loss. Amounts begin at 0: each sample has 512 MiB."""
+    page = open_page(browser, reports["nodes"], tmp_path / "report.html")
+    drawn = page.evaluate(DRAWN_CHARTS)
+    titles = ("Loss over time", "CPU", "Memory")
+    assert [(drawn[title]["x"]["min"], drawn[title]["x"]["max"]) for title in titles] == [(0, 60)] * 3
+    assert [drawn[title]["y"]["min"] for title in titles[1:]] == [0, 0]
     page.close()
 
 
