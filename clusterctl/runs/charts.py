@@ -8,13 +8,13 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean, stdev
+from statistics import fmean, geometric_mean, stdev
 from typing import Any, Final, TypeAlias
 
 from clusterctl.runs.compare import mapping
 from clusterctl.runs.find import Row
 from clusterctl.runs.page import Chart, Kind, Section, Series, Table, thinned
-from clusterctl.runs.series import Record, finite, is_number, records
+from clusterctl.runs.series import Record, finite, is_number, records, result_lines
 
 MOST_LINES: Final = 16  # per chart
 # The clocks of hosts differ a little, and Slurm reports whole seconds.
@@ -58,6 +58,20 @@ _FAR: Final = 20
 # by at most this share of each value and of the height of its chart.
 _MULTIPLE_FROM: Final = 3
 _MULTIPLE: Final = 1e-4
+# Results by size, by their kind: title of the chart, key and unit of the result, keys and title of the size
+# (the geometric mean of several sizes), and key of the variant that is compared in a run.
+_BY_SIZE: Final = {
+    "allreduce": (
+        "Bus bandwidth of sums by size",
+        "bus_gb_per_s",
+        "GB/s",
+        ["bytes"],
+        "size in bytes",
+        "comm",
+    ),
+    "gemm": ("Speed of products by size", "gflops", "GFLOP/s", ["m", "k", "n"], "mean of m, k, n", "dtype"),
+    "micro_batch": ("Speed by micro-batch", "samples_per_s", "samples/s", ["size"], "micro-batch", ""),
+}
 
 
 @dataclass
@@ -340,6 +354,45 @@ def loss_lines(metrics: ProgramMetrics) -> list[Series]:
         points = [(times[at][1], y) for at, (_, y) in zip(ats, line.points, strict=True)]
         lines.append(replace(line, points=points))
     return lines
+
+
+def size_charts(rows: Mapping[str, Row]) -> list[Chart]:
+    """Return charts of the results of `allreduce`, `gemm` and `train --find` by size.
+
+    rows: title of a run -> run. Each transport or type of numbers is a line in the chart of a single run. In
+    a comparison, each has a chart with a line per run.
+    """
+    lines: dict[tuple[str, str], list[Series]] = defaultdict(list)
+    for number, (title, row) in enumerate([*rows.items()][:MOST_LINES]):
+        for at, ((kind, variant), points) in enumerate(_by_size(row).items()):
+            if len(rows) > 1:
+                lines[kind, variant].append(Series(title, points, number))
+            else:
+                lines[kind, ""].append(Series(variant, points, at))
+    charts = []
+    for (kind, variant), listed in lines.items():
+        if len(rows) == 1 and all(len(line.points) == 1 for line in listed):
+            continue
+        title, _, unit, _, size, _ = _BY_SIZE[kind]
+        chart = line_chart(f"{title}, {variant}" if variant else title, listed[:MOST_LINES], size, unit)
+        charts.append(replace(chart, x_log=True))
+    return charts[:_MOST_CHARTS]
+
+
+def _by_size(row: Row) -> Mapping[tuple[str, str], list[tuple[float, float]]]:
+    """Return (size, result) points by kind and variant. Of a list with a value per rank, take the sum."""
+    curves: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    for line in result_lines(row.folder):
+        kind = line.get("kind")
+        if not isinstance(kind, str) or kind not in _BY_SIZE:
+            continue
+        _, key, _, keys, _, variant = _BY_SIZE[kind]
+        listed = line.get(key)
+        values = listed if isinstance(listed, list) else [listed]
+        results, sizes = finite_values(values), finite_values(line.get(each) for each in keys)
+        if results and len(results) == len(values) and len(sizes) == len(keys) and min(sizes) >= 1:
+            curves[kind, str(line.get(variant, ""))].append((round(geometric_mean(sizes), 3), sum(results)))
+    return curves
 
 
 def with_unit(value: float, unit: str) -> str:

@@ -26,6 +26,7 @@ from clusterctl.runs.charts import (
     metrics_section,
     parameter_chart,
     seeds_section,
+    size_charts,
     step_charts,
 )
 from clusterctl.runs.compare import compare, compare_losses, environment_of, hardware_of, mapping, software_of
@@ -97,7 +98,7 @@ def _run_report(row: Row) -> Report:
     ]
     sections = [
         _log_section(row),
-        Section("Results", tables=results),
+        Section("Results", charts=size_charts({"": row}), tables=results),
         metrics_section({"": facts}, missing),
         Section("Time of a step", charts=list(step_charts(facts))),
         replace(ranks, lines=()),
@@ -315,11 +316,10 @@ def _comparison_report(rows: Sequence[Row]) -> Report:
     keys = [name for name in metric_names(best) if is_usual(name)][:_MORE_METRICS]
     facts = {title: ProgramMetrics.of(shown[title]) for title in list(shown)[:MOST_LINES]}
     options = dict.fromkeys(key for row in best for key in row.config)
+    results = [_table("run", shown, [*keys, "state", "elapsed"]), _use_table(shown, facts)]
     varied = [key for key in options if len({row.config.get(key) for row in best}) > 1]
     sections = [
-        Section(
-            "Results", tables=[_table("run", shown, [*keys, "state", "elapsed"]), _use_table(shown, facts)]
-        ),
+        Section("Results", charts=size_charts(shown), tables=results),
         seeds_section(shown, varied, keys[0], facts) if keys else Section("Seeds"),
         *changes,
         metrics_section(facts, missing),
@@ -401,6 +401,7 @@ def _array_report(run: Row) -> Report:
             tables=[_table("task", {task.number: task for task in tasks}, columns)],
         ),
         Section("Parameters", charts=[parameter_chart(key, metric, tasks) for key in keys if metric]),
+        Section("Results", charts=size_charts(titled)),
         seeds_section(titled, keys, metric, facts),
         metrics_section(facts, missing, [metric, "loss", "train_loss"]),
         _scheduler_section(run, ProgramMetrics()),

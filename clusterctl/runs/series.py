@@ -223,6 +223,11 @@ def read_results(folder: Path, *, limit: int) -> Iterator[tuple[list[str], list[
             yield [f"{kind}: {head[0]}", *head[1:]], cells
 
 
+def result_lines(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of the bundled jobs' files of results."""
+    return chain.from_iterable(_json_lines(folder, name) for name in _RESULTS)
+
+
 def _cell(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(_cell, value))[:_MAX_TEXT]
@@ -389,7 +394,7 @@ def _measured(folder: Path) -> Iterator[tuple[str, float]]:
     measurement is their sum.
     """
     names: set[str] = set()
-    for line in chain.from_iterable(_json_lines(folder, name) for name in _RESULTS):
+    for line in result_lines(folder):
         if line.get("side", _ALL_RANKS) == _ALL_RANKS:
             listed = {key: value if isinstance(value, list) else [value] for key, value in line.items()}
             numbers = {

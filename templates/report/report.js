@@ -27,6 +27,12 @@
     return isLong ? Number(value.toPrecision(4)).toExponential() : full(value);
   }
 
+  // Sizes in bytes are powers of two.
+  function size(bytes) {
+    const at = Math.min(3, Math.floor(Math.log2(bytes) / 10));
+    return `${full(bytes / 1024 ** at)} ${["B", "KiB", "MiB", "GiB"][at]}`;
+  }
+
   // A line that hides others is drawn on top of these with gaps, through which they can be seen.
   function dash(series, number) {
     const on = 12 / (series.covers + 1);
@@ -50,7 +56,7 @@
       pointBorderWidth: series.covers ? 2 : 1,
       borderWidth: chart.kind === "bars" ? 0 : series.marks ? 1 : 1.8,
       borderDash: dash(series, number),
-      pointRadius: isPoints || (series.marks && points.length < 30) ? 4.5 : series.marks || points.length < 3 ? 2.5 : 0,
+      pointRadius: isPoints || chart.x_log || (series.marks && points.length < 30) ? 4.5 : series.marks || points.length < 3 ? 2.5 : 0,
       pointHitRadius: 8,
       // A marker at the end of an axis is drawn in full.
       clip: 8,
@@ -113,7 +119,7 @@
     return { type: "logarithmic", min: Math.min(...positive) / 1.3, max: Math.max(...positive) * 1.3 };
   }
 
-  // Ticks at the values of a parameter. Chart.js has ticks of its own for all other axes.
+  // Ticks at the values of a parameter or size. Chart.js has ticks of its own for all other axes.
   function parameterTicks(chart) {
     const own = places(chart);
     return {
@@ -143,7 +149,7 @@
     const place = labelled
       ? axis(chart.x, { type: "category", stacked }, { maxTicksLimit: 16 })
       : chart.x_log
-        ? axis(chart.x, parameterTicks(chart), { callback: (tick) => String(tick), autoSkipPadding: 8 })
+        ? axis(chart.x, parameterTicks(chart), { callback: (tick) => chart.x === "size in bytes" ? size(tick) : String(tick), autoSkipPadding: 8 })
         : axis(chart.x, { type: "linear", stacked: false, beginAtZero: isTime, ...end }, { callback: tick, includeBounds: chart.x_end === null, ...whole });
     const lies = isOneBar(chart);
     return {

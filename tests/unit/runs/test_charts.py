@@ -304,6 +304,56 @@ def test_neither_evaluations_nor_amounts_make_an_axis_logarithmic() -> None:
     assert not line_chart("", [Series("a", [(0, 1.0), (1, 100.0)])]).y_log
 
 
+def sums(out: Path, job_id: int, speeds: Mapping[str, Sequence[float]], **more: Any) -> Row:
+    """A run of `allreduce`, with the bandwidths of each transport for 4 KiB, 16 KiB, ..."""
+    row = wrote(out, job_id, [])
+    told = [
+        {"kind": "allreduce", "comm": comm, "bytes": 4096 * 4**at, "bus_gb_per_s": speed, **more}
+        for comm, listed in speeds.items()
+        for at, speed in enumerate(listed)
+    ]
+    (row.folder / "allreduce.jsonl").write_text("\n".join(map(json.dumps, told)))
+    return row
+
+
+def test_results_by_size_have_a_chart(tmp_path: Path) -> None:
+    rows = [sums(tmp_path, number, {"mpi": [1.0, number], "ring": [2.0, 3.0]}) for number in (1, 2)]
+    results = section_of(report_of(rows[:1]), "Results")
+    (chart,) = results.charts
+    assert (chart.x, chart.x_log, chart.y, chart.from_zero) == ("size in bytes", True, "GB/s", True)
+    assert [(line.name, line.color, line.points) for line in chart.series] == [
+        ("mpi", 0, [(4096, 1.0), (16384, 1.0)]),
+        ("ring", 1, [(4096, 2.0), (16384, 3.0)]),
+    ]
+    assert len(results.tables[0].rows) == 4
+    # A single size is only in the table.
+    single = section_of(report_of([sums(tmp_path / "single", 1, {"mpi": [1.0]})]), "Results")
+    assert (single.charts, len(single.tables[0].rows)) == ([], 1)
+    # In a comparison, a chart of each transport with a color per run.
+    compared = section_of(report_of(rows), "Results").charts
+    assert [[(line.name, line.color) for line in chart.series] for chart in compared] == [
+        [(row.shown, number) for number, row in enumerate(rows)]
+    ] * 2
+    assert compared[0].series[1].points == [(4096, 1.0), (16384, 2.0)]
+
+
+def test_results_of_matrices_are_sums_over_ranks(tmp_path: Path) -> None:
+    """Damaged results are left out."""
+    row = wrote(tmp_path, 1, [])
+    sizes = [(64, [1.5, 2.5]), (512, [3.0, 4.0]), (0, [1.0]), (8, "x"), (8, [1.0, None]), (8, [])]
+    told = [{"kind": "gemm", "m": m, "k": 64, "n": 64, "gflops": speeds} for m, speeds in sizes]
+    lines = [
+        *map(json.dumps, told),
+        '{"kind": [1]}',
+        '{"kind": "gemm"}',
+        '{"kind": "micro_batch", "size": NaN}',
+    ]
+    (row.folder / "gemm.jsonl").write_text("\n".join(lines))
+    (chart,) = section_of(report_of([row]), "Results").charts
+    # The geometric mean of 512, 64 and 64 is 128.
+    assert chart.series[0].points == [(64, 4.0), (128, 7.0)]
+
+
 def test_the_same_words_name_a_figure_of_nodes_everywhere(tmp_path: Path) -> None:
     keyed = [figure for figure in FIGURES if figure.key]
     titles = {chart.title for chart in section_of(report_of([trained(tmp_path)]), "Nodes").charts}

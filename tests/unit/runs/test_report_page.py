@@ -15,7 +15,7 @@ from clusterctl.runs.page import Report, write_report
 from clusterctl.runs.report import report_of
 from tests.support.sweeps import in_sweep
 from tests.unit.runs.made import made_run
-from tests.unit.runs.test_charts import speeds, sweep, used
+from tests.unit.runs.test_charts import speeds, sums, sweep, used
 from tests.unit.runs.test_report import HOSTILE, NODES, charts, hostile, swept, trained
 
 pytestmark = pytest.mark.platform("real", "browser")
@@ -41,14 +41,16 @@ FIRST = """() => {
     const sets = chart.data.datasets.map((one) => [one.label, one.data.length, Boolean(one.isBehind)]);
     return [sets, chart.scales.y.type, chart.legend.legendItems.map((one) => one.text)];
 }"""
-# Of each chart, by its title: its axes, its legend and the buttons that are on.
+# Of each chart, by its title: its axes, its legend, its markers and the buttons that are on.
 DRAWN_CHARTS = """() => Object.fromEntries([...document.querySelectorAll("figure")].map((figure) => {
     const chart = Chart.getChart(figure.querySelector("canvas"));
     const labels = (ticks) => ticks.map(({ label }) => label).filter(Boolean);
     const axis = ({ type, min, max, ticks }) => ({ type, min, max, ticks: labels(ticks) });
+    const sets = chart.data.datasets;
     return [figure.querySelector("figcaption").innerText, {
         x: axis(chart.scales.x), y: axis(chart.scales.y),
         legend: chart.legend.legendItems.map((one) => one.text),
+        radius: sets.map((one) => one.pointRadius),
         pressed: [...figure.querySelectorAll("button[aria-pressed=true]")].map((one) => one.innerText),
     }];
 }))"""
@@ -91,6 +93,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
         "nodes": report_of([used(folder / "nodes", {node: [(5, 50), (50, 60)] for node in NODES})]),
         "eight": report_of([Row(made_run(folder / "eight", n, metrics=speeds(n))) for n in range(1, 9)]),
         "far": report_of([sweep(folder / "far", [{"lr": lr} for lr in (0.1, 1)], [0.1, 1e6])]),
+        "sums": report_of([sums(folder / "sums", n, {"mpi": [n, 0.1, 0.2, 0.3]}) for n in (1, 2)]),
         "hostile": report_of([Row(hostile(tmp_path_factory.mktemp("hostile")))]),
         "empty": Report(HOSTILE, [HOSTILE]),
     }
@@ -101,7 +104,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
     [
         *(("one", view) for view in (PHONE, SCREEN)),
         *(("small", PHONE), ("two", SCREEN), ("sweep", PHONE), ("hostile", PHONE), ("empty", SCREEN)),
-        *(("eight", PHONE), ("far", SCREEN), ("nodes", PHONE)),
+        *(("eight", PHONE), ("sums", PHONE), ("far", SCREEN), ("nodes", PHONE)),
         *in_sweep(("two", PHONE), ("sweep", SCREEN), ("hostile", SCREEN), ("empty", PHONE)),
         *in_sweep(("one", (380, "dark")), ("one", (1400, "light"))),
     ],
@@ -192,6 +195,19 @@ def test_charts_of_nodes_have_the_axis_of_the_job(
     titles = ("Loss over time", "CPU", "Memory")
     assert [(drawn[title]["x"]["min"], drawn[title]["x"]["max"]) for title in titles] == [(0, 60)] * 3
     assert [drawn[title]["y"]["min"] for title in titles[1:]] == [0, 0]
+    page.close()
+
+
+def test_results_by_size_are_points_on_a_logarithmic_axis(
+    browser: Browser, reports: dict[str, Report], tmp_path: Path
+) -> None:
+    page = open_page(browser, reports["sums"], tmp_path / "report.html")
+    (one,) = page.evaluate(DRAWN_CHARTS).values()
+    assert one["x"]["type"] == "logarithmic"
+    assert one["x"]["ticks"] == ["4 KiB", "16 KiB", "64 KiB", "256 KiB"]
+    assert (one["y"]["type"], one["y"]["min"]) == ("linear", 0)
+    assert one["legend"] == ["demo-1-train", "demo-2-train"]
+    assert min(one["radius"]) > 0
     page.close()
 
 
