@@ -1,8 +1,8 @@
 // Draws the charts of a report with Chart.js, in the colors of the page's light or dark scheme.
 "use strict";
 (() => {
-  const COLORS = ["#2f7ed8", "#e07b39", "#2a9d6f", "#c0508f", "#8a6fd1", "#b59a1f", "#3aa7b8", "#c94f4f"];
-  const FAINT = "#8a93a3";
+  const COLORS = ["#2f7ed8", "#d1702e", "#2a9d6f", "#c0508f", "#8a6fd1", "#a58b13", "#2b93a4", "#c94f4f"];
+  const FAINT = "#7f8898";
   // Markers of lines that lie on each other, such as a cross on a circle.
   const MARKERS = ["circle", "crossRot", "cross", "star"];
   const charts = JSON.parse(document.getElementById("charts").textContent);
@@ -195,6 +195,8 @@
     const isWide = values(chart).every((y) => y >= 0) && Math.max(...positive) >= 10 * Math.min(...positive);
     offer("log", isWide && (isLine(chart) || chart.kind === "points"));
     canvas.parentElement.classList.toggle("low", isOneBar(chart));
+    const runs = new Set(chart.series.map((one) => one.run || one.name));
+    canvas.parentElement.classList.toggle("tall", !isOneBar(chart) && runs.size > 4);
     return { canvas, chart, state };
   });
 

@@ -41,7 +41,7 @@ FIRST = """() => {
     const sets = chart.data.datasets.map((one) => [one.label, one.data.length, Boolean(one.isBehind)]);
     return [sets, chart.scales.y.type, chart.legend.legendItems.map((one) => one.text)];
 }"""
-# Of each chart, by its title: its axes, its legend, its markers and the buttons that are on.
+# Of each chart, by its title: its axes, its legend, its share of the canvas, and the colors of its runs.
 DRAWN_CHARTS = """() => Object.fromEntries([...document.querySelectorAll("figure")].map((figure) => {
     const chart = Chart.getChart(figure.querySelector("canvas"));
     const labels = (ticks) => ticks.map(({ label }) => label).filter(Boolean);
@@ -50,8 +50,11 @@ DRAWN_CHARTS = """() => Object.fromEntries([...document.querySelectorAll("figure
     return [figure.querySelector("figcaption").innerText, {
         x: axis(chart.scales.x), y: axis(chart.scales.y),
         legend: chart.legend.legendItems.map((one) => one.text),
+        share: chart.chartArea.height / chart.height,
+        colors: sets.map((one) => [one.run, one.borderColor]),
         radius: sets.map((one) => one.pointRadius),
         pressed: [...figure.querySelectorAll("button[aria-pressed=true]")].map((one) => one.innerText),
+        card: getComputedStyle(figure).backgroundColor,
     }];
 }))"""
 
@@ -208,6 +211,33 @@ def test_results_by_size_are_points_on_a_logarithmic_axis(
     assert (one["y"]["type"], one["y"]["min"]) == ("linear", 0)
     assert one["legend"] == ["demo-1-train", "demo-2-train"]
     assert min(one["radius"]) > 0
+    page.close()
+
+
+def luminance(color: str) -> float:
+    """https://www.w3.org/TR/WCAG21/#dfn-relative-luminance"""
+    channels = [int(color[at : at + 2], 16) for at in (1, 3, 5)] if color[0] == "#" else []
+    channels = channels or [int(value) for value in color.removeprefix("rgb(").removesuffix(")").split(",")]
+    linear = [
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (v / 255 for v in channels)
+    ]
+    return sum(share * value for share, value in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.parametrize("view", [(380, "light"), (1400, "dark")])
+def test_eight_runs_have_a_legible_color_each_in_all_charts(
+    browser: Browser, reports: dict[str, Report], tmp_path: Path, view: tuple[int, Any]
+) -> None:
+    """Lines need a contrast of 3:1 (https://www.w3.org/TR/WCAG21/#non-text-contrast)."""
+    viewport = {"width": view[0], "height": 900}
+    page = open_page(browser, reports["eight"], tmp_path / "e.html", viewport=viewport, color_scheme=view[1])
+    drawn = page.evaluate(DRAWN_CHARTS)
+    assert len(drawn) > 1
+    colors = {tuple(pair) for chart in drawn.values() for pair in chart["colors"]}
+    assert len(colors) == len(dict(colors)) == len({color for _, color in colors}) == 8
+    lights = [luminance(next(iter(drawn.values()))["card"]), *(luminance(color) for _, color in colors)]
+    assert all(max(lights[0], one) + 0.05 >= 3 * (min(lights[0], one) + 0.05) for one in lights[1:])
+    assert all(len(chart["legend"]) == 8 and chart["share"] > 0.5 for chart in drawn.values())
     page.close()
 
 
