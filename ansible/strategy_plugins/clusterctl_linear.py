@@ -1,8 +1,8 @@
 """Ansible strategy plugin: mitogen's linear strategy, but with less work on the control host for each task.
 
 A playbook needs more processor time on the control host than on any other host. This plugin saves a process
-for each host that skips a task, repeated compilation of the same modules, and garbage collections among
-objects that live as long as the run.
+for each host that skips a task, includes a file or sets a variable, repeated compilation of the same modules,
+and garbage collections among objects that live as long as the run.
 """
 
 from __future__ import annotations
@@ -17,12 +17,20 @@ import ansible_mitogen.loaders
 import ansible_mitogen.module_finder
 import ansible_mitogen.strategy
 import mitogen.master
+from ansible._internal._task import TaskContext
 from ansible.errors import AnsibleError
+from ansible.executor.task_executor import TaskExecutor
 from ansible.executor.task_result import _RawTaskResult
 from ansible.inventory.host import Host
 from ansible.playbook.play_context import PlayContext
 from ansible.playbook.task import Task
+from ansible.plugins import loader
 
+# Actions that need no connection to the host.
+_WITHOUT_HOST = {
+    f"ansible.builtin.{name}"
+    for name in ("assert", "include_role", "include_tasks", "include_vars", "set_fact")
+}
 # New objects before a garbage collection. Python's default is 700.
 _GARBAGE = 100_000
 
@@ -42,22 +50,35 @@ _Linear: Any = ansible_mitogen.loaders.strategy_loader.get("linear", class_only=
 
 
 class StrategyModule(ansible_mitogen.strategy.StrategyMixin, _Linear):  # type: ignore[misc]
-    """Linear strategy that skips a task without a new process. Tasks that run get a process for each host."""
+    """Linear strategy in which only tasks that need a connection get a process for each host."""
 
     def _queue_task(
         self, host: Host, task: Task, task_vars: dict[str, Any], play_context: PlayContext
     ) -> None:
-        if (result := self._skipped(task, task_vars)) is None:
+        queued = {"host": host, "task": task, "task_vars": task_vars, "play_context": play_context}
+        # The results of a loop's items are looked up here before the run ends.
+        self._queued_task_cache[host.name, task._uuid] = queued
+        if (result := self._skipped(task, task_vars)) is not None:
+            fields = task.dump_attrs()
+        elif task.action in _WITHOUT_HOST and not task.delegate_to:
+            result, fields = self._run_here(**queued)
+        else:
             super()._queue_task(host, task, task_vars, play_context)
             return
-        self._queued_task_cache[host.name, task._uuid] = {
-            "host": host,
-            "task": task,
-            "task_vars": task_vars,
-            "play_context": play_context,
-        }
-        self._final_q.send_task_result(_RawTaskResult(host, task, result, task.dump_attrs()))
+        self._final_q.send_task_result(_RawTaskResult(host, task, result, fields))
         self._pending_results += 1
+
+    def _run_here(
+        self, host: Host, task: Task, task_vars: dict[str, Any], play_context: PlayContext
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Run a task in this process. Return its result and the values of its attributes."""
+        # The run replaces templates in the task and in the variables by values for this host.
+        own = task.copy(exclude_parent=True, exclude_tasks=True)
+        own._parent = task._parent
+        shared = (self._loader, loader, self._final_q, self._variable_manager)
+        with TaskContext(own):
+            result = TaskExecutor(host, own, task_vars.copy(), play_context.copy(), *shared).run()
+        return result, own.dump_attrs()
 
     def _skipped(self, task: Task, task_vars: dict[str, Any]) -> dict[str, Any] | None:
         """Return the result of a task with a false condition; None if the task may have to run."""

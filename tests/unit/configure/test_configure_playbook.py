@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import signal
 import subprocess
@@ -116,6 +117,24 @@ def test_what_a_host_skips_is_decided_without_a_process(
     assert one == two  # asked once for each host, by one and the same process
     assert len(one) == 1
     assert "whisper" not in done.stdout
+
+
+def test_tasks_without_a_connection_run_without_a_process(
+    local_inventory: WriteInventory, tmp_path: Path
+) -> None:
+    """Each host has its own variables, in loops too, and its own errors."""
+    argv = ["-i", local_inventory("one", "two"), PLAYBOOKS / "without_host.yml"]
+    (tmp_path / "one.yml").write_text("of_file: one\n")
+    for host in ("one", "two"):
+        set_fact = [{"ansible.builtin.set_fact": {"included": host}}]
+        (tmp_path / f"tasks-{host}.yml").write_text(json.dumps(set_fact))
+    role = tmp_path / "greeter" / "tasks"
+    role.mkdir(parents=True)
+    (role / "main.yml").write_text('[{"ansible.builtin.set_fact": {"greeted": "{{ greeter_of }}"}}]')
+    done = ansible("ansible-playbook", argv, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    callers = {pid for host in ("one", "two") for pid in (tmp_path / host).read_text().split()}
+    assert len(callers) == 1
 
 
 def test_a_playbook_that_cannot_be_read_shows_what_ansible_said(local_inventory: WriteInventory) -> None:
