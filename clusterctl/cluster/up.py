@@ -33,11 +33,10 @@ from clusterctl.providers.base import HostOptions, Provisioned, Size
 from clusterctl.providers.node_class import NodeClass, NodeFiles
 from clusterctl.providers.storage import save_record as record_storage
 from clusterctl.scheduler.script import PLAIN, Environment
-from clusterctl.spec.common import ADMIN_ID
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.names import ADMIN_USER
+from clusterctl.spec.names import ADMIN_ID, ADMIN_USER
 from clusterctl.state.facts import facts_of_spec, job_settings
 from clusterctl.state.inventory import Inventory, planned_distribution
 from clusterctl.state.workspace import write_atomic

@@ -13,9 +13,8 @@ from clusterctl.errors import ClusterctlError, ConfigureError, Failure, Provisio
 from clusterctl.hosts.gpus import fault_of, flags
 from clusterctl.hosts.probe import PROGRAM, GpuFacts, HostFacts, HostReport, ProbeRequest, parse_report
 from clusterctl.hosts.roles import CLAIM, FABRIC_MANAGER, HostRequirements
-from clusterctl.spec.common import ADMIN_ID
 from clusterctl.spec.distributions import distribution_of
-from clusterctl.spec.names import ADMIN_USER, SYSTEM_ACCOUNTS
+from clusterctl.spec.names import ADMIN_ID, ADMIN_USER, SYSTEM_ACCOUNTS
 from clusterctl.spec.software import LAST_FOR_VOLTA
 from clusterctl.spec.units import format_duration, format_size
 from clusterctl.state.inventory import ARCHITECTURE

@@ -30,10 +30,9 @@ from pydantic_core import to_jsonable_python
 
 from clusterctl.hosts.probe import ProbeRequest
 from clusterctl.packages.os_packages import packages_of
-from clusterctl.spec.common import ADMIN_ID
 from clusterctl.spec.distributions import Distribution, releases
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.names import ADMIN_USER, SYSTEM_ACCOUNTS
+from clusterctl.spec.names import ADMIN_ID, ADMIN_USER, SYSTEM_ACCOUNTS
 from clusterctl.state.inventory import LOGIN, Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import data_folder, read_table

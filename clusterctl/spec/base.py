@@ -246,6 +246,7 @@ SCHEMA_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 PRIVATE_NETWORKS: Final = tuple(IPv4Network(n) for n in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))
 
 Url = Annotated[str, PATTERNS["url"]]
+UnixName = Annotated[str, PATTERNS["unix_name"]]
 # Strict: neither `yes` in quotes nor 1 is accepted as true.
 Toggle = Annotated[bool, Field(strict=True)]
 # ``ipaddress`` would accept a number as an address.

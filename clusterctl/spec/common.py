@@ -21,12 +21,13 @@ from clusterctl.spec.base import (
     Model,
     SizeMib,
     Toggle,
+    UnixName,
     Usd,
     at_least,
     spelled,
 )
 from clusterctl.spec.hosts import HostRange, OnpremHost, PublicKey, Switch, expand
-from clusterctl.spec.names import ADMIN_USER, DATA, MAX_ARRAY_SIZE, MAX_COUNT, PROOF_PARTITION
+from clusterctl.spec.names import ADMIN_USER, DATA, LEAST_DISK_MIB, MAX_ARRAY_SIZE, MAX_COUNT, PROOF_PARTITION
 from clusterctl.spec.software import Software
 from clusterctl.spec.units import format_size, shown
 from clusterctl.util.assets import read_table
@@ -34,14 +35,10 @@ from clusterctl.util.assets import read_table
 ClusterName = Annotated[str, PATTERNS["label"]]
 # The names that Slurm accepts, for clusters that other people operate.
 SlurmName = Annotated[str, PATTERNS["slurm_name"]]
-UnixName = Annotated[str, PATTERNS["unix_name"]]
 AccountName = Annotated[str, PATTERNS["account"]]
 
-LEAST_DISK_MIB: Final = 64
 # With less memory, not even the verification job fits beside Slurm's daemons.
 LEAST_MEMORY_MIB: Final = 256
-# The uid and gid of the admin account, outside the ranges that Debian, EL and `users` give to people.
-ADMIN_ID = 64100
 _RESERVED: Final = read_table(DATA / "reserved.toml", dict[str, tuple[str, ...]])
 RESERVED_USERS = frozenset(" ".join(_RESERVED["users"]).split())
 # Slurm's own account, and the account of the verification partition.

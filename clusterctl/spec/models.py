@@ -29,12 +29,10 @@ from clusterctl.spec.distributions import Distribution, SoftwareRefusal
 from clusterctl.spec.existing import ExistingSettings
 from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.hosts import public_part
+from clusterctl.spec.names import MAX_LOCAL_HOSTS
 from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.spec.software import SlurmSource
 from clusterctl.spec.units import shown
-
-# A /24 has 256 addresses. Reserved: network, broadcast, this machine, and a few spare addresses.
-MAX_LOCAL_HOSTS: Final = 250
 
 _OF_OTHER_NODES: Final = (
     ("partitions.gpus", "local nodes have no GPUs", "remove gpus"),

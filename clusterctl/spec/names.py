@@ -17,6 +17,8 @@ SPEC_NAME: Final = "cluster.yaml"
 # The name of the cluster without a spec file.
 DEFAULT_CLUSTER: Final = "local"
 ADMIN_USER: Final = "clusterctl"
+# The uid and gid of the admin account, outside the ranges that Debian, EL and `users` give to people.
+ADMIN_ID: Final = 64100
 # The accounts of the daemons, which the role `users` creates.
 SYSTEM_ACCOUNTS: Final = ("slurm", "munge")
 PROOF_PARTITION: Final = "clusterctl-proof"
@@ -31,6 +33,9 @@ ALIVE_PORT, FENCE_PORT = 6815, 6816
 # The role mpi_ssh creates this folder. Job users connect from host to host with MPI_SSH.
 MPI_SSH_FOLDER: Final = "/etc/clusterctl/mpi"
 MPI_SSH: Final = f"ssh -F {MPI_SSH_FOLDER}/ssh_config"
+# A /24 has 256 addresses. Reserved: network, broadcast, this machine, and a few spare addresses.
+MAX_LOCAL_HOSTS: Final = 250
+LEAST_DISK_MIB: Final = 64
 # Slurm stores numbers of nodes, tasks and CPUs of a node in 16 bits.
 MAX_COUNT: Final = 65_533
 # The variable with the folder of an earlier run's files on the cluster.

@@ -27,8 +27,8 @@ from clusterctl.errors import LockedError, ProvisionError
 from clusterctl.providers.local import layout, machine, system
 from clusterctl.providers.local.processes import first_process
 from clusterctl.providers.local.system import TOOL_ENV, run
-from clusterctl.spec.common import ADMIN_ID
 from clusterctl.spec.distributions import distribution_of
+from clusterctl.spec.names import ADMIN_ID
 from clusterctl.state.workspace import hold
 from clusterctl.util.assets import digest, read_table
 from clusterctl.util.process import parallel_map

@@ -14,9 +14,8 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from clusterctl.spec.base import PATTERNS, Url
-from clusterctl.spec.common import LEAST_DISK_MIB, UnixName
-from clusterctl.spec.models import MAX_LOCAL_HOSTS
+from clusterctl.spec.base import PATTERNS, UnixName, Url
+from clusterctl.spec.names import LEAST_DISK_MIB, MAX_LOCAL_HOSTS
 
 STATE = Path("/var/lib/clusterctl")
 CACHE = Path("/var/cache/clusterctl")

@@ -28,7 +28,7 @@ from clusterctl.errors import ProvisionError
 from clusterctl.hosts.remote_own_files import with_block
 from clusterctl.providers.local import layout, system
 from clusterctl.providers.local.system import TOOL_ENV, mount_disk, mount_overlay, rooted_under, run
-from clusterctl.spec.common import ADMIN_ID
+from clusterctl.spec.names import ADMIN_ID
 from clusterctl.state.workspace import has_content
 
 # Long, because this machine may be busy.

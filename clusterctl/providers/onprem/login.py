@@ -39,9 +39,8 @@ from clusterctl.providers.onprem.access import (
     no_ssh,
     ssh_host,
 )
-from clusterctl.spec.common import ADMIN_ID
 from clusterctl.spec.hosts import OnpremHost, is_this_machine
-from clusterctl.spec.names import ADMIN_USER
+from clusterctl.spec.names import ADMIN_ID, ADMIN_USER
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.base import (
     MARK,

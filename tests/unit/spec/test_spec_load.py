@@ -21,8 +21,8 @@ from clusterctl.spec.load import (
     parse_spec,
     resolve_users,
 )
-from clusterctl.spec.models import MAX_LOCAL_HOSTS, ClusterSpec
-from clusterctl.spec.names import find_spec
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.names import MAX_LOCAL_HOSTS, find_spec
 from clusterctl.spec.units import format_duration, format_size
 from tests.support.messages import refused
 
