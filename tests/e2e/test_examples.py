@@ -12,15 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.torch_job import EXAMPLES, train_on_nodes
 from tests.support.cluster import Cluster, records
 from tests.support.processes import eventually
 from tests.support.verbs import SCRIPT
 from tests.support.wheels import a_wheel
 
-pytestmark = pytest.mark.platform("real", "pytorch", "libraries")
-
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = ROOT / "examples"
 SOFTWARE = "software:\n  python: {{requirements: {file}}}\n"
 FOLDER = "clusterctl/environments"
 
@@ -70,24 +68,23 @@ def test_up_builds_what_the_spec_asks_for_and_keeps_it(own: Cluster) -> None:
     assert environments(own) == before
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("srun", marks=pytest.mark.sweep)])
-def test_torch_trains_on_two_nodes(own: Cluster, launcher: str) -> None:
-    file = EXAMPLES / "requirements-torch.txt"
-    argv = ("--requirements", file, "--nodes", "2", "--launcher", launcher, "--wait")
-    words = ("submit", EXAMPLES / "torch_ddp.py", *argv, "--", "--epochs", "15")
-    # Where PyTorch's index can't be reached, gigabytes are downloaded, and sent to the nodes.
-    job = own("-o", "json", *words, timeout_s=800).json
+def test_packages_of_a_job_are_added_to_those_of_the_cluster(own: Cluster) -> None:
+    index, file = own.runner.cwd / "more", own.runner.cwd / "more.txt"
+    index.mkdir()
+    a_wheel(index, "more")
+    file.write_text("--no-index\n--find-links more\nmore\n")
+    job = own.json("submit", script(own, "more", "basic"), "--requirements", file, "--wait")
     run = own.run_of(job["job_id"])
-    said = (run / "stdout.log").read_text()
-    for rank in (0, 1):
-        assert f"rank {rank} of 2 on {own.name}-train-{rank + 1}: cpu, gloo" in said
-    losses = [float(line.split()[-1]) for line in said.splitlines() if line.startswith("epoch")]
-    assert len(losses) == 15
-    assert losses[-1] < losses[0] / 10
-    assert "2 ranks agree" in said
-    assert (run / "model.pt").stat().st_size > 1000
+    assert "found 1.0" in (run / "stdout.log").read_text()
     lock = json.loads((run / "environment.json").read_text())["client"]["requirements"]
-    assert "\ntorch==" in lock
+    assert re.findall(r"^(\w+)==1.0 --hash=sha256:", lock, re.MULTILINE) == ["basic", "more"]
+
+
+@pytest.mark.sweep  # test_onprem_el.py
+@pytest.mark.platform("real", "pytorch")
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+def test_torch_trains_on_two_nodes(own: Cluster, launcher: str) -> None:
+    lock = train_on_nodes(own, own.raised["nodes"], launcher)
     assert "\nbasic==1.0 --hash=sha256:" in lock
 
 
@@ -124,6 +121,7 @@ def test_torchrun_names_the_first_rank_that_failed(own: Cluster, line: str, code
 
 
 @pytest.mark.sweep  # hundreds of megabytes to resolve, send and unpack
+@pytest.mark.platform("real", "libraries")
 @pytest.mark.parametrize(
     ("program", "name"), [("lightning_mlp", "lightning"), ("accelerate_mlp", "accelerate"), ("jax_dp", "jax")]
 )

@@ -22,6 +22,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from clusterctl.spec.hosts import expand
+from tests.e2e.torch_job import train_on_nodes
 from tests.support.cluster import Cluster, records
 from tests.support.lab import Lab, lab
 from tests.support.manual import assert_shown, blocks
@@ -314,13 +315,16 @@ def test_jobs_span_hosts_with_different_open_mpi_packages(rocky: Cluster, launch
 
 
 @pytest.mark.platform("stand-in", "doca")
-def test_changed_parameters_of_nvidias_open_mpi_are_restored(rocky: Cluster) -> None:
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [pytest.param("sed -i d", "was changed", marks=pytest.mark.sweep), ("rm", "was missing")],
+)
+def test_changed_parameters_of_nvidias_open_mpi_are_restored(rocky: Cluster, spoil: str, told: str) -> None:
     _, params = NVIDIA_MPI
-    for spoil, told in ((f"sed -i d {params}", "was changed"), (f"rm {params}", "was missing")):
-        rocky.ssh("node2", f"sudo {spoil}")
-        restored = {"host": "node2", "what": f"{params} {told}", "action": "restored"}
-        assert restored in rocky.json("up")["repaired"]
-        assert "btl_tcp_if_include = " in rocky.ssh("node2", f"cat {params}")
+    rocky.ssh("node2", f"sudo {spoil} {params}")
+    restored = {"host": "node2", "what": f"{params} {told}", "action": "restored"}
+    assert restored in rocky.json("up")["repaired"]
+    assert "btl_tcp_if_include = " in rocky.ssh("node2", f"cat {params}")
 
 
 def test_two_nodes_train_together_and_the_run_comes_home(rocky: Cluster) -> None:
@@ -335,6 +339,11 @@ def test_two_nodes_train_together_and_the_run_comes_home(rocky: Cluster) -> None
     assert (start["world_size"], [rank["host"] for rank in start["ranks"]]) == (2, NODES)
     assert json.loads((run / "run.json").read_text())["state"] == "COMPLETED"
     assert run.name.split("-")[1] in (run / "sacct.json").read_text()
+
+
+@pytest.mark.platform("real", "pytorch")
+def test_torch_trains_on_two_nodes(rocky: Cluster) -> None:
+    train_on_nodes(rocky, NODES, "torchrun")
 
 
 @pytest.mark.sweep  # tests/unit/cluster/test_node_reboot.py
