@@ -275,7 +275,7 @@ world.Barrier()
 
 def test_a_hang_is_named_with_the_places_of_all_ranks(cluster: Cluster) -> None:
     path = script(cluster, "hang.py", HANG)
-    job_id = cluster.json("submit", path, "--nodes", "2", "--hang", "warn@3")["job_id"]
+    job_id = cluster.json("submit", path, "--nodes", "2", "--hang", "warn@2")["job_id"]
     assert eventually(lambda: cluster.json("jobs", job_id)["jobs"][0]["hang"], 90)
     # A pause of the whole machine is also called a hang.
     expected = [(0, "waiting", "MPI", "hang.py:8"), (1, "waiting", "MPI", "hang.py:11")]
