@@ -295,7 +295,7 @@ def test_a_chart_is_logarithmic_if_a_line_is_hidden_otherwise(tmp_path: Path, pe
     assert [line.covers for line in drawn["loss"].series] == [0, not is_far, 0]
 
 
-def test_neither_evaluations_nor_amounts_make_an_axis_logarithmic() -> None:
+def test_evaluations_and_amounts_make_no_axis_logarithmic() -> None:
     far = [Series("a", [(0, 1.0), (1, 2.0)]), Series("b", [(0, 100.0)])]
     assert line_chart("", far).y_log
     assert not line_chart("", [far[0], Series("b", [(0, 100.0)], marks=True)]).y_log
@@ -408,7 +408,7 @@ def test_lines_of_the_log_are_apart_from_the_verdict(tmp_path: Path) -> None:
 
 
 def requeued(out: Path) -> Row:
-    """A run of two attempts of 60 s and 30 s, with 100 s between them. Its GPU has used 1 W in each."""
+    """A run of two attempts of 60 s and 30 s, with 100 s between them."""
     spans = [(TIME, TIME + 60), (TIME + 160, TIME + 190)]
     attempts = [{"start_time": start, "end_time": end, "nodes": NODES[:1]} for start, end in spans]
     times = {"start_time": TIME, "end_time": TIME + 190}
@@ -418,11 +418,10 @@ def requeued(out: Path) -> Row:
 
 
 def test_lines_have_a_gap_between_attempts(tmp_path: Path) -> None:
-    """The samples of the energy are no figures of a chart, so another figure is added to them."""
     row = requeued(tmp_path)
-    path = row.folder / "telemetry" / f"{NODES[0]}.jsonl"
-    told = [{**json.loads(line), "cpu_percent": 50} for line in path.read_text().splitlines()]
-    path.write_text("\n".join(map(json.dumps, told)))
+    (row.folder / "telemetry").mkdir()
+    samples = [{"kind": "sample", "time": TIME + at, "cpu_percent": 50} for at in (5, 55, 165, 185)]
+    (row.folder / "telemetry" / f"{NODES[0]}.jsonl").write_text("\n".join(map(json.dumps, samples)))
     loss, cpu = section_of(report_of([row]), "Nodes").charts
     # From minute 1 to minute 2 2/3 there was no attempt.
     minutes = [round(60 * x) for x, y in cpu.series[0].points if y is None]
