@@ -130,19 +130,20 @@ class Slurm:
 
 @pytest.fixture
 def program() -> ModuleType:
+    load_module("slurm", "roles/slurmctld/files")
     return load_module("watcher", "roles/slurmctld/files")
 
 
 @pytest.fixture
 def slurm(program: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Slurm:
     cluster = Slurm()
-    monkeypatch.setattr(program, "ask", cluster.ask)
-    monkeypatch.setattr(program, "request_fence", cluster.fence)
-    monkeypatch.setattr(program, "request_list", lambda node: (node.name, cluster.lists.get(node.name)))
-    monkeypatch.setattr(program, "is_own", lambda node: node.name in cluster.own)
-    monkeypatch.setattr(program, "runs_slurmd", lambda node: node.name not in cluster.without_slurmd)
+    monkeypatch.setattr(program.slurm, "ask", cluster.ask)
+    monkeypatch.setattr(program.slurm, "request_fence", cluster.fence)
+    monkeypatch.setattr(program.slurm, "request_list", lambda node: (node.name, cluster.lists.get(node.name)))
+    monkeypatch.setattr(program.slurm, "is_own", lambda node: node.name in cluster.own)
+    monkeypatch.setattr(program.slurm, "runs_slurmd", lambda node: node.name not in cluster.without_slurmd)
     monkeypatch.setattr(
-        program, "silent_nodes", lambda nodes, _: {node.name for node in nodes} & cluster.silent
+        program.slurm, "silent_nodes", lambda nodes, _: {node.name for node in nodes} & cluster.silent
     )
     monkeypatch.setattr(program.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     monkeypatch.setattr(program.time, "time", lambda: cluster.now)
@@ -167,7 +168,7 @@ def watcher(program: ModuleType, slurm: Slurm) -> Any:
 
 
 def test_the_ports_are_those_of_the_other_parts(program: ModuleType) -> None:
-    ports = (program.ALIVE_PORT, program.FENCE_PORT, program.SLURMD_PORT)
+    ports = (program.slurm.ALIVE_PORT, program.slurm.FENCE_PORT, program.slurm.SLURMD_PORT)
     assert ports == (ALIVE_PORT, FENCE_PORT, SLURMD_PORT)
 
 
@@ -325,7 +326,7 @@ def test_the_only_other_node_may_be_lost(watcher: Any, slurm: Slurm) -> None:
 
 def test_an_address_of_this_host_is_the_controllers(program: ModuleType) -> None:
     nodes = [program.Node("", address, "IDLE") for address in ("127.0.0.1", "192.0.2.1")]
-    assert [program.is_own(node) for node in nodes] == [True, False]
+    assert [program.slurm.is_own(node) for node in nodes] == [True, False]
 
 
 def test_jobs_that_end_have_their_grace_when_a_node_is_lost(watcher: Any, slurm: Slurm) -> None:
@@ -513,7 +514,7 @@ def test_nodes_that_return_are_fenced_together(
         calls.append(({node.name for node in nodes}, jobs))
         return [node.name == N1 for node in nodes]
 
-    monkeypatch.setattr(program, "fence", fence)
+    monkeypatch.setattr(program.slurm, "fence", fence)
     look(watcher)
     assert calls == [({N1, N2}, ("all",))]
     assert [slurm.nodes[name][0] for name in (N1, N2)] == ["IDLE", "DOWN+DRAIN+DRAIN"]
@@ -525,10 +526,10 @@ def test_each_node_gets_a_request_of_its_own(program: ModuleType, monkeypatch: p
         pairs = {f"10.0.0.{i}": socket.socketpair() for i in (1, 2)}
         for _, far in pairs.values():
             stack.enter_context(far).sendall(b"ok\n")
-        monkeypatch.setattr(program, "ask", lambda *argv: argv[-1])
-        monkeypatch.setattr(program.socket, "create_connection", lambda to, _: pairs[to[0]][0])
+        monkeypatch.setattr(program.slurm, "ask", lambda *argv: argv[-1])
+        monkeypatch.setattr(program.slurm.socket, "create_connection", lambda to, _: pairs[to[0]][0])
         nodes = [program.Node(N1, "10.0.0.1", "IDLE"), program.Node(N2, "10.0.0.2", "IDLE")]
-        assert program.fence(nodes, "7", "8") == [True, True]
+        assert program.slurm.fence(nodes, "7", "8") == [True, True]
         requests = [far.recv(100) for _, far in pairs.values()]
     assert requests == [b"fence t-1 7 8", b"fence t-2 7 8"]
 
@@ -657,14 +658,14 @@ def test_tasks_of_arrays_that_never_started_wait(watcher: Any, slurm: Slurm) -> 
 
 def test_names_are_read_again_if_slurm_could_not_expand_them(program: ModuleType, slurm: Slurm) -> None:
     slurm.broken = "hostnames"
-    assert program.expand("t-[1-2]") == ()
+    assert program.slurm.expand("t-[1-2]") == ()
     slurm.broken = ""
-    assert program.expand("t-[1-2]") == (N1, N2)
-    assert program.expand("t-1,t-3") == (N1, N3)
+    assert program.slurm.expand("t-[1-2]") == (N1, N2)
+    assert program.slurm.expand("t-1,t-3") == (N1, N3)
 
 
 def test_text_of_users_may_be_no_utf8(program: ModuleType) -> None:
-    assert program.ask("printf", r"a\377") == "a\ufffd"
+    assert program.slurm.ask("printf", r"a\377") == "a\ufffd"
 
 
 def test_systemd_restarts_the_watcher_always() -> None:
@@ -699,17 +700,17 @@ def full_port() -> Iterator[int]:
 def test_refused_connections_are_answers(program: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        monkeypatch.setattr(program, "ALIVE_PORT", unused.getsockname()[1])
-        assert program.silent_nodes([program.Node(N1, "127.0.0.1", "IDLE")], 20.0) == set()
+        monkeypatch.setattr(program.slurm, "ALIVE_PORT", unused.getsockname()[1])
+        assert program.slurm.silent_nodes([program.Node(N1, "127.0.0.1", "IDLE")], 20.0) == set()
 
 
 def test_a_connection_without_an_answer_is_a_miss(
     program: ModuleType, full_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(program, "ALIVE_PORT", full_port)
+    monkeypatch.setattr(program.slurm, "ALIVE_PORT", full_port)
     nodes = [program.Node(N1, "127.0.0.1", "IDLE"), program.Node(N2, "127.0.0.2", "IDLE")]
     # Nothing listens on the second address, so its kernel refuses.
-    assert program.silent_nodes(nodes, 0.2) == {N1}
+    assert program.slurm.silent_nodes(nodes, 0.2) == {N1}
 
 
 def test_a_job_is_requeued_if_slurmctld_has_forgotten_its_end(watcher: Any, slurm: Slurm) -> None:
@@ -754,7 +755,7 @@ def test_a_job_that_ends_while_nodes_are_asked_is_not_requeued(
         slurm.jobs["7"].state = "COMPLETING"
         return node.name, []
 
-    monkeypatch.setattr(program, "request_list", answer)
+    monkeypatch.setattr(program.slurm, "request_list", answer)
     slurm.jobs, slurm.boot = {"7": Job(N2)}, int(slurm.now) - 10
     look(watcher)
     assert not any("requeue" in call for call in slurm.calls)
@@ -767,5 +768,5 @@ def test_only_a_list_counts_as_a_list_of_jobs(
     program: ModuleType, monkeypatch: pytest.MonkeyPatch, answer: str, jobs: list[str] | None
 ) -> None:
     """The program of an earlier version answers `ok`."""
-    monkeypatch.setattr(program, "request", lambda words, _: answer.split() if words == "list" else [])
-    assert program.request_list(program.Node(N1, "10.0.0.1", "IDLE")) == (N1, jobs)
+    monkeypatch.setattr(program.slurm, "request", lambda words, _: answer.split() if words == "list" else [])
+    assert program.slurm.request_list(program.Node(N1, "10.0.0.1", "IDLE")) == (N1, jobs)

@@ -1,4 +1,4 @@
-#!/usr/bin/python3 -IS
+#!/usr/bin/python3 -BESs
 """Sets nodes down in Slurm within seconds after they died, and lets requeued jobs start at once.
 
     watcher MISSES      a node is lost after so many checks without an answer; there is a check each second.
@@ -20,28 +20,23 @@ processes on the job's other nodes (KillWait), then until credentials expire. Th
 - requeues jobs that have ended, if slurmctld was killed and has forgotten their end.
 
 If no other host answers, the fault is the controller's own network, so no node is set down, except if the
-controller has a single other node. Runs with the platform's Python, from 3.9 on.
+controller has a single other node. Runs with the platform's Python, from 3.9 on: it finds slurm.py beside it,
+and writes no bytecode there.
 """
 
 from __future__ import annotations
 
-import argparse
-import errno
 import os
 import re
-import selectors
-import shlex
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
 
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+import slurm
+from slurm import Job, Node
+
 PREFIX = "clusterctl watcher: "
 # A node with so many losses in a day stays drained. Nodes that are lost within a minute have a common cause.
 BAD, LOSSES, DAY_S, TOGETHER_S = "clusterctl: lost repeatedly: ", 2, 86400, 60
@@ -50,8 +45,7 @@ BAD, LOSSES, DAY_S, TOGETHER_S = "clusterctl: lost repeatedly: ", 2, 86400, 60
 DUPLICATE = "Duplicate jobid"
 # It also forgets that jobs have ended. So long after its start, nodes have started all jobs from before.
 BOOT, LAUNCHED_S = re.compile(r"^BOOT_TIME *= (\d+)", re.MULTILINE), 10.0
-ALIVE_PORT, FENCE_PORT, SLURMD_PORT = 6815, 6816, 6818
-EVERY_S, ASK_S, FENCE_S = 1.0, 10.0, 5.0
+EVERY_S = 1.0
 # Time for the answer of a node that is lost already. Jobs are read more often shortly after a job ended.
 LOST_S, QUICK_S, QUICKLY_S = 0.2, 0.2, 10.0
 # Time until the next whole second of Slurm's clock has begun for certain.
@@ -65,207 +59,21 @@ SHARE = 0.25
 GRACE_S = 3.0
 # Slurm delays a requeued job by at most two minutes (cred_expire). A later start is the user's wish.
 LONGEST_DELAY_S = 130
-# A request to kill processes that arrives later might hit the next start of the job.
-CREDENTIAL_S = 10
 # A check more for so many nodes, and for so many waiting processes of each processor of the controller.
 NODES_PER_MISS, LOAD_PER_MISS = 64, 4
-ANSWERS = (0, errno.ECONNREFUSED, errno.ECONNRESET)
 # A node in these states is not lost, or Slurm knows it already.
 KNOWN = re.compile("DOWN|POWER|REBOOT|FUTURE|UNKNOWN")
 RUNS_JOBS = re.compile("ALLOC|MIXED")
-ALL, LIST = "all", "list"
-ENDED = ("COMPLETING", "FAILED")
 # Slurm's reason if too few of the nodes that a job may use are in service, and its words for no nodes.
 UNAVAILABLE, NO_NODES = "ReqNodeNotAvail, UnavailableNodes", ("", "(null)")
-# A reason of Slurm. Its last reports come from a node up to so many seconds before its last answer.
-KILLED, KILLED_S = "RaisedSignal:9(", 5
-NODE = re.compile(r"^NodeName=(\S+) .*?\bNodeAddr=(\S+) .*?\bState=(\S+)", re.MULTILINE)
+# Slurm's last reports come from a node up to so many seconds before its last answer.
+KILLED_S = 5
 RESTART = re.compile(r"\bRestarts=(\d+) .*?\bStartTime=(\d+)")
-SBATCH = re.compile(r"^#SBATCH\s(.*)", re.MULTILINE)
-# The user's own option in a job's script. argparse reads it like sbatch, also among unknown options.
-OPTIONS = argparse.ArgumentParser(add_help=False)
-OPTIONS.add_argument("-x", "--exclude", nargs="?", default="", const="")
-REASON = re.compile(r"\bReason=(.*?) \[\S+@\S+\]")
-
-
-@dataclass(frozen=True)
-class Node:
-    name: str
-    address: str
-    state: str
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class Job:
-    """A job. ``task``: its id for scontrol, such as 12_5; ``nodes``: in Slurm's form, such as n[1-3].
-
-    host: the node of its script. end, start: Unix seconds, or other text if they are unknown. excluded: nodes
-    that it does not use.
-    """
-
-    id: str
-    task: str
-    state: str
-    reason: str
-    nodes: str
-    host: str = ""
-    end: str = ""
-    start: str = ""
-    excluded: str = ""
-
-
-def ask(*argv: str, text: str = "") -> str:
-    """Return the output of a command, or "" if it fails."""
-    env = {"PATH": PATH, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
-    with suppress(OSError, subprocess.TimeoutExpired):
-        result = subprocess.run(
-            argv, input=text, capture_output=True, text=True, errors="replace", timeout=ASK_S, check=False,
-            env=env,
-        )  # fmt: skip
-        return result.stdout if result.returncode == 0 else ""
-    return ""
 
 
 def log(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
-
-
-def read_nodes(names: str = "") -> dict[str, Node]:
-    nodes = {}
-    for line in ask("scontrol", "--oneliner", "show", "node", *([names] if names else [])).splitlines():
-        if match := NODE.match(line):
-            reason = REASON.search(line)
-            nodes[match[1]] = Node(match[1], match[2], match[3], reason[1] if reason else "")
-    return nodes
-
-
-def read_jobs(*options: str) -> list[Job] | None:
-    """Return all jobs that have not ended, or None if squeue fails. Without jobs, it prints its header."""
-    if not (rows := ask("squeue", "--all", "--format=%A|%i|%T|%r|%N|%B|%e|%S|%x", *options).splitlines()):
-        return None
-    return [Job(*fields) for fields in (row.split("|") for row in rows[1:]) if len(fields) == 9]  # noqa: PLR2004
-
-
-def read_killed_jobs(node: str, seconds: float) -> list[Job]:
-    """Return the jobs with a script that was killed on this node in this time.
-
-    When a machine dies, slurmstepd may live a little longer than the script, and report that the job failed.
-    A script that ends by itself has an exit code, and Slurm has other reasons for jobs that it ends.
-    """
-    jobs = read_jobs("--states=all", f"--nodelist={node}") or []
-    # A job that was requeued keeps the reason for a while.
-    ended = [job for job in jobs if job.state in ENDED and job.host == node and job.reason.startswith(KILLED)]
-    return [job for job in ended if job.end.isdigit() and time.time() - int(job.end) < seconds]
-
-
-@lru_cache(4096)
-def expand_ranges(nodes: str) -> tuple[str, ...]:
-    if names := ask("scontrol", "show", "hostnames", nodes).split():
-        return tuple(names)
-    # lru_cache does not keep exceptions.
-    raise LookupError(nodes)
-
-
-def expand(nodes: str) -> tuple[str, ...]:
-    """Return the names in a list of Slurm's, such as n[1-3]. Empty if scontrol fails."""
-    if "[" not in nodes:
-        return tuple(nodes.split(","))
-    with suppress(LookupError):
-        return expand_ranges(nodes)
-    return ()
-
-
-def read_script(job: Job) -> str:
-    return ask("scontrol", "write", "batch_script", job.id, "-")
-
-
-def asks_for_requeue(script: str) -> bool:
-    return "--requeue" in script
-
-
-def own_exclusions(script: str) -> str:
-    """Return the nodes that a job's user has excluded, in Slurm's form."""
-    words: list[str] = []
-    for line in SBATCH.findall(script):
-        # sbatch ignores a quote without an end.
-        with suppress(ValueError):
-            words += shlex.split(line, comments=True)
-    return OPTIONS.parse_known_args(words)[0].exclude or ""
-
-
-def silent_nodes(nodes: Iterable[Node], seconds: float) -> set[str]:
-    """Try to connect to all nodes at once. Return the nodes that do not answer within this time."""
-    silent = set()
-    with selectors.DefaultSelector() as selector:
-        for node in nodes:
-            connection = socket.socket(socket.AF_INET6 if ":" in node.address else socket.AF_INET)
-            connection.setblocking(False)
-            error = connection.connect_ex((node.address, ALIVE_PORT))
-            if error == errno.EINPROGRESS:
-                selector.register(connection, selectors.EVENT_WRITE, node.name)
-                continue
-            connection.close()
-            if error not in ANSWERS:
-                silent.add(node.name)
-        deadline = time.monotonic() + seconds
-        while waiting := selector.get_map():
-            events = selector.select(max(0.0, deadline - time.monotonic()))
-            for key in [key for key, _ in events] or list(waiting.values()):
-                connection = key.fileobj
-                if not events or connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) not in ANSWERS:
-                    silent.add(key.data)
-                selector.unregister(connection)
-                connection.close()
-    return silent
-
-
-def is_own(node: Node) -> bool:
-    """Return whether the node's address is the controller's. Only then can a socket be bound to it."""
-    family = socket.AF_INET6 if ":" in node.address else socket.AF_INET
-    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as unused:
-        unused.bind((node.address, 0))
-        return True
-    return False
-
-
-def request(words: str, node: Node) -> list[str]:
-    """Send a request to a node's program ``fence``, and return the answer's words. Empty: no answer."""
-    text = f"fence {node.name} {words}"
-    credential = ask("munge", "--restrict-uid=0", f"--ttl={CREDENTIAL_S}", "--string", text)
-    with suppress(OSError), closing(socket.create_connection((node.address, FENCE_PORT), FENCE_S)) as line:
-        line.sendall(credential.encode())
-        with line.makefile() as answer:
-            return answer.readline().split()
-    return []
-
-
-def request_fence(jobs: str, node: Node) -> bool:
-    """Have a node kill the processes of these jobs, and return whether they are gone."""
-    return request(jobs, node) == ["ok"]
-
-
-def request_list(node: Node) -> tuple[str, list[str] | None]:
-    """Return a node's name, and the ids of jobs with a script that runs on it, or None without an answer."""
-    kind, *jobs = request(LIST, node) or [""]
-    return node.name, jobs if kind == "jobs" else None
-
-
-def runs_slurmd(node: Node) -> bool:
-    with suppress(OSError), closing(socket.create_connection((node.address, SLURMD_PORT), EVERY_S)):
-        return True
-    return False
-
-
-def fence(nodes: Collection[Node], *jobs: str) -> list[bool]:
-    """Kill the processes of these jobs on these nodes, at once. Return for each whether they are gone."""
-    with ThreadPoolExecutor(max(1, min(32, len(nodes)))) as pool:
-        return list(pool.map(partial(request_fence, " ".join(jobs)), nodes))
-
-
-def update(node: str, state: str, reason: str = "") -> None:
-    ask("scontrol", "update", f"nodename={node}", f"state={state}", *([f"reason={reason}"] if reason else []))
 
 
 @dataclass
@@ -317,11 +125,11 @@ class Watcher:
     def check_nodes(self) -> None:
         """Count the checks that each node has missed in a row. Set lost nodes down, and take nodes back."""
         if time.monotonic() >= self.nodes_due:
-            self.nodes, self.nodes_due = read_nodes() or self.nodes, time.monotonic() + NODES_S
+            self.nodes, self.nodes_due = slurm.read_nodes() or self.nodes, time.monotonic() + NODES_S
             self.find_forgotten_ends()
         lost = [node for node in self.nodes.values() if is_lost(node)]
         others = [node for node in self.nodes.values() if not is_lost(node)]
-        self.silent = silent_nodes(others, EVERY_S) | silent_nodes(lost, LOST_S)
+        self.silent = slurm.silent_nodes(others, EVERY_S) | slurm.silent_nodes(lost, LOST_S)
         self.stay -= self.silent
         self.checks += 1
         for name in self.nodes:
@@ -333,30 +141,30 @@ class Watcher:
                 self.misses[name] += 1
 
         # If no other host answers, the fault is the controller's. It always answers itself.
-        remote = {name for name, node in self.nodes.items() if not is_own(node)}
+        remote = {name for name, node in self.nodes.items() if not slurm.is_own(node)}
         if self.silent != self.nodes.keys() and (len(remote) == 1 or not remote <= self.silent):
             self.set_down()
         self.take_back()
 
     def find_forgotten_ends(self) -> None:
         """After a start of slurmctld, requeue jobs that have ended, but are running according to Slurm."""
-        match = BOOT.search(ask("scontrol", "show", "config"))
+        match = BOOT.search(slurm.ask("scontrol", "show", "config"))
         boot = int(match[1]) if match else self.boot
-        if boot == self.boot or time.time() - boot < LAUNCHED_S or (jobs := read_jobs()) is None:
+        if boot == self.boot or time.time() - boot < LAUNCHED_S or (jobs := slurm.read_jobs()) is None:
             return
         running = [job for job in jobs if job.state == "RUNNING" and job.start.isdigit()]
         before = {job for job in running if int(job.start) < boot}
         hosts = {job.host for job in before}
         nodes = [node for node in self.nodes.values() if node.name in hosts - self.silent]
         with ThreadPoolExecutor(max(1, min(32, len(nodes)))) as pool:
-            scripts_on = dict(pool.map(request_list, nodes))
+            scripts_on = dict(pool.map(slurm.request_list, nodes))
         if None not in scripts_on.values():
             self.boot = boot
         ended = {job for job in before if (ids := scripts_on.get(job.host)) is not None and job.id not in ids}
         # A job that has ended since the first list is not running in the second.
-        for job in ended.intersection(read_jobs() or [] if ended else []):
-            if asks_for_requeue(read_script(job)):
-                ask("scontrol", "requeue", job.task)
+        for job in ended.intersection(slurm.read_jobs() or [] if ended else []):
+            if slurm.asks_for_requeue(slurm.read_script(job)):
+                slurm.ask("scontrol", "requeue", job.task)
                 log(f"job {job.task}: requeued, because slurmctld has forgotten its end")
 
     def look_at_jobs(self) -> None:
@@ -369,7 +177,7 @@ class Watcher:
     def read_jobs(self) -> bool:
         """Read all jobs. If squeue fails, keep the jobs, and return False."""
         begun = time.monotonic()
-        jobs = read_jobs()
+        jobs = slurm.read_jobs()
         now = time.monotonic()
         self.jobs_due = now + ((now - begun) / SHARE if now - begun > SHARE else 0.0)
         if jobs is None:
@@ -396,13 +204,14 @@ class Watcher:
             if not self.read_jobs():
                 continue
             self.tried[name] = self.checks
-            killed = read_killed_jobs(name, self.misses[name] * EVERY_S + KILLED_S)
+            killed = slurm.read_killed_jobs(name, self.misses[name] * EVERY_S + KILLED_S)
             ids = [job.id for job in killed]
-            jobs = [job for job in self.jobs if job.id not in ids and name in expand(job.nodes)] + killed
-            node = read_nodes(name).get(name)
+            jobs = [job for job in self.jobs if name in slurm.expand(job.nodes) and job.id not in ids]
+            jobs += killed
+            node = slurm.read_nodes(name).get(name)
             if not jobs or not node or KNOWN.search(node.state):
                 continue
-            if all(asks_for_requeue(read_script(job)) for job in jobs):
+            if all(slurm.asks_for_requeue(slurm.read_script(job)) for job in jobs):
                 self.set_node_down(node, jobs, killed)
 
     def set_node_down(self, node: Node, jobs: Collection[Job], killed: Collection[Job]) -> None:
@@ -412,8 +221,8 @@ class Watcher:
         if len(losses) >= LOSSES:
             reason = BAD + ", ".join(text for _, text in losses)
         reason = node.reason if is_drained else reason
-        update(name, "down", reason)
-        if not is_down(read_nodes(name).get(name)):
+        slurm.update(name, "down", reason)
+        if not is_down(slurm.read_nodes(name).get(name)):
             return
         self.losses[name] = losses or self.losses.get(name, [])
         log(f"{name}: no answer for {self.misses[name]} s, set down; jobs {' '.join(job.id for job in jobs)}")
@@ -421,12 +230,12 @@ class Watcher:
         self.fence_jobs([job for job in jobs if job.state != "COMPLETING" or job in killed])
         # Otherwise, Slurm would use the node as soon as it answers, with the processes of its old jobs.
         if not is_drained:
-            update(name, "drain", reason)
+            slurm.update(name, "drain", reason)
         # If an earlier start of a job has ended on this node, Slurm may believe that the job has left it.
         remaining = self.jobs if self.read_jobs() else []
-        kept = [job for job in remaining if job.state == "RUNNING" and name in expand(job.nodes)]
+        kept = [job for job in remaining if job.state == "RUNNING" and name in slurm.expand(job.nodes)]
         for job in [*killed, *kept]:
-            ask("scontrol", "requeue", job.task)
+            slurm.ask("scontrol", "requeue", job.task)
         self.nodes_due = 0.0
 
     def losses_with(self, name: str, jobs: Iterable[Job]) -> list[tuple[float, str]]:
@@ -444,9 +253,9 @@ class Watcher:
         return self.checks - self.tried.get(name, -AGAIN) >= AGAIN
 
     def fence_jobs(self, jobs: Collection[Job]) -> None:
-        names = {name for job in jobs for name in expand(job.nodes)} - self.silent
+        names = {name for job in jobs for name in slurm.expand(job.nodes)} - self.silent
         if names:
-            fence([self.nodes[name] for name in names if name in self.nodes], *(job.id for job in jobs))
+            slurm.fence([self.nodes[name] for name in names if name in self.nodes], *(job.id for job in jobs))
 
     def fence_other_nodes(self) -> None:
         """Kill jobs that lost a node and are to be requeued, but keep running on other nodes."""
@@ -455,11 +264,11 @@ class Watcher:
             since = max(self.completing.get(job.id, now), self.fenced.get(job.id, 0.0))
             if now - since < GRACE_S or job.id not in self.ran_on:
                 continue
-            nodes = read_nodes(self.ran_on[job.id]).values()
+            nodes = slurm.read_nodes(self.ran_on[job.id]).values()
             self.fenced[job.id] = now
-            if any(is_down(node) for node in nodes) and asks_for_requeue(read_script(job)):
+            if any(is_down(node) for node in nodes) and slurm.asks_for_requeue(slurm.read_script(job)):
                 # The job may have started again meanwhile.
-                now_jobs = read_jobs() or []
+                now_jobs = slurm.read_jobs() or []
                 self.fence_jobs([new for new in now_jobs if (new.id, new.state) == (job.id, job.state)])
 
     def take_back(self) -> None:
@@ -469,18 +278,18 @@ class Watcher:
             if name in self.stay or not is_lost(self.nodes[name]) or not self.is_due(name):
                 continue
             self.nodes_due = 0.0
-            node = read_nodes(name).get(name)
-            if not node or not is_lost(node) or not runs_slurmd(node):
+            node = slurm.read_nodes(name).get(name)
+            if not node or not is_lost(node) or not slurm.runs_slurmd(node):
                 continue
             if "DRAIN" not in node.state:
-                update(name, "drain", f"{PREFIX}answers again")
+                slurm.update(name, "drain", f"{PREFIX}answers again")
             # Slurm may have used the node again before it was drained.
-            drained = read_nodes(name).get(name)
+            drained = slurm.read_nodes(name).get(name)
             if drained and RUNS_JOBS.search(drained.state) and not node.reason.startswith(BAD):
-                update(name, "resume")
+                slurm.update(name, "resume")
             elif drained:
                 returning.append(node)
-        are_gone = fence(returning, ALL)
+        are_gone = slurm.fence(returning, slurm.ALL)
         for i, node in enumerate(returning):
             self.end_return(node, is_clean=are_gone[i])
 
@@ -490,11 +299,11 @@ class Watcher:
         if not is_clean:
             self.tried[node.name] = self.checks
             if not must_stay:
-                update(node.name, "drain", f"{PREFIX}processes of its old jobs do not end")
+                slurm.update(node.name, "drain", f"{PREFIX}processes of its old jobs do not end")
         elif must_stay:
             self.stay.add(node.name)
         else:
-            update(node.name, "resume")
+            slurm.update(node.name, "resume")
             log(f"{node.name}: answers again, resumed; it was {node.state}: {node.reason}")
 
     def lift_exclusions(self) -> None:
@@ -504,11 +313,11 @@ class Watcher:
         stuck = {job.task: job for job in waiting if job.excluded not in NO_NODES and "[" not in job.task}
         self.lifted &= stuck.keys()
         for task in stuck.keys() - self.lifted:
-            if not (script := read_script(stuck[task])):
+            if not (script := slurm.read_script(stuck[task])):
                 continue
-            own = own_exclusions(script)
-            if "job.py run" in script and {*expand(own)} != {*expand(stuck[task].excluded)}:
-                ask("scontrol", "update", f"jobid={task}", f"excnodelist={own}")
+            own = slurm.own_exclusions(script)
+            if "job.py run" in script and {*slurm.expand(own)} != {*slurm.expand(stuck[task].excluded)}:
+                slurm.ask("scontrol", "update", f"jobid={task}", f"excnodelist={own}")
             else:
                 self.lifted.add(task)
 
@@ -519,7 +328,7 @@ class Watcher:
         self.settled &= waiting.keys()
         requeued, ready = [], int(time.time()) + SECOND_S
         for task in waiting.keys() - self.settled:
-            details = ask("scontrol", "--oneliner", "show", "job", task)
+            details = slurm.ask("scontrol", "--oneliner", "show", "job", task)
             if not (match := RESTART.search(details)):
                 continue
             delay_s = int(match[2]) - time.time()
@@ -529,13 +338,13 @@ class Watcher:
             requeued.append(task)
             # Slurm does not know of processes that have lost their slurmstepd. A request that arrives when
             # the job runs again would kill the job.
-            if delay_s > CREDENTIAL_S and (nodes := self.ran_on.pop(waiting[task].id, "")):
+            if delay_s > slurm.CREDENTIAL_S and (nodes := self.ran_on.pop(waiting[task].id, "")):
                 self.fence_jobs([replace(waiting[task], nodes=nodes)])
         if requeued:
             # Nodes reject credentials from the second in which they were told to end the job.
             time.sleep(max(0.0, ready - time.time()))
         for task in requeued:
-            ask("scontrol", "update", f"jobid={task}", "starttime=now")
+            slurm.ask("scontrol", "update", f"jobid={task}", "starttime=now")
             log(f"job {task}: requeued, starts now")
 
 
