@@ -7,6 +7,7 @@ import os
 import platform
 import resource
 import socket
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -70,16 +71,13 @@ def read(path: str) -> str | None:
 
 def versions(*packages: str) -> dict[str, str]:
     """Return the versions of Python, the kernel and installed packages, without importing the packages."""
-    # The import takes 11 ms, and all ranks load this module.
-    from importlib import metadata  # noqa: PLC0415
-
-    result = {"python": platform.python_version(), "kernel": platform.release()}
-    for package in packages:
-        try:
-            result[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return result
+    found = {"python": platform.python_version(), "kernel": platform.release()}
+    # importlib.metadata would take an eighth of the CPU time of the telemetry's start.
+    for path in (path for folder in sys.path for path in Path(folder).glob("*.dist-info")):
+        name, _, version = path.stem.partition("-")
+        if (package := name.replace("_", "-").lower()) in packages:
+            found.setdefault(package, version)
+    return found
 
 
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK")
