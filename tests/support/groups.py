@@ -38,16 +38,16 @@ _GROUP_OF = {module: group for group, modules in GROUPS.items() for module in mo
 # makes what the others use, this machine's image and its packages.
 LONGEST = (
     "local",
-    "test_onprem.py",
     "test_onprem_el.py",
     "life",
     "attach",
     "test_drift.py",
+    "person",
+    "test_onprem.py",
     "test_gcp.py",
+    "test_gpus.py",
     "test_no_scheduler.py",
     "test_systemd_host.py",
-    "person",
-    "test_gpus.py",
     "test_onprem_faults.py",
 )
 
