@@ -272,10 +272,10 @@ def _from_data() -> Iterator[Message]:
             yield Message(rule["code"], "refusal", file.name, (rule["cause"],), (), fixes)
 
 
-def page() -> str:
-    """Return the text of docs/errors.md."""
+def page(found: Iterable[Message]) -> str:
+    """Return the text of docs/errors.md with these messages."""
     by_code: dict[str, list[Message]] = defaultdict(list)
-    for message in messages()[0]:
+    for message in found:
         by_code[message.code].append(message)
     lines = [HEAD, "| code | message | cause | what to do |", "|---|---|---|---|"]
     for code, several in sorted(by_code.items()):
@@ -301,7 +301,7 @@ def main() -> int:
         uncoded = messages()[1]
         print("\n".join([*uncoded, f"{len(uncoded)} places without a code"]))
         return 1 if uncoded else 0
-    PAGE.write_text(page(), encoding="utf-8")
+    PAGE.write_text(page(messages()[0]), encoding="utf-8")
     return 0
 
 
