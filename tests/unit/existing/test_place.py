@@ -271,8 +271,8 @@ def test_remove_takes_the_folders_that_place_created(home: Path, there: str) -> 
     assert sorted(home.rglob("*")) == before
 
 
-def test_remove_keeps_a_created_folder_with_other_files(call: Place, home: Path) -> None:
-    call("~/a/ours")
+def test_remove_keeps_a_created_folder_with_other_files(home: Path) -> None:
+    assert run_program(*CLAIM) == 0
     (home / "a/notes").touch()
     AttachedFolder(LocalTransport(), "~/a/ours", "a1b2").remove()
     assert sorted(home.rglob("*")) == [home / "a", home / "a/notes"]
