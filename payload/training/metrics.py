@@ -99,6 +99,7 @@ class Metrics(Report):
             flops_per_sample=3 * self._work.flops,
             flops_formula=FLOPS_FORMULA,
             config=to_record(self._config),
+            given=sorted(self._config.given),
             data=data,
             versions={**versions("numpy", "mpi4py", "cupy-cuda12x"), "mpi": self._comm.library},
         )

@@ -82,6 +82,7 @@ def test_the_defaults_learn_the_digits(mpirun: Runner, tmp_path: Path) -> None:
     assert [(rank["rank"], rank["host"]) for rank in run["ranks"]] == [(0, host), (1, host)]
     assert run["ranks"][0]["cores"] == sorted(os.sched_getaffinity(0))
     assert run["config"]["lr"] == 0.05
+    assert run["given"] == ["out"]
     assert "lr = 0.05\n" in (tmp_path / "made" / "for it" / "config.toml").read_text()
     assert set(run["versions"]) >= {"python", "numpy", "mpi4py", "mpi"}
     assert result["hosts"] == [host, host]
