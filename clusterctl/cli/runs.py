@@ -29,7 +29,7 @@ from clusterctl.runs.find import (
     named_run,
     ranked,
 )
-from clusterctl.runs.page import REPORT_FILE, write_report
+from clusterctl.runs.page import REPORT_FILE, rounded, write_report
 from clusterctl.runs.query import RunQuery, select_runs
 from clusterctl.runs.report import report_of, report_path
 from clusterctl.runs.scaling import is_scaling, scaling_of
@@ -182,22 +182,18 @@ def note_tables(
 
 
 def _note_table(screen: Screen, session: Session, job_ids: Sequence[str]) -> dict[str, Any] | None:
-    """Collect a sweep or the jobs of a scaling, and show the table of the collected runs.
-
-    Return the table; None if there is no run for it. Errors are shown, but not raised, so that the caller can
-    still show the state of the jobs.
-    """
+    """Collect a sweep or the jobs of a scaling, and show the table of collected runs. Return it, or None."""
     runs: list[Row] = []
     try:
         for run in collect_runs(session, job_ids):
             runs += [Row(run)]
     except CollectError as exc:
+        # The error is not raised, so that the caller can still show the state of the jobs.
         screen.note(f"note: {exc.cause}")
-    if not runs:
-        return None
+        if not runs:
+            return None
     try:
-        shows_scaling = runs[0].run.scaling is not None
-        answer, lines = scaling_table(screen, runs) if shows_scaling else ranking_of(screen, runs[0])
+        answer, lines = scaling_table(screen, runs) if runs[0].run.scaling else ranking_of(screen, runs[0])
     except UsageError as exc:
         screen.note(f"note: {exc.cause}")
         return None
@@ -234,7 +230,7 @@ def shown_value(value: Value, key: str = "") -> str:
         return shown_elapsed(int(value))
     if key == "cost":
         return f"{float(value):.2f}"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return rounded(value, 6) if isinstance(value, float) else str(value)
 
 
 def _answer(row: Row) -> dict[str, Any]:

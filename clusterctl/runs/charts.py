@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 
 from clusterctl.runs.compare import mapping
 from clusterctl.runs.find import Row
-from clusterctl.runs.page import Chart, Kind, Section, Series, Table, thinned
+from clusterctl.runs.page import Chart, Kind, Section, Series, Table, rounded, thinned
 from clusterctl.runs.series import Record, finite, is_number, records, result_lines
 
 MOST_LINES: Final = 16  # per chart
@@ -80,6 +80,7 @@ class ProgramMetrics:
 
     steps: (step, (compute, communication, data)). stalls: step -> time for a checkpoint. hosts: rank -> host.
     times: (step, Unix seconds). seconds: the duration that the program measured since its last start.
+    given: the options that the user set; None if the program does not tell.
     """
 
     series: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
@@ -93,6 +94,7 @@ class ProgramMetrics:
     seconds: float | None = None
     pipelined: bool = False
     is_ours: bool = False
+    given: frozenset[str] | None = None
 
     @classmethod
     def of(cls, row: Row) -> ProgramMetrics:
@@ -129,6 +131,7 @@ class ProgramMetrics:
                 ranks = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
                 self.hosts = {number: str(row.get("host", "")) for number, row in enumerate(ranks)}
                 self.pipelined = mapping(line, "config").get("pp", 1) != 1
+                self.given = _names(line.get("given"))
             case "iteration":
                 numbers = finite_values(line.get(key) for key in ("seconds", "comm_exposed_ms", "data_ms"))
                 if len(numbers) == len(PARTS):
@@ -147,6 +150,10 @@ class ProgramMetrics:
             complete = len(means) == len(finite_values(means)) == len(finite_values(slowest)) == len(slowest)
             if complete and 0 < windows < _MOST_POINTS:
                 self.compute.append((means, slowest, windows))
+
+
+def _names(value: Any) -> frozenset[str] | None:
+    return frozenset(map(str, value)) if isinstance(value, list) else None
 
 
 def unit_of(name: str) -> str:
@@ -395,10 +402,10 @@ def _by_size(row: Row) -> Mapping[tuple[str, str], list[tuple[float, float]]]:
     return curves
 
 
-def with_unit(value: float, unit: str) -> str:
+def with_unit(value: float, unit: str, digits: int = 5) -> str:
     """Return a value with a unit that fits it, such as 1.5 GiB."""
     name, size = _fitting_unit(unit, [value])
-    return f"{value / size:.5g} {name}".strip()
+    return f"{rounded(value / size, digits)} {name}".strip()
 
 
 def _is_evaluation(name: str) -> bool:

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.errors import CollectError
-from clusterctl.runs.find import FIELDS, Row
+from clusterctl.runs.find import FIELDS, Row, is_usual
 from clusterctl.runs.series import config_of, flat, records
 from clusterctl.state.ledger import Value
 from clusterctl.state.submissions import ENVIRONMENT_FILE, SOURCE_FILE
 from clusterctl.transport.remote_open import read_json
+from clusterctl.transport.tree import format_size
 
 # Fields of a submission that don't affect the computation, or that other sections compare in full.
 _NOT_THE_JOB: Final = frozenset(
@@ -199,24 +200,38 @@ def _files(row: Row) -> dict[str, Value]:
     return contents
 
 
+def _joined(tasks: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
+    """Join the values of an array's tasks. tasks: a task's number -> its values; "" for a single run.
+
+    Values that differ between tasks come first, named ``task 3: lr``. A value of all tasks is named ``lr``.
+    """
+    keys = dict.fromkeys(key for values in tasks.values() for key in values)
+    common = {key for key in keys if len({repr(values.get(key)) for values in tasks.values()}) == 1}
+    own = {f"task {n}: {k}": v for n, values in tasks.items() for k, v in values.items() if k not in common}
+    return own | {key: value for values in tasks.values() for key, value in values.items() if key in common}
+
+
 def _configuration(row: Row) -> dict[str, Value]:
-    """Return the program's options and other arguments. For an array, each task's options are included."""
+    """Return the program's options and other arguments."""
     arguments = " ".join(config_of(row.run.args)[1]) or None
-    values = {**row.config, "arguments": arguments}
-    return values | {f"task {task.number}: {k}": v for task in row.tasks for k, v in task.config.items()}
+    return {
+        **_joined({task.number: task.config for task in row.tasks or [row]}),
+        "arguments": arguments,
+    }
 
 
 def _data(row: Row) -> dict[str, Value]:
     """Return the sizes and checksums of training data that the first line of metrics.jsonl lists."""
-    values: dict[str, Value] = {}
-    for task_row in row.tasks or [row]:
-        prefix = f"task {task_row.number}: " if row.tasks else ""
-        first = next(records(task_row.folder), None)
+    tasks: dict[str, Mapping[str, Value]] = {}
+    for task in row.tasks or [row]:
+        first = next(records(task.folder), None)
         data = flat(mapping(first.line, "data")) if first else {}
         # The configuration has the path of the data.
         data.pop("name", None)
-        values |= {prefix + k: v[:12] if isinstance(v, str) and "sha256" in k else v for k, v in data.items()}
-    return values
+        tasks[task.number] = {
+            k: v[:12] if isinstance(v, str) and "sha256" in k else v for k, v in data.items()
+        }
+    return _joined(tasks)
 
 
 def software_of(facts: Mapping[str, Any]) -> dict[str, Value]:
@@ -236,7 +251,7 @@ def hardware_of(facts: Mapping[str, Any]) -> dict[str, Value]:
             cores, memory, gpus = host.get("cpus"), host.get("memory_total_mib"), host.get("gpus")
             count = f"{len(cores)} core{'s'[: len(cores) != 1]}" if isinstance(cores, list) else ""
             parts = [count, host.get("cpu_model")]
-            parts += [f"{memory} MiB" if memory else ""]
+            parts += [format_size(memory << 20) if isinstance(memory, int) and memory > 0 else ""]
             listed = gpus if isinstance(gpus, list) else ()
             parts += [str(gpu.get("name")) for gpu in listed if isinstance(gpu, Mapping)]
             kinds.add(", ".join(str(part) for part in parts if part))
@@ -245,7 +260,11 @@ def hardware_of(facts: Mapping[str, Any]) -> dict[str, Value]:
 
 def _result(row: Row) -> dict[str, Value]:
     row_values = {key: FIELDS[key](row) for key in _RESULT}
-    row_values |= {name: metric.last for name, metric in row.metrics.items()}
-    return row_values | {
-        f"task {task.number}: {k}": m.last for task in row.tasks for k, m in task.metrics.items()
+    tasks = row.tasks or [row]
+    usual = {name for task in row.tasks for name in task.metrics if is_usual(name)}
+    # Each task of an array has all metrics. The usual metrics are its result.
+    last = {
+        task.number: {key: metric.last for key, metric in task.metrics.items() if not usual or key in usual}
+        for task in tasks
     }
+    return row_values | _joined(last)

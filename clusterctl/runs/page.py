@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import jinja2
+from markupsafe import Markup, escape
 
 from clusterctl.errors import MachineError, UsageError, printable
 from clusterctl.state.workspace import write_atomic
@@ -30,6 +31,8 @@ _MAX_TEXT: Final = 1000  # characters
 _POINTS: Final = 400  # per line
 _SPECIAL: Final = re.compile(r"([\\`*_{}\[\]<>|#~])")
 _DIGITS: Final = 6
+# Browsers end lines after hyphens. Of a long word, only an option at its start is kept in a line.
+_HYPHENATED: Final = re.compile(r"(?<!\S)(?:(?=\S{1,32}(?!\S))\S*-\S*|--?[A-Za-z][\w-]{0,30})")
 
 
 class Kind(StrEnum):
@@ -85,10 +88,16 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table. Each row has as many cells as the head."""
+    """A table. Each row has as many cells as the head. If only the first is not empty, it is a heading.
+
+    title: text above the table. folded: whether the page hides the rows until a click on the title. Markdown
+        has only the title of such a table.
+    """
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
+    title: str = ""
+    folded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +137,9 @@ class Report:
             lines += [part for line in section["lines"] for part in ("", _escaped(line))]
             # Indented lines are code in Markdown, so nothing in them is markup.
             lines += ["", *(f"    {line}" for line in section["log"])] if section["log"] else []
-            tables = [table for chart in section["charts"] for table in [_as_table(chart)] if table]
-            for table in (*tables, *section["tables"]):
-                lines += ["", _row(table["head"]), _row(["---"] * len(table["head"]), plain=True)]
-                lines += [_row(row) for row in table["rows"]]
+            charts = [table for chart in section["charts"] for table in [_as_table(chart)] if table]
+            for table in (*charts, *section["tables"]):
+                lines += _markdown_lines(table)
         return "\n".join(lines) + "\n"
 
     def as_html(self) -> str:
@@ -158,6 +166,8 @@ def _template() -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["whole_words"] = _with_whole_words
+    environment.tests["heading"] = _is_heading
     scripts = [(folder / name).read_text() for name in ("chart.umd.min.js", "report.js")]
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     return environment.get_template("report.html.j2", globals={"scripts": scripts, "hashes": hashes})
@@ -202,20 +212,44 @@ def _as_table(chart: Mapping[str, Any]) -> dict[str, Any] | None:
     if chart["kind"] == Kind.BARS:
         labels = list(dict.fromkeys(x for series in chart["series"] for x, _ in series["points"]))
         values = [dict(map(tuple, series["points"])) for series in chart["series"]]
-        rows = [[str(label), *(_number(series.get(label)) for series in values)] for label in labels]
+        rows = [[str(label), *(rounded(series.get(label)) for series in values)] for label in labels]
         names = [f"{series['name']}{unit}" for series in chart["series"]]
         return {"head": [chart["x"], *names], "rows": rows}
     rows = []
     for series in chart["series"]:
         ys = [y for _, y in series["points"] if y is not None]
         if ys:
-            rows.append([series["name"], *map(_number, (ys[0], ys[-1], min(ys), max(ys)))])
+            rows.append([series["name"], *map(rounded, (ys[0], ys[-1], min(ys), max(ys)))])
     head = [f"{chart['title']}{unit}", "first", "last", "lowest", "highest"]
     return {"head": head, "rows": rows} if rows else None
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.6g}"
+def _markdown_lines(table: Mapping[str, Any]) -> list[str]:
+    if table.get("folded"):
+        return ["", f"Not shown: {_escaped(table['title'])}."]
+    title = ["", f"**{_escaped(table['title'])}**"] if table.get("title") else []
+    head = ["", _row(table["head"]), _row(["---"] * len(table["head"]), plain=True)]
+    cells = (
+        [f"**{_escaped(row[0])}**", *row[1:]] if _is_heading(row) else map(_escaped, row)
+        for row in table["rows"]
+    )
+    return [*title, *head, *(_row(row, plain=True) for row in cells)]
+
+
+def _is_heading(row: Sequence[str]) -> bool:
+    """Return whether a row of a table is a heading for the rows below it."""
+    return len(row) > 1 and bool(row[0]) and not any(row[1:])
+
+
+def _with_whole_words(text: str) -> Markup:
+    """Return a text as HTML in which no line ends within a word such as --save-interval or demo-train-1."""
+    # The text is escaped, and a character reference has no hyphen.
+    return Markup(_HYPHENATED.sub(r'<span class="whole">\g<0></span>', str(escape(text))))  # noqa: S704
+
+
+def rounded(value: float | None, digits: int = 5) -> str:
+    """Return a number with this many digits, such as 102,200 instead of 1.022e+05; "-" for None."""
+    return "-" if value is None else f"{float(f'{value:.{digits}g}'):,.12g}"
 
 
 def _escaped(text: str) -> str:

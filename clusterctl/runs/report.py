@@ -28,26 +28,32 @@ from clusterctl.runs.charts import (
     seeds_section,
     size_charts,
     step_charts,
+    with_unit,
 )
-from clusterctl.runs.compare import compare, compare_losses, environment_of, hardware_of, mapping, software_of
+from clusterctl.runs.compare import compare_losses, environment_of, hardware_of, mapping, software_of
 from clusterctl.runs.find import Row, is_usual, latest_tasks, metric_names, ranked
 from clusterctl.runs.folder import collected_files
 from clusterctl.runs.page import REPORT_FILE, Chart, Kind, Report, Section, Series, Table, write_report
 from clusterctl.runs.scaling import scaling_report
-from clusterctl.runs.series import hangs_in, read_results, restarts_in
+from clusterctl.runs.series import hangs_in, restarts_in
+from clusterctl.runs.tables import (
+    configuration_section,
+    difference_sections,
+    listed,
+    results_section,
+    shown,
+    table_of,
+)
 from clusterctl.runs.telemetry import FIGURES, compare_ranks, node_use, nodes_section
 from clusterctl.scheduler.attempts import Restart
 from clusterctl.scheduler.base import JobState, Outcome
 from clusterctl.spec.sweep import Goal, goal_of
 from clusterctl.spec.units import format_duration
-from clusterctl.state.ledger import RunRecord, Value
+from clusterctl.state.ledger import RunRecord
 from clusterctl.state.submissions import ENVIRONMENT_FILE, RUN_FILE
 
-_MOST_RESULTS: Final = 64
 # Columns for further metrics in a ranking.
 _MORE_METRICS: Final = 4
-# The units of fields.
-_UNITS: Final = {"cost": "USD", "gpu_energy": "J"}
 
 
 def report_of(rows: Sequence[Row]) -> Report:
@@ -89,8 +95,8 @@ def _run_report(row: Row) -> Report:
     facts, missing = ProgramMetrics.of(row), list(_missing(row))
     software = _environment_section(row, missing)
     nodes = nodes_section(row, facts, missing)
-    results = [Table(*result) for result in read_results(row.folder, limit=_MOST_RESULTS)]
-    if not facts.series and not results:
+    results = results_section(row)
+    if not facts.series and not results.tables:
         missing.append("metrics: the program wrote no metrics.jsonl, TensorBoard file or metrics.csv")
     speed, restarts, ranks = list(_speed_lines(facts)), restarts_in(row.folder), _rank_section(facts)
     hangs = [
@@ -98,7 +104,7 @@ def _run_report(row: Row) -> Report:
     ]
     sections = [
         _log_section(row),
-        Section("Results", charts=size_charts({"": row}), tables=results),
+        replace(results, charts=size_charts({"": row})),
         metrics_section({"": facts}, missing),
         Section("Time of a step", charts=list(step_charts(facts))),
         replace(ranks, lines=()),
@@ -106,7 +112,7 @@ def _run_report(row: Row) -> Report:
         Section("Restarts", [str(restart) for restart in restarts[-MOST_LINES:]]),
         Section("Hangs", hangs[-MOST_LINES:]),
         _scheduler_section(row, facts),
-        _configuration_section(row),
+        configuration_section(row, facts),
         software,
     ]
     verdict = [
@@ -135,7 +141,7 @@ def _has_completed(row: Row) -> bool | None:
 
 def _outcome_lines(row: Row) -> Iterator[str]:
     """Yield lines on how the run ended: state, duration, nodes, cost; for a failure also cause and remedy."""
-    record, elapsed = row.record, _shown(row.value("elapsed"), "elapsed")
+    record, elapsed = row.record, shown(row.value("elapsed"), "elapsed")
     location = f" on {len(record.nodes)} node{'s' if len(record.nodes) > 1 else ''}" if record.nodes else ""
     after = f" after {elapsed}" if elapsed != "-" else ""
     hours = row.record.node_hours
@@ -146,7 +152,10 @@ def _outcome_lines(row: Row) -> Iterator[str]:
     yield f"{state}{after}{location}{cost}"
     diagnosis = _diagnosis(row)
     if diagnosis.get("cause"):
-        yield f"{diagnosis['cause']}; fix: {diagnosis.get('fix', '')}"
+        job_id = diagnosis.get("job_id") or row.value("job")
+        which = f"task {job_id}: " if row.tasks else ""
+        log = f"; the whole log: clusterctl logs {job_id}"
+        yield f"{which}{diagnosis['cause']}; fix: {diagnosis.get('fix', '')}{log}"
 
 
 def _diagnosis(row: Row) -> Mapping[str, Any]:
@@ -174,11 +183,11 @@ def _metric_changes(row: Row, facts: ProgramMetrics) -> Iterator[str]:
         metric, points = row.metrics[name], facts.series.get(name, ())
         if metric.last is None or len(points) <= 1:
             continue
-        spread = f", between {_shown(metric.min)} and {_shown(metric.max)}"
+        spread = f", between {shown(metric.min)} and {shown(metric.max)}"
         if is_usual(name):
             best = metric.max if goal_of(name) == Goal.MAX else metric.min
-            spread = f", at best {_shown(best)}" if best != metric.last else ""
-        values = f"{_shown(points[0][1])} to {_shown(metric.last)}{spread}"
+            spread = f", at best {shown(best)}" if best != metric.last else ""
+        values = f"{shown(points[0][1])} to {shown(metric.last)}{spread}"
         yield f"{name} went from {values}, in {metric.count} values"
     for name, metric in row.metrics.items():
         if metric.nonfinite:
@@ -190,14 +199,14 @@ def _speed_lines(facts: ProgramMetrics) -> Iterator[str]:
     for name in ("samples_per_s", "tokens_per_s"):
         if values := finite_values(y for _, y in facts.series.get(name, ())):
             unit = name.removesuffix("_per_s")
-            yield f"median speed: {_shown(statistics.median(values))} {unit} per second"
+            yield f"median speed: {shown(statistics.median(values))} {unit} per second"
     if facts.steps:
         sums = {name: sum(parts[index] for _, parts in facts.steps) for index, name in enumerate(PARTS)}
         sums |= {"checkpoints": sum(facts.stalls.values())} if facts.stalls else {}
         total = sum(sums.values())
         if 0 < total < math.inf:
             shares = ", ".join(f"{100 * value / total:.0f} % {name}" for name, value in sums.items())
-            yield f"mean time of a step: {_shown(total / len(facts.steps))} ms, of which {shares}"
+            yield f"mean time of a step: {shown(total / len(facts.steps))} ms, of which {shares}"
 
 
 def _rank_section(facts: ProgramMetrics) -> Section:
@@ -238,29 +247,16 @@ def _scheduler_section(row: Row, facts: ProgramMetrics) -> Section:
     bars = [Series(name, [(run.name, span)]) for name, span in spans]
     keys = "job state exit user cluster partition nodes elapsed node_hours gpu_energy cost".split()
     lines = [
-        *((key.replace("_", " "), _shown(row.value(key), key)) for key in keys),
+        *((key.replace("_", " "), shown(row.value(key), key)) for key in keys),
         ("attempts", "; ".join(map(str, record.attempts if record.attempts[1:] else ()))),
         ("account", run.account),
-        ("on", _listed(record.nodes)),
-        *((name, f"{span:.1f} s") for name, span in spans),
-        ("not collected", _listed([skipped.path for skipped in run.not_here])),
+        ("on", listed(record.nodes)),
+        *((name, format_duration(round(span))) for name, span in spans),
+        ("not collected", listed([skipped.path for skipped in run.not_here])),
     ]
     table = Table(("", ""), [line for line in lines if line[1] not in {"", "-"}])
     charts = [Chart("Time of the job", bars, x="", y="s", kind=Kind.BARS)] if bars else []
     return Section("Scheduler", charts=charts, tables=[table])
-
-
-def _listed(words: Sequence[str]) -> str:
-    more = f" and {len(words) - MOST_LINES} more" if len(words) > MOST_LINES else ""
-    return ", ".join(words[:MOST_LINES]) + more
-
-
-def _configuration_section(row: Row) -> Section:
-    run = row.run
-    extra_rows = (("arguments", " ".join(run.args)), ("tags", ", ".join(run.tags)), ("note", run.note or ""))
-    options = [(key, _shown(value)) for key, value in row.config.items() if value is not None]
-    rows = [*options, *(extra for extra in extra_rows if extra[1])]
-    return Section("Configuration", tables=[Table(("option", "value"), rows)])
 
 
 def _environment_section(row: Row, missing: list[str]) -> Section:
@@ -270,7 +266,7 @@ def _environment_section(row: Row, missing: list[str]) -> Section:
     if not facts:
         missing.append(f"the environment: {ENVIRONMENT_FILE} does not exist or is damaged")
         return Section("Environment")
-    rows = [(key, _shown(value)) for key, value in {**software_of(facts), **hardware_of(facts)}.items()]
+    rows = [(key, shown(value)) for key, value in {**software_of(facts), **hardware_of(facts)}.items()]
     if git := mapping(facts, "client", "git"):
         rows.append(("git", f"{git.get('commit')}{' with uncommitted changes' if git.get('status') else ''}"))
     rows.append(("clusterctl", str(mapping(facts, "client").get("clusterctl") or "-")))
@@ -288,39 +284,28 @@ def _missing(row: Row) -> Iterator[str]:
 
 
 def _comparison_report(rows: Sequence[Row]) -> Report:
-    """Return the report that compares runs. Its results and charts show only the best task of a sweep."""
+    """Return the report that compares runs. A sweep is compared by its best task, which the verdict names."""
     missing: list[str] = []
-    first, shown = rows[0], {_title(row, rows): _best_task(row) for row in rows}
-    table: dict[tuple[str, str], list[str]] = {}
-    for column, other in enumerate(rows[1:], 1):
-        try:
-            differences = compare(first, other)
-        except CollectError as exc:
-            missing.append(f"the differences between {first.shown} and {other.shown}: {exc.cause}")
-            continue
-        # The results have a table of their own.
-        for difference in (each for each in differences if each.section != "result"):
-            values = table.setdefault((difference.section, difference.key), ["", *"=" * (len(rows) - 1)])
-            values[0], values[column] = _shown(difference.a), _shown(difference.b)
-    changes = []
-    for section in dict.fromkeys(section for section, _ in table):
-        lines = [(key, *values) for (row_section, key), values in table.items() if row_section == section]
-        changes.append(Section(f"Differs: {section}", tables=[Table(("", *shown), lines)]))
+    best = [_best_task(row) for row in rows]
+    compared = [row if task is None else task for row, (task, _) in zip(rows, best, strict=True)]
+    titled = {_title(row, compared): row for row in compared}
+    facts = {title: ProgramMetrics.of(titled[title]) for title in list(titled)[:MOST_LINES]}
+    changes = [*difference_sections(titled, facts, missing)]
     if len(rows) > MOST_LINES:
         missing.append(f"lines of {len(rows) - MOST_LINES} more runs in the charts")
-    verdict = [f"{len(rows)} runs: {_describe_differences(table, missing)}"]
-    if len(rows) == 2 and (losses := compare_losses(*rows)):  # noqa: PLR2004 - a pair
+    verdict = [f"{len(rows)} runs: {_describe_differences(changes, missing)}"]
+    if len(rows) == 2 and (losses := compare_losses(*rows) or compare_losses(*compared)):  # noqa: PLR2004 - a pair
         verdict.append(f"losses: {losses}")
-    verdict += [f"{row.shown}: {next(_outcome_lines(row))}" for row in rows[:MOST_LINES]]
-    best = list(shown.values())
-    keys = [name for name in metric_names(best) if is_usual(name)][:_MORE_METRICS]
-    facts = {title: ProgramMetrics.of(shown[title]) for title in list(shown)[:MOST_LINES]}
-    options = dict.fromkeys(key for row in best for key in row.config)
-    results = [_table("run", shown, [*keys, "state", "elapsed"]), _use_table(shown, facts)]
-    varied = [key for key in options if len({row.config.get(key) for row in best}) > 1]
+    for row, (task, metric) in zip(rows[:MOST_LINES], best, strict=False):
+        figures = f"; compared by its best {_named_task(task)}, by {metric}" if task is not None else ""
+        verdict.append(f"{row.shown}: {next(_outcome_lines(row))}{figures}")
+    keys = [name for name in metric_names(compared) if is_usual(name)][:_MORE_METRICS]
+    options = dict.fromkeys(key for row in compared for key in row.config)
+    varied = [key for key in options if len({row.config.get(key) for row in compared}) > 1]
+    results = [table_of("run", titled, [*keys, "state", "elapsed"]), _use_table(titled, facts)]
     sections = [
-        Section("Results", charts=size_charts(shown), tables=results),
-        seeds_section(shown, varied, keys[0], facts) if keys else Section("Seeds"),
+        Section("Results", charts=size_charts(titled), tables=results),
+        seeds_section(titled, varied, keys[0], facts) if keys else Section("Seeds"),
         *changes,
         metrics_section(facts, missing),
     ]
@@ -332,12 +317,12 @@ def _use_table(rows: Mapping[str, Row], runs: Mapping[str, ProgramMetrics]) -> T
     figures: dict[str, dict[str, str]] = {}
     for title, row in rows.items():
         step_ms = runs[title].mean_step_ms if title in runs else None
-        own = {"step (mean)": f"{_shown(step_ms)} ms"} if step_ms is not None else {}
-        totals = {key: _shown(row.value(key), key) for key in ("node_hours", "gpu_energy")}
+        own = {"step (mean)": f"{shown(step_ms)} ms"} if step_ms is not None else {}
+        totals = {key: shown(row.value(key), key) for key in ("node_hours", "gpu_energy")}
         own |= {key.replace("_", " "): text for key, text in totals.items() if text != "-"}
         use = node_use(row.folder, row.record.nodes)
         figures[title] = own | {
-            figure.heading: f"{use[figure.key]:.3g} {figure.key_unit}"
+            figure.heading: with_unit(use[figure.key] * figure.size, figure.unit, 3)
             for figure in FIGURES
             if figure.key in use
         }
@@ -350,16 +335,27 @@ def _title(row: Row, rows: Sequence[Row]) -> str:
     return row.shown if [other.shown for other in rows].count(row.shown) == 1 else str(row.folder)
 
 
-def _best_task(row: Row) -> Row:
-    """Return the best task of a sweep, or the run itself if it is not a sweep."""
+def _best_task(row: Row) -> tuple[Row | None, str]:
+    """Return the best task of a sweep, and the metric that ranks its tasks; (None, "") for other runs."""
     with suppress(UsageError):
-        return ranked(row)[0][0]
-    return row
+        tasks, metric = ranked(row)
+        return tasks[0], metric
+    return None, ""
 
 
-def _describe_differences(differences: Mapping[tuple[str, str], object], missing: Sequence[str]) -> str:
-    if differences:
-        return f"they differ in {_listed([key for _, key in differences])}"
+def _named_task(task: Row) -> str:
+    """Return a text such as ``task 3, lr=0.1 width=8``."""
+    keys = (task.run.sweep or {}).get("keys") or []
+    values = " ".join(f"{key}={shown(task.value(key))}" for key in keys)
+    return f"task {task.number}{', ' if values else ''}{values}"
+
+
+def _describe_differences(sections: Sequence[Section], missing: Sequence[str]) -> str:
+    tables = [table for section in sections for table in section.tables]
+    keys = [row[0] for table in tables if not table.folded for row in table.rows]
+    keys += [table.title for table in tables if table.folded]
+    if keys:
+        return f"they differ in {listed(keys)}"
     if missing:
         return "the differences can't be read"
     return "job, code, configuration, data, environment and hardware are the same"
@@ -382,12 +378,11 @@ def _array_report(run: Row) -> Report:
     ended, *details = _outcome_lines(run)
     verdict = [ended, *(() if ok else details), f"{outcomes.count(True)} of {len(tasks)} tasks completed"]
     if metric and (best := tasks[0].value(metric)) is not None:
-        values = " ".join(f"{key}={_shown(tasks[0].value(key))}" for key in keys)
-        task = f"task {tasks[0].number}{', ' if values else ''}{values}"
-        verdict.insert(1, f"best: {task}: {metric} {_shown(best)}")
+        verdict.insert(1, f"best: {_named_task(tasks[0])}: {metric} {shown(best, metric)}")
+    verdict += _incomplete_tasks(run, tasks)
     for other in dict.fromkeys(task.run.job_id for task in tasks if task.run.token != run.run.token):
         numbers = sorted(task.number for task in tasks if task.run.job_id == other)
-        verdict.append(f"tasks {_listed(numbers)} ran again in job {other}")
+        verdict.append(f"tasks {listed(numbers)} ran again in job {other}")
     if metric and len(tasks) > MOST_LINES:
         missing.append(f"in the charts of metrics, all tasks but the best {MOST_LINES}")
     titled = {f"task {task.number}": task for task in tasks}
@@ -398,28 +393,26 @@ def _array_report(run: Row) -> Report:
         _log_section(run),
         Section(
             "Ranking" if metric else "Tasks",
-            tables=[_table("task", {task.number: task for task in tasks}, columns)],
+            tables=[table_of("task", {task.number: task for task in tasks}, columns)],
         ),
         Section("Parameters", charts=[parameter_chart(key, metric, tasks) for key in keys if metric]),
         Section("Results", charts=size_charts(titled)),
         seeds_section(titled, keys, metric, facts),
         metrics_section(facts, missing, [metric, "loss", "train_loss"]),
         _scheduler_section(run, ProgramMetrics()),
-        _configuration_section(run),
+        configuration_section(run),
         _environment_section(run, missing),
     ]
     return Report(run.shown, verdict, ok, missing, _without_empty(sections))
 
 
-def _table(head: str, rows: Mapping[str, Row], keys: Sequence[str]) -> Table:
-    cells = [[title, *(_shown(row.value(key), key) for key in keys)] for title, row in rows.items()]
-    return Table((head, *keys), cells)
-
-
-def _shown(value: Value, key: str = "") -> str:
-    if value is None or value == "":
-        return "-"
-    if key == "elapsed" and isinstance(value, int):
-        return format_duration(value)
-    number = f"{value:.5g}" if isinstance(value, float) else str(value)
-    return f"{number} {_UNITS[key]}" if key in _UNITS else number
+def _incomplete_tasks(run: Row, tasks: Sequence[Row]) -> Iterator[str]:
+    """Yield the tasks of an array in each state but COMPLETED, and the command that repeats failed tasks."""
+    states: dict[str, list[str]] = {}
+    for task in sorted(tasks, key=lambda task: int(task.number)):
+        states.setdefault(task.record.state, []).append(str(task.value("job")))
+    others = [f"{state}: {listed(ids)}" for state, ids in states.items() if state != JobState.COMPLETED]
+    yield from others
+    if others and run.run.final:
+        command = f"`clusterctl replay {run.run.job_id} --failed`"
+        yield f"{command} repeats these tasks, after a correction with `--code current`"

@@ -26,6 +26,7 @@ from clusterctl.runs.telemetry import FIGURES, node_use
 from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.directives import Directives
 from clusterctl.spec.sweep import Goal, goal_of
+from clusterctl.spec.units import GIB_MIB
 
 _THROUGHPUT: Final = ("samples_per_s", "tokens_per_s")
 _TIME: Final = "time_s"
@@ -62,10 +63,13 @@ class Spread:
         """Return a text such as ``290 ± 17``; without a deviation that four digits do not show."""
         places = _places(self.mean, 4)
         if self.deviation < 10**-places / 2:
-            text = f"{self.mean:.{places}f}"
+            text = f"{self.mean:,.{places}f}"
             return text.rstrip("0").rstrip(".") if places else text
         places = min(_places(self.deviation, 2), places)
-        return f"{self.mean:.{places}f} ± {self.deviation:.{places}f}"
+        return f"{self.mean:,.{places}f} ± {self.deviation:,.{places}f}"
+
+    def times(self, factor: float) -> Spread:
+        return Spread(self.mean * factor, self.deviation * factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,14 +154,18 @@ class Scaling:
             ]
             for name in dict.fromkeys(name for size in curve.sizes for name in size.figures):
                 title = _TITLES.get(name, name)
-                rows.append([title, *(str(size.figures.get(name, "-")) if size else "-" for size in shown)])
+                spreads = [size.figures.get(name) if size else None for size in shown]
+                if title.endswith("GiB") and all(each is None or each.mean < 1 for each in spreads):
+                    title = f"{title.removesuffix('GiB')}MiB"
+                    spreads = [each and each.times(GIB_MIB) for each in spreads]
+                rows.append([title, *("-" if each is None else str(each) for each in spreads)])
                 if any(name in size.published for size in curve.sizes):
                     values = [size.published.get(name) if size else None for size in shown]
                     rows.append([f"published {title}", *map(self._published_cell, values)])
         return Table(("", *map(_nodes, counts)), rows)
 
     def _published_cell(self, value: float | None) -> str:
-        return "-" if value is None else f"{value:g}{' *' if self.differs else ''}"
+        return "-" if value is None else f"{Spread(value, 0)}{' *' if self.differs else ''}"
 
     def notes(self) -> Iterator[str]:
         if self.differs and any(curve.source for curve in self.curves):
@@ -348,11 +356,7 @@ def _curve(title: str, facts: Sequence[_Facts], metric: str, is_weak: bool) -> C
             ratios = [speed / statistics.fmean(base) for speed in speeds]
             grown = count / first if is_weak and goal_of(metric) == Goal.MIN else 1.0
             speed_up = Spread.of([ratio * grown for ratio in ratios])
-            share = 100 * first / count
-            figures |= {
-                _SPEED_UP: speed_up,
-                _EFFICIENCY: Spread(speed_up.mean * share, speed_up.deviation * share),
-            }
+            figures |= {_SPEED_UP: speed_up, _EFFICIENCY: speed_up.times(100 * first / count)}
         published = _published_figures(target, metric, groups[first][0].ranks, group[0].ranks)
         sizes.append(Size(count, group[0].ranks, len(group), _in_order(figures, metric), published))
     return Curve(title, sizes, target["source"] if any(size.published for size in sizes) else "")

@@ -44,7 +44,7 @@ _PAIR: Final = re.compile(r"\+{0,2}([A-Za-z][\w./@-]*)=(.*)", re.DOTALL)
 # They have no value, but a pair may follow.
 _HYDRA_FLAGS: Final = frozenset({"-m", "--multirun"})
 _MAX_NAMES: Final = 200
-_MAX_COLUMNS: Final = 16
+_MAX_KINDS: Final = 4
 # Written by the bundled jobs that measure instead of training.
 _RESULTS: Final = ("bench.jsonl", "find.jsonl", "gemm.jsonl", "allreduce.jsonl")
 # The side of a benchmark that uses all ranks of the job.
@@ -204,37 +204,20 @@ def _lines(folder: Path, name: str) -> Iterator[bytes]:
                 skips = True
 
 
-def read_results(folder: Path, *, limit: int) -> Iterator[tuple[list[str], list[list[str]]]]:
-    """Yield the head and rows of a table for each kind of line in the bundled jobs' files of results.
-
-    limit: the number of rows. Of more lines, the last are shown.
-    """
+def read_results(folder: Path, *, limit: int) -> dict[str, list[Mapping[str, Any]]]:
+    """Return kind -> lines of the bundled jobs' files of results. limit: the last lines of each kind."""
+    kinds: dict[str, deque[Mapping[str, Any]]] = {}
     for name in _RESULTS:
-        kinds: dict[str, deque[Mapping[str, Any]]] = {}
         for line in _json_lines(folder, name):
-            kind = printable(str(line.get("kind", "")))[:_MAX_TEXT]
-            if kind in kinds or len(kinds) < len(_RESULTS):
+            kind = printable(str(line.pop("kind", "")))[:_MAX_TEXT]
+            if kind in kinds or len(kinds) < _MAX_KINDS:
                 kinds.setdefault(kind, deque(maxlen=limit)).append(line)
-        for kind, lines in kinds.items():
-            keys = [key for key in dict.fromkeys(chain.from_iterable(lines)) if key not in ("kind", "time")]
-            keys = [key for key in keys if any(line.get(key) is not None for line in lines)][:_MAX_COLUMNS]
-            cells = [[_cell(line.get(key)) for key in keys] for line in lines]
-            head = [printable(key)[:_MAX_TEXT] for key in keys] or [""]
-            yield [f"{kind}: {head[0]}", *head[1:]], cells
+    return {kind: list(lines) for kind, lines in kinds.items()}
 
 
 def result_lines(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of the bundled jobs' files of results."""
     return chain.from_iterable(_json_lines(folder, name) for name in _RESULTS)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(_cell, value))[:_MAX_TEXT]
-    if isinstance(value, float):
-        # Large numbers have no exponent, as in 171700.
-        return f"{float(f'{value:.4g}'):.12g}"
-    return printable("-" if value is None else str(value))[:_MAX_TEXT]
 
 
 def _json_lines(folder: Path, name: str) -> Iterator[dict[str, Any]]:
@@ -379,7 +362,8 @@ def summarize(folder: Path, args: Sequence[str] = ()) -> Summary:
     summary = Summary(config=config_of(args)[0])
     for record in records(folder):
         if isinstance(config := record.line.get("config"), dict):
-            summary.config = {**flat(config), **summary.config}
+            # The options in the arguments come first, and keep their values.
+            summary.config = {**summary.config, **flat(config), **summary.config}
         for name, value in record.values.items():
             summary.metrics.setdefault(name, Metric()).add(value, record.step)
     for name, value in _measured(folder):

@@ -51,7 +51,7 @@ def test_nothing_slow_is_imported_without_need(module: str, needs: set[str]) -> 
         ("up", 120),
         ("down", 88),
         ("submit", 65),
-        ("replay", 108),
+        ("replay", 109),
         ("collect", 50),
         ("job", 44),
         ("files", 48),

@@ -117,6 +117,20 @@ def test_arrays_differ_in_their_tasks(tmp_path: Path) -> None:
     assert found == {("configuration", "task 1: lr"): (0.1, 0.2), ("result", "task 1: loss"): (2.0, 1.0)}
 
 
+def test_an_array_has_the_options_of_all_its_tasks_once(tmp_path: Path) -> None:
+    """Only the options that differ between its tasks are listed for each task, and come first."""
+    defaults = {f"default{n}": n for n in range(40)}
+    metrics = {name: {"last": 1.0 if name == "lr" else 2.0} for name in ("loss", "lr", "norm")}
+    tasks = [
+        {"id": f"1_{n}", "state": "COMPLETED", "config": {**defaults, "lr": n}, "metrics": metrics}
+        for n in range(3)
+    ]
+    swept, single = made_run(tmp_path, 1, tasks=tasks), made_run(tmp_path, 2, config={**defaults, "lr": 9})
+    found = [(one.section, one.key) for one in compare(Row(swept), Row(single))]
+    keys = ["task 0: lr", "task 1: lr", "task 2: lr", "lr"]
+    assert found == [*(("configuration", key) for key in keys), ("result", "exit"), ("result", "loss")]
+
+
 def losses(*values: float, name: str = "loss", start: int = 1) -> list[dict[str, Any]]:
     return [{"step": step, name: value, "loss_scale": 8.0 * step} for step, value in enumerate(values, start)]
 

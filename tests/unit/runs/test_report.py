@@ -15,7 +15,7 @@ import pytest
 from clusterctl.errors import CollectError, UsageError
 from clusterctl.runs.find import Row, metric_names
 from clusterctl.runs.folder import write_sums
-from clusterctl.runs.page import REPORT_FILE, Report, thinned, write_report
+from clusterctl.runs.page import REPORT_FILE, Report, Section, thinned, write_report
 from clusterctl.runs.report import report_of, report_path, write_report_beside
 from clusterctl.runs.telemetry import compare_ranks
 from clusterctl.state.ledger import RunRecord
@@ -282,12 +282,107 @@ def test_a_sweep_of_200(tmp_path: Path) -> None:
     assert len(report.as_html()) < 5 << 20
 
 
+def section_of(report: Report, title: str) -> Section:
+    (section,) = [section for section in report.sections if section.title == title]
+    return section
+
+
+def test_a_comparison_repeats_values_that_are_the_same(tmp_path: Path) -> None:
+    rows = [trained(tmp_path, number, lr=lr) for number, lr in ((1, 0.1), (2, 0.2), (3, 0.1))]
+    (table,) = section_of(report_of(rows), "Differs: configuration").tables
+    assert table.rows == [("lr", "0.1", "0.2", "0.1")]
+
+
+def test_a_sweep_is_compared_by_its_best_task(tmp_path: Path) -> None:
+    """The figures and the differences are those of this task, and have its name."""
+    report = report_of([trained(tmp_path), swept(tmp_path, 30)])
+    best = "demo-7-train/task-29"
+    assert [row[0] for row in section_of(report, "Results").tables[0].rows] == ["demo-1-train", best]
+    (table,) = section_of(report, "Differs: configuration").tables
+    assert (table.head, table.rows) == (
+        ("", "demo-1-train", best),
+        [("lr", "0.1", "3.625"), ("pp", "1", "-")],
+    )
+    assert ["task 29, lr=3.625" in line for line in report.verdict] == [False, False, False, True]
+
+
+def test_defaults_are_folded_and_what_the_user_set_is_not(tmp_path: Path) -> None:
+    """Markdown has the number of defaults. A program that does not tell its defaults has none."""
+    config = {"lr": 0.1, "seed": 7, **{f"default{n}": n for n in range(40)}}
+    line: dict[str, Any] = {"kind": "run", "config": config, "given": ["lr", "seed"]}
+    more: dict[str, Any] = {"args": ["--lr", "0.2", "--default3", "3"], "note": "first"}
+    row = Row(made_run(tmp_path, 1, metrics=[line], **more))
+    report = report_of([row])
+    own, defaults = section_of(report, "Configuration").tables
+    assert [key for key, _ in own.rows] == ["lr", "default3", "seed", "arguments", "note"]
+    assert (own.folded, defaults.folded, len(defaults.rows)) == (False, True, 39)
+    assert "| default5 |" not in report.as_markdown()
+    assert report.as_html().count("<details>") == 1
+    line.pop("given")
+    (table,) = section_of(report_of([Row(made_run(tmp_path, 2, metrics=[line]))]), "Configuration").tables
+    assert (table.folded, len(table.rows)) == (False, 42)
+    other = Row(made_run(tmp_path, 3, args=["--width", "5"]))
+    own, defaults = section_of(report_of([row, other]), "Differs: configuration").tables
+    assert [key for key, *_ in own.rows] == ["lr", "default3", "seed", "width"]
+    assert (defaults.folded, len(defaults.rows)) == (True, 39)
+
+
+def test_failed_tasks_are_named_with_the_command_for_them(tmp_path: Path) -> None:
+    diagnosis = {"job_id": "7_4", "cause": "out of memory", "fix": "--mem", "lines": []}
+    row = swept(tmp_path, 5)
+    tasks = [task.model_copy(update={"state": state}) for task, state in zip(
+        row.run.tasks, ("COMPLETED", "FAILED", "TIMEOUT", "COMPLETED", "FAILED"), strict=True
+    )]  # fmt: skip
+    run = row.run.model_copy(update={"tasks": tuple(tasks), "state": "FAILED", "diagnosis": diagnosis})
+    (row.folder / "run.json").write_text(run.as_json())
+    verdict = report_of([Row(run)]).verdict
+    assert {"FAILED: 7_1, 7_4", "TIMEOUT: 7_2"} <= {*verdict}
+    (cause,) = [line for line in verdict if diagnosis["cause"] in line]
+    assert cause.count("7_4") == 2
+    assert ["replay" in line for line in verdict].count(True) == 1
+    running = run.model_copy(update={"final": False})
+    assert not any("replay" in line for line in report_of([Row(running)]).verdict)
+
+
+def test_results_have_units_and_right_sums_are_a_sentence(tmp_path: Path) -> None:
+    """A wrong sum is a column."""
+    sums = {"kind": "allreduce", "ok": True, "comm": "mpi", "bytes": 4096, "ms": 33.317011, "wrong": [0, 0]}
+    sums |= {"bus_gb_per_s": 0.0012}
+    products = {"kind": "gemm", "ok": False, "gflops": [11.268, 8.786], "wrong_rows": [0, 3], "mfu": 0.4567}
+    rows = [Row(made_run(tmp_path, number)) for number in (1, 2)]
+    for row, line in zip(rows, (sums, products), strict=True):
+        (row.folder / f"{line['kind']}.jsonl").write_text(json.dumps(line))
+    right, wrong = (section_of(report_of([row]), "Results") for row in rows)
+    assert (right.tables[0].head, right.tables[0].rows) == (
+        ["comm", "bytes", "ms", "bus_gb_per_s"],
+        [["mpi", "4 KiB", "33.32 ms", "0.0012 GB/s"]],
+    )
+    assert (len(right.lines), len(wrong.lines)) == (1, 0)
+    assert wrong.tables[0].rows == [["false", "11.27 GFLOP/s, 8.786 GFLOP/s", "0, 3", "45.67 %"]]
+
+
+def test_large_numbers_durations_and_sizes_are_readable(tmp_path: Path) -> None:
+    lines = [{"step": step, "tokens_per_s": 102_211.0, "time": TIME + step} for step in (3, 5)]
+    task = {"id": "1", "state": "COMPLETED", "nodes": NODES[:1], "start_time": TIME, "end_time": TIME + 60}
+    more: dict[str, Any] = {"tasks": [task], "start_time": TIME + 64, "submit_time": TIME + 1}
+    report = report_of([Row(made_run(tmp_path, 1, metrics=lines, **more))])
+    assert any("102,210 tokens" in line for line in report.verdict)
+    assert dict(section_of(report, "Scheduler").tables[0].rows)["queue"] == "1m3s"
+    rows = [trained(tmp_path / "both", number) for number in (1, 2)]
+    for row in rows:
+        replace_in(row.folder / "telemetry" / "demo-train-1.jsonl", "2048", "300")
+        replace_in(row.folder / "telemetry" / "demo-train-2.jsonl", "2048", "94")
+    use = section_of(report_of(rows), "Results").tables[1]
+    assert dict(zip(use.head, use.rows[0], strict=True))["Memory (highest)"] == "300 MiB"
+
+
 def test_comparisons_say_what_could_not_be_compared(tmp_path: Path) -> None:
     rows = [trained(tmp_path, number, lr=lr) for number, lr in ((1, 0.1), (2, 0.2), (3, 0.3))]
     (rows[2].folder / "environment.json").write_text("{")
     report = report_of(rows)
     (differs,) = (one for one in report.sections if one.title == "Differs: configuration")
-    assert differs.tables[0].rows == [("lr", "0.1", "0.2", "=")]
+    assert differs.tables[0].head == ("", "demo-1-train", "demo-2-train")
+    assert differs.tables[0].rows == [("lr", "0.1", "0.2")]
     assert "demo-1-train and demo-3-train" in report.missing[0]
     assert report_of(rows[1:]).verdict[0].endswith("can't be read")
 
@@ -339,10 +434,11 @@ def test_bundled_jobs_that_measure_have_tables_of_results(tmp_path: Path) -> Non
     report = report_of([row])
     assert not any(line.startswith("metrics:") for line in report.missing)
     (results,) = [section for section in report.sections if section.title == "Results"]
-    by_size, best, *_ = results.tables
-    assert (by_size.head, len(by_size.rows)) == (["micro_batch: size", "samples_per_s"], 64)
-    assert by_size.rows[-1] == [str(1 << 69), "23"]
-    assert (best.head, best.rows) == (["found: lr", "ranks"], [["0.1", "-"], ["-", "0, 1"]])
+    # The result is before the trials.
+    *_, best, by_size = results.tables
+    assert (by_size.title, by_size.head, len(by_size.rows)) == ("micro batch", ["size", "samples_per_s"], 64)
+    assert by_size.rows[-1] == [str(1 << 69), "23 samples/s"]
+    assert (best.head, best.rows) == (["lr", "ranks"], [["0.1", "-"], ["-", "0, 1"]])
     shown = [cell for table in results.tables for cells in (table.head, *table.rows) for cell in cells]
     assert max(map(len, shown)) < 300
     assert all(cell.isprintable() for cell in shown)

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from clusterctl.runs.find import Row
-from clusterctl.runs.page import Report, write_report
+from clusterctl.runs.page import Report, Section, Table, write_report
 from clusterctl.runs.report import report_of
 from tests.support.sweeps import in_sweep
 from tests.unit.runs.made import made_run
@@ -153,6 +153,50 @@ def test_a_change_of_the_scheme_draws_anew_and_paper_has_all(
     assert len(page.pdf(format="A4")) > 20_000
     assert page.locator("figcaption").all_inner_texts() == list(charts(reports["one"]))
     page.close()
+
+
+# Words that must not be torn, and the number of lines that each is on. The names of cards, and their places.
+WORDS = """() => [...document.querySelectorAll(".whole")]
+    .map((one) => [one.innerText, one.getClientRects().length])"""
+NAMES = """() => [...document.querySelectorAll(".wide td:first-child")].map((one) => {
+    const card = one.parentElement.getBoundingClientRect(), place = one.getBoundingClientRect();
+    return [one.innerText, place.left - card.left, place.top - card.top];
+})"""
+
+
+def test_cards_have_names_and_words_are_whole_on_a_phone(browser: Browser, tmp_path: Path) -> None:
+    words = " ".join(f"--an-option-{'x' * n} demo-train-{n}" for n in range(12))
+    runs = [trained(tmp_path, number, lr=number / 10, note=words) for number in (1, 2, 3)]
+    view = {"viewport": {"width": 380, "height": 900}}
+    page = open_page(browser, report_of(runs[:1]), tmp_path / "report.html", **view)
+    parts = page.evaluate(WORDS)
+    assert {*words.split()} <= {word for word, _ in parts}
+    assert {lines for _, lines in parts} == {1}
+    page.close()
+    page = open_page(browser, report_of(runs), tmp_path / "report.html", **view)
+    names = page.evaluate(NAMES)
+    assert {"lr", *(row.shown for row in runs)} <= {name for name, *_ in names}
+    assert {(left, top) for _, left, top in names} == {(0, 0)}
+    page.close()
+
+
+def test_defaults_are_shown_after_a_click(browser: Browser, tmp_path: Path) -> None:
+    """The page has headings in tables, and above the list of missing data."""
+    rows = [["first", "", ""], ["x", "1", "2"]]
+    tables = [
+        Table(("", "a", "b"), rows),
+        Table(("option", "value"), [("hidden", "1")], "Defaults", folded=True),
+    ]
+    report = Report("x", ["y"], missing=["z"], sections=[Section("Configuration", tables=tables)])
+    page = open_page(browser, report, tmp_path / "report.html")
+    assert page.locator("h3").all_inner_texts() == ["Missing"]
+    assert page.locator("th[colspan]").all_inner_texts() == ["first"]
+    cell = page.get_by_text("hidden")
+    assert not cell.is_visible()
+    page.get_by_text("Defaults").click()
+    assert cell.is_visible()
+    page.close()
+    assert "| **first** |" in report.as_markdown()
 
 
 def test_a_chart_is_smoothed_and_logarithmic_on_request(

@@ -14,7 +14,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.runs.find import Row, named_rows
 from clusterctl.runs.report import report_of
-from clusterctl.runs.scaling import Scaling, Size, Spread, is_scaling, scaling_of
+from clusterctl.runs.scaling import Curve, Scaling, Size, Spread, is_scaling, scaling_of
 from clusterctl.state.ledger import RunRecord
 from clusterctl.state.submissions import note_runs_folder
 from tests.support.messages import refused
@@ -238,6 +238,26 @@ def test_runs_without_figures_are_missing(runs: list[Row], tmp_path: Path) -> No
     assert sizes_of(complete)[1].runs == 2
     alone = scaling_of([failed, failed])
     assert (alone.curves, report_of([failed, failed]).ok) == ([], None)
+
+
+def test_memory_of_less_than_a_gib_is_in_mib() -> None:
+    def cells(*gib: float) -> dict[str, Sequence[str]]:
+        sizes = [
+            Size(
+                nodes,
+                nodes,
+                1,
+                {"memory_max_gib": Spread(each, 0.0), "tokens_per_s": Spread(102_211.0, 0.0)},
+                {},
+            )
+            for nodes, each in enumerate(gib, 1)
+        ]
+        scaling = Scaling(NAME, False, "time_s", [Curve("", sizes, "")], False, "", False, [])
+        return {row[0].rpartition(", ")[2]: row[1:] for row in scaling.table().rows}
+
+    small, mixed = cells(0.25, 0.5), cells(0.25, 2)
+    assert (small["MiB"], small["tokens_per_s"]) == (["256", "512"], ["102,211"] * 2)
+    assert mixed["GiB"] == ["0.25", "2"]
 
 
 def test_a_run_that_cannot_be_read_is_named(runs: list[Row]) -> None:

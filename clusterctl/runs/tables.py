@@ -1,0 +1,156 @@
+"""Tables of a report: values as text, results of the bundled jobs, configuration, differences of runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from clusterctl.errors import CollectError, printable
+from clusterctl.runs.charts import MOST_LINES, ProgramMetrics, unit_of, with_unit
+from clusterctl.runs.compare import compare
+from clusterctl.runs.find import Row
+from clusterctl.runs.page import Section, Table, rounded
+from clusterctl.runs.series import config_of, read_results
+from clusterctl.spec.units import format_duration
+from clusterctl.state.ledger import Value
+
+_MOST_RESULTS: Final = 64
+_MOST_COLUMNS: Final = 16
+_MOST_TEXT: Final = 100
+# The results of checks of sums.
+_CHECKS: Final = frozenset({"ok", "wrong", "wrong_rows"})
+# Results that are shares of 1.
+_SHARES: Final = re.compile(r"(?:^|_)(?:mfu|efficiency)$")
+# The units of fields, and of results with a name that does not end with the unit.
+_UNITS: Final = {
+    **{"cost": "USD", "gpu_energy": "J", "bytes_sent": "B", "gflops": "GFLOP/s"},
+    **dict.fromkeys(("algorithm_gb_per_s", "bus_gb_per_s"), "GB/s"),
+}
+_HEAD: Final = ("option", "value")
+
+
+def shown(value: Value, key: str = "") -> str:
+    """Return a value as text. key: the name of a field, an option or a metric, which may tell the unit."""
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if key == "elapsed" and isinstance(value, int):
+        return format_duration(value)
+    return with_unit(value, _unit(key)) if isinstance(value, float) else str(value)
+
+
+def _unit(key: str) -> str:
+    return _UNITS.get(key) or unit_of(key)
+
+
+def listed(words: Sequence[str]) -> str:
+    more = f" and {len(words) - MOST_LINES} more" if len(words) > MOST_LINES else ""
+    return ", ".join(words[:MOST_LINES]) + more
+
+
+def table_of(head: str, rows: Mapping[str, Row], keys: Sequence[str]) -> Table:
+    """Return a table with these values of some runs. head: the title of the column with the runs' titles."""
+    cells = [[title, *(shown(row.value(key), key) for key in keys)] for title, row in rows.items()]
+    return Table((head, *keys), cells)
+
+
+def results_section(row: Row) -> Section:
+    """Return tables of the measurements of the bundled jobs. Of many lines of a kind, the last are shown.
+
+    If all sums were right, a sentence says so instead of columns. The kind that the program wrote last is
+    first, as `train --find` writes its result after its trials.
+    """
+    tables, is_checked = [], False
+    kinds = read_results(row.folder, limit=_MOST_RESULTS)
+    for kind, lines in reversed(kinds.items()):
+        are_right = {line.get("ok") for line in lines} == {True}
+        is_checked |= are_right
+        keys = [key for key in dict.fromkeys(key for line in lines for key in line) if key != "time"]
+        keys = [key for key in keys if not (are_right and key in _CHECKS)]
+        keys = [key for key in keys if any(line[key] is not None for line in lines if key in line)]
+        cells = [[_measured(line.get(key), key) for key in keys[:_MOST_COLUMNS]] for line in lines]
+        head = [printable(key)[:_MOST_TEXT] for key in keys[:_MOST_COLUMNS]]
+        tables += [Table(head, cells, kind.replace("_", " ") if len(kinds) > 1 else "")] if head else []
+    return Section("Results", ["all sums are right on all ranks"] if is_checked else [], tables=tables)
+
+
+def _measured(value: Any, key: str) -> str:
+    """Return a measurement as text. A list has a value for each rank."""
+    if isinstance(value, list):
+        return ", ".join(_measured(entry, key) for entry in value)[:_MOST_TEXT]
+    if isinstance(value, float) and _SHARES.search(key):
+        return f"{rounded(100 * value, 4)} %"
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and (isinstance(value, float) or _unit(key)):
+        return with_unit(value, _unit(key), 4)
+    return shown(value if isinstance(value, bool | None) else printable(str(value)))[:_MOST_TEXT]
+
+
+def configuration_section(row: Row, metrics: ProgramMetrics | None = None) -> Section:
+    """Return the options that the user set, then those with their defaults, in a folded table."""
+    run = row.run
+    extra_rows = (("arguments", " ".join(run.args)), ("tags", ", ".join(run.tags)), ("note", run.note or ""))
+    options = {key: shown(value) for key, value in row.config.items() if value is not None}
+    own = set_options(row, metrics)
+    rows = [
+        *((key, text) for key, text in options.items() if key in own),
+        *filter(lambda e: e[1], extra_rows),
+    ]
+    defaults = [(key, text) for key, text in options.items() if key not in own]
+    tables = [Table(_HEAD, rows), Table(_HEAD, defaults, _defaults(len(defaults)), folded=True)]
+    return Section("Configuration", tables=[table for table in tables if table.rows])
+
+
+def _defaults(count: int) -> str:
+    return f"{count} option{'s' if count != 1 else ''} with the default value"
+
+
+def set_options(row: Row, metrics: ProgramMetrics | None) -> set[str]:
+    """Return the names of the options that the user set: all, unless the program tells which these are."""
+    if metrics is None or metrics.given is None:
+        return set(row.config)
+    return {*metrics.given, *config_of(row.run.args)[0]}
+
+
+def difference_sections(
+    rows: Mapping[str, Row], runs: Mapping[str, ProgramMetrics], missing: list[str]
+) -> Iterator[Section]:
+    """Yield a section for each kind of differences between the first run and the rest.
+
+    rows: title of a run -> run. runs: title -> its metrics. missing: gets messages about unreadable runs.
+    """
+    (first, first_row), *others = rows.items()
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    titles = [first]
+    for title, other in others:
+        try:
+            differences = compare(first_row, other)
+        except CollectError as exc:
+            missing.append(f"the differences between {first} and {title}: {exc.cause}")
+            continue
+        titles.append(title)
+        # The results have a table of their own.
+        for difference in (each for each in differences if each.section != "result"):
+            values = cells.setdefault((difference.section, difference.key), {first: shown(difference.a)})
+            values[title] = shown(difference.b)
+    own = {key for title, row in rows.items() for key in set_options(row, runs.get(title))}
+    for section in dict.fromkeys(section for section, _ in cells):
+        lines = {
+            key: (key, *(values.get(title, values[first]) for title in titles))
+            for (row_section, key), values in cells.items()
+            if row_section == section
+        }
+        # An unset option that some of the programs do not have tells nothing.
+        folded = [
+            line
+            for key, line in lines.items()
+            if section == "configuration" and key not in own and "-" in line
+        ]
+        head = ("", *titles)
+        tables = [
+            Table(head, [line for line in lines.values() if line not in folded]),
+            Table(head, folded, _defaults(len(folded)), folded=True),
+        ]
+        yield Section(f"Differs: {section}", tables=[table for table in tables if table.rows])
