@@ -71,13 +71,13 @@ def read(path: str) -> str | None:
 
 def versions(*packages: str) -> dict[str, str]:
     """Return the versions of Python, the kernel and installed packages, without importing the packages."""
-    found = {"python": platform.python_version(), "kernel": platform.release()}
+    installed = {"python": platform.python_version(), "kernel": platform.release()}
     # importlib.metadata would take an eighth of the CPU time of the telemetry's start.
     for path in (path for folder in sys.path for path in Path(folder).glob("*.dist-info")):
         name, _, version = path.stem.partition("-")
         if (package := name.replace("_", "-").lower()) in packages:
-            found.setdefault(package, version)
-    return found
+            installed.setdefault(package, version)
+    return installed
 
 
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK")
