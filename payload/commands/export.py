@@ -104,7 +104,12 @@ def _write_texts(folder: Path, record: ModelRecord) -> None:
     if record.tokenizer:
         mask = record.input.get("mask")
         texts["tokenizer.json"] = json.dumps(to_tokenizer_json(tokenizer_of(record.tokenizer), mask))
-        tokens = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        tokens = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            # By default transformers 4 adds token_type_ids, for which its GPT-2 adds an embedding.
+            "model_input_names": ["input_ids", "attention_mask"],
+            "clean_up_tokenization_spaces": False,
+        }
         if END in (added := record.tokenizer.get("added", {})):
             config |= dict.fromkeys(("bos_token_id", "eos_token_id"), added[END])
             tokens |= dict.fromkeys(("bos_token", "eos_token"), END)

@@ -237,6 +237,8 @@ def test_a_checkpoint_and_a_model_folder_are_exported_alike(
         for of in ("of-model", "of-checkpoint")
     ]
     assert told[0] == told[1]
+    tokens = json.loads((tmp_path / "hf-of-model" / "tokenizer_config.json").read_text())
+    assert tokens["model_input_names"] == ["input_ids", "attention_mask"]
     assert (told[0]["n_positions"], told[0]["vocab_size"], told[0]["n_head"]) == (8, 256, 2)
     assert main(["export", "--checkpoint", str(checkpoint), "--to", "a", "--export-as", "torchvision"]) == 2
     lacking = "--export-as torchvision: this library has no gpt-tiny, only resnet18, resnet50"

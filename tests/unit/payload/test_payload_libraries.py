@@ -284,6 +284,7 @@ def test_an_exported_gpt_generates_the_same_text(alone: Runner, tokens: str, tmp
 
     model, theirs = AutoModelForCausalLM.from_pretrained(back), AutoTokenizer.from_pretrained(back)
     ours = tokenizer_of(read_record(folder).tokenizer or {})
+    assert theirs.model_input_names == ["input_ids", "attention_mask"]
     assert model.config.eos_token_id == theirs.eos_token_id
     assert (theirs.eos_token_id is None) == (tokens != "gpt2")
     for text in _texts():
