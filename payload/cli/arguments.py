@@ -13,7 +13,15 @@ from dataclasses import MISSING, Field
 from functools import cache
 from typing import Any, NoReturn
 
-from payload.cli.config import COMMANDS, AllreduceConfig, BenchConfig, EvalConfig, ExportConfig, TrainConfig
+from payload.cli.config import (
+    COMMANDS,
+    AllreduceConfig,
+    BenchConfig,
+    EvalConfig,
+    ExportConfig,
+    GemmConfig,
+    TrainConfig,
+)
 from payload.cli.settings import (
     Command,
     did_you_mean,
@@ -95,14 +103,26 @@ def check(config: Command, *, several: bool | None = None, gpu: bool | None = No
         gpu: whether ranks compute on GPUs. None: not known yet.
     """
     if isinstance(config, TrainConfig):
+        _refuse_without_gpu(config.run.device, [config.layout.comm], cuda_aware=config.layout.cuda_aware)
         MODELS[config.model.model].reject_unfit_data(config.data.data)
         _refuse_contradictions(config)
         _refuse_for_launch(config, several, gpu)
         _refuse_useless(config)
-    elif isinstance(config, AllreduceConfig) and "mpi" not in config.comm:
-        refuse_without_effect(config, "cuda_aware", "with --comm mpi")
+    elif isinstance(config, GemmConfig):
+        _refuse_without_gpu(config.device, [config.comm])
+    elif isinstance(config, AllreduceConfig):
+        _refuse_without_gpu(config.device, config.comm, cuda_aware=config.cuda_aware)
+        if "mpi" not in config.comm:
+            refuse_without_effect(config, "cuda_aware", "with --comm mpi")
     elif isinstance(config, EvalConfig | ExportConfig) and not config.model_folder:
         refuse_without_effect(config, "weights", "with --model-folder")
+
+
+def _refuse_without_gpu(device: str, comm: Sequence[str], *, cuda_aware: bool = False) -> None:
+    needing_gpus = {"--comm nccl": "nccl" in comm, "--cuda-aware": cuda_aware}
+    flag = next((flag for flag, is_set in needing_gpus.items() if is_set), None)
+    if flag and device == "cpu":
+        raise UsageError(f"{flag} needs GPUs: leave out --device cpu, or {flag}", code="no-gpu")
 
 
 def _refuse_contradictions(config: TrainConfig) -> None:

@@ -86,6 +86,10 @@ def test_bad_arguments_are_one_line(line: str) -> None:
         ("train --data text:a", "data-unfit-for-model", "--data text:a: the model takes images;"),
         ("train --schedule step", "bad-settings", "--schedule step: "),
         ("allreduce --cuda-aware --comm ring,naive", "setting-without-effect", "--cuda-aware has "),
+        ("allreduce --comm mpi,nccl --device cpu", "no-gpu", "--comm nccl needs GPUs"),
+        ("gemm --comm nccl --device cpu", "no-gpu", "--comm nccl needs GPUs"),
+        ("train --comm nccl --device cpu", "no-gpu", "--comm nccl needs GPUs"),
+        ("train --cuda-aware --device cpu", "no-gpu", "--cuda-aware needs GPUs"),
         ("train --compress topk --zero 1", "bad-settings", "--compress topk and --zero 1 cannot "),
         (
             "train --compress topk --precision fp16",
