@@ -49,10 +49,12 @@ def _pair(folder: Path, kind: str) -> Labelled:
 
 
 def _find(folder: Path, start: str) -> Path:
+    if not folder.is_dir():
+        raise UsageError(f"--data: there is no folder {folder.absolute()}", code="no-such-file")
     files = sorted(folder.glob(f"{start}[-.]idx[134]-ubyte*"))
     if not files:
         raise UsageError(
-            f"--data: {folder} does not contain {start}-idx*-ubyte or {start}-idx*-ubyte.gz",
+            f"--data: {folder.absolute()} does not contain {start}-idx*-ubyte or {start}-idx*-ubyte.gz",
             code="no-such-file",
         )
     return files[0]

@@ -168,7 +168,8 @@ def test_halves_of_idx_files_that_do_not_go_together(
 @pytest.mark.parametrize(
     ("flags", "code", "values"),
     [
-        ("--data idx:/nowhere", "no-such-file", ("train-images-idx", "/nowhere")),
+        ("--data idx:/nowhere", "no-such-file", ("no folder /nowhere",)),
+        ("--data idx:.", "no-such-file", ("train-images-idx", str(Path.cwd()))),
         ("--data text:/nowhere --model gpt-tiny", "file-unreadable", ("/nowhere",)),
         ("--data text:/etc/hostname", "data-unfit-for-model", ("takes images;", "idx:DIR")),
         ("--data digits --model bert-tiny", "data-unfit-for-model", ("takes masked text;", "text:FILE")),
