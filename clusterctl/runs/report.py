@@ -355,7 +355,7 @@ def _describe_differences(sections: Sequence[Section], missing: Sequence[str]) -
     keys = [row[0] for table in tables if not table.folded for row in table.rows]
     keys += [table.title for table in tables if table.folded]
     if keys:
-        return f"they differ in {listed(keys)}"
+        return f"they differ in {listed([*dict.fromkeys(keys)])}"
     if missing:
         return "the differences can't be read"
     return "job, code, configuration, data, environment and hardware are the same"

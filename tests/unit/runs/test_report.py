@@ -293,6 +293,15 @@ def test_a_comparison_repeats_values_that_are_the_same(tmp_path: Path) -> None:
     assert table.rows == [("lr", "0.1", "0.2", "0.1")]
 
 
+def test_a_comparison_names_each_difference_once(tmp_path: Path) -> None:
+    """The number of nodes and their hardware have the same name."""
+    rows = [
+        Row(made_run(tmp_path, number, job={"nodes": number}, hosts={"a": {"cpu_model": str(number)}}))
+        for number in (1, 2)
+    ]
+    assert report_of(rows).verdict[0].count("nodes") == 1
+
+
 def test_a_sweep_is_compared_by_its_best_task(tmp_path: Path) -> None:
     """The figures and the differences are those of this task, and have its name."""
     report = report_of([trained(tmp_path), swept(tmp_path, 30)])
