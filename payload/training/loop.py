@@ -230,8 +230,9 @@ class Trainer:
         self.metrics.evaluation(iteration, epoch, evaluation, bytes_per_target)
         if self.model:
             self.model.evaluated(evaluation)
+        step = f"  iteration {iteration}" if self.eval_interval else ""
         loss = f"  loss {result.loss:.4f}" if result else ""
-        line = f"epoch {epoch:3}{loss}  test loss {evaluation.loss:.4f}"
+        line = f"epoch {epoch:3}{step}{loss}  test loss {evaluation.loss:.4f}"
         if bytes_per_target:
             line += f"  bits per byte {evaluation.bits_per_byte(bytes_per_target):.4f}"
         self.metrics.print_line(f"{line}  accuracy {evaluation.accuracy:.4f}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -118,6 +119,11 @@ def test_iterations_end_within_an_epoch_with_an_evaluation(alone: Runner, tmp_pa
     *evaluations, result = records(tmp_path, "evaluation", "result")
     assert [evaluation["step"] for evaluation in evaluations] == [23, 30]
     assert result["accuracy"] == evaluations[-1]["accuracy"]
+
+
+def test_lines_of_an_eval_interval_have_the_iteration(alone: Runner, tmp_path: Path) -> None:
+    answer = alone("train", "--iterations", "4", "--eval-interval", "2", "--out", str(tmp_path))
+    assert re.findall(r"iteration (\d+)", answer.stdout) == ["2", "4"]
 
 
 @pytest.mark.parametrize(
