@@ -387,7 +387,7 @@ def size_charts(rows: Mapping[str, Row]) -> list[Chart]:
 
 
 def _by_size(row: Row) -> Mapping[tuple[str, str], list[tuple[float, float]]]:
-    """Return (size, result) points by kind and variant. Of a list with a value per rank, take the sum."""
+    """Return (size, result) points by kind and variant. Of a list with a value per rank, take the mean."""
     curves: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
     for line in result_lines(row.folder):
         kind = line.get("kind")
@@ -398,7 +398,7 @@ def _by_size(row: Row) -> Mapping[tuple[str, str], list[tuple[float, float]]]:
         values = listed if isinstance(listed, list) else [listed]
         results, sizes = finite_values(values), finite_values(line.get(each) for each in keys)
         if results and len(results) == len(values) and len(sizes) == len(keys) and min(sizes) >= 1:
-            curves[kind, str(line.get(variant, ""))].append((round(geometric_mean(sizes), 3), sum(results)))
+            curves[kind, str(line.get(variant, ""))].append((round(geometric_mean(sizes), 3), fmean(results)))
     return curves
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from io import BufferedReader
 from itertools import chain, takewhile
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final
 
 from clusterctl.errors import printable
@@ -375,14 +376,14 @@ def _measured(folder: Path) -> Iterator[tuple[str, float]]:
     """Yield the measurements in the bundled jobs' files of results; of `bench` those on all of its ranks.
 
     Whole numbers, such as the sizes of arrays, are not measurements. A list has a value of each rank; the
-    measurement is their sum.
+    measurement is their mean.
     """
     names: set[str] = set()
     for line in result_lines(folder):
         if line.get("side", _ALL_RANKS) == _ALL_RANKS:
             listed = {key: value if isinstance(value, list) else [value] for key, value in line.items()}
             numbers = {
-                key: sum(values)
+                key: fmean(values)
                 for key, values in listed.items()
                 if values and all(isinstance(value, float) for value in values)
             }

@@ -344,7 +344,7 @@ def test_results_by_size_have_a_chart(tmp_path: Path) -> None:
     assert compared[0].series[1].points == [(4096, 1.0), (16384, 2.0)]
 
 
-def test_results_of_matrices_are_sums_over_ranks(tmp_path: Path) -> None:
+def test_results_of_matrices_are_means_over_ranks(tmp_path: Path) -> None:
     """Damaged results are left out."""
     row = wrote(tmp_path, 1, [])
     sizes = [(64, [1.5, 2.5]), (512, [3.0, 4.0]), (0, [1.0]), (8, "x"), (8, [1.0, None]), (8, [])]
@@ -358,7 +358,7 @@ def test_results_of_matrices_are_sums_over_ranks(tmp_path: Path) -> None:
     (row.folder / "gemm.jsonl").write_text("\n".join(lines))
     (chart,) = section_of(report_of([row]), "Results").charts
     # The geometric mean of 512, 64 and 64 is 128.
-    assert chart.series[0].points == [(64, 4.0), (128, 7.0)]
+    assert chart.series[0].points == [(64, 2.0), (128, 3.5)]
 
 
 def test_the_same_words_name_a_figure_of_nodes_everywhere(tmp_path: Path) -> None:
