@@ -376,11 +376,11 @@ def _measured(folder: Path) -> Iterator[tuple[str, float]]:
     """Yield the measurements in the bundled jobs' files of results; of `bench` those on all of its ranks.
 
     Whole numbers, such as the sizes of arrays, are not measurements. A list has a value of each rank; the
-    measurement is their mean.
+    measurement is their mean. Only the recipe that `--find` recommends counts, not its trials.
     """
     names: set[str] = set()
     for line in result_lines(folder):
-        if line.get("side", _ALL_RANKS) == _ALL_RANKS:
+        if line.get("side", _ALL_RANKS) == _ALL_RANKS and line.get("kind") != "trial":
             listed = {key: value if isinstance(value, list) else [value] for key, value in line.items()}
             numbers = {
                 key: fmean(values)

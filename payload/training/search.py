@@ -73,29 +73,30 @@ def find(config: TrainConfig, device: Device, mesh: Mesh, dataset: Dataset) -> N
         report.write("trial", **recipe, iterations=settings.batch.iterations, loss=loss)
         line = "batch {global_batch_size:6}  learning rate {lr:9.2e}  {schedule:8}".format_map(recipe)
         report.print_line(f"{line}  {'learned nothing' if loss is None else f'loss {loss:.4f}'}")
-    best = recipe_of(most_robust(trials))
-    report.write("found", **best)
+    chosen = most_robust(trials)
+    best = recipe_of(chosen.settings)
+    report.write("found", **best, loss=chosen.loss)
     flags = (f"--{name.replace('_', '-')} {text_of(best[name])}" for name in best if best[name] is not None)
     report.print_line(f"use {' '.join(flags)}")
 
 
-def most_robust(trials: Sequence[Trial]) -> TrainConfig:
-    """Return the settings with the lowest mean loss of their trial and its neighbours in learning rate.
+def most_robust(trials: Sequence[Trial]) -> Trial:
+    """Return the trial with the lowest mean loss of the trial and its neighbours in learning rate.
 
     Half and double the rate then train well too. trials: in the order of ``plan_trials``.
     Raises UsageError if no learning rate lowers the loss.
     """
     triples = [
-        (lower.loss + trial.loss + higher.loss, trial.settings)
+        (lower.loss + trial.loss + higher.loss, trial)
         for lower, trial, higher in zip(trials, trials[1:], trials[2:], strict=False)
         if len({(t.settings.batch, t.settings.optimizer.schedule) for t in (lower, trial, higher)}) == 1
     ]
-    loss, settings = min(triples, key=lambda triple: triple[0])
+    loss, chosen = min(triples, key=lambda triple: triple[0])
     if not math.isfinite(loss):
         raise UsageError(
             "--find: no learning rate lowers the loss; check the model and the data", code="no-learning-rate"
         )
-    return settings
+    return chosen
 
 
 def recipe_of(settings: TrainConfig) -> dict[str, Any]:

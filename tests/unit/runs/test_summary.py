@@ -105,7 +105,7 @@ def test_a_file_of_metrics_that_is_none_is_not_read(tmp_path: Path, kind: str) -
 
 
 def test_measurements_of_bundled_jobs_are_metrics(tmp_path: Path) -> None:
-    """Only the side of `bench` with all ranks counts, and of a list the mean over ranks."""
+    """Of `bench` the side with all ranks counts, of `--find` the recipe, of a list the mean over ranks."""
     lines = {
         "bench.jsonl": [
             {"kind": "bench", "side": "all", "ranks": 2, "iteration_ms": 5.0, "mfu": None},
@@ -116,7 +116,11 @@ def test_measurements_of_bundled_jobs_are_metrics(tmp_path: Path) -> None:
             {"kind": "gemm", "gflops": [2.0, 1.0]},
         ],
         "allreduce.jsonl": [{"kind": "allreduce", "bytes": 8, "bus_gb_per_s": 3.0, "ok": True}],
-        "find.jsonl": [{"kind": "micro_batch", "size": 4, "samples_per_s": 70.0}],
+        "find.jsonl": [
+            {"kind": "micro_batch", "size": 4, "samples_per_s": 70.0},
+            {"kind": "trial", "lr": 8.0, "loss": 2.5},
+            {"kind": "found", "lr": 0.5, "loss": 0.25},
+        ],
     }
     for name, records in lines.items():
         (tmp_path / name).write_text("".join(f"{json.dumps(record)}\n" for record in records))
@@ -126,4 +130,6 @@ def test_measurements_of_bundled_jobs_are_metrics(tmp_path: Path) -> None:
         "gflops": (1.5, 2.0),
         "bus_gb_per_s": (3.0, 3.0),
         "samples_per_s": (70.0, 70.0),
+        "lr": (0.5, 0.5),
+        "loss": (0.25, 0.25),
     }
