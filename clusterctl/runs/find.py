@@ -211,7 +211,7 @@ def ranked(run: Row, metric: str | None = None, *, reverse: bool = False) -> tup
             why="metrics are read from the metrics.jsonl of each task",
             fix=f"`clusterctl runs show {run.run.job_id}` shows how each task ended",
         )
-    reject_unknown_keys(tasks, [metric])
+    reject_unknown_keys(tasks, [metric], as_metrics=True)
     goal = sweep.get("goal") if metric == sweep.get("metric") else None
     is_maximum_best = (goal or goal_of(metric)) == Goal.MAX
     return ordered(tasks, metric, reverse=is_maximum_best != reverse), metric
@@ -261,8 +261,8 @@ def _rank(value: Value) -> tuple[int, float, str]:
     return (0, math.inf, "")
 
 
-def reject_unknown_keys(rows: Sequence[Row], keys: Iterable[str]) -> None:
-    """Reject (UsageError) keys for which no row has a value."""
+def reject_unknown_keys(rows: Sequence[Row], keys: Iterable[str], *, as_metrics: bool = False) -> None:
+    """Reject (UsageError) keys for which no row has a value. as_metrics: suggest only metrics."""
     for key in keys:
         if key in FIELDS or not rows or any(row.value(key) is not None for row in rows):
             continue
@@ -270,6 +270,7 @@ def reject_unknown_keys(rows: Sequence[Row], keys: Iterable[str]) -> None:
         # The key exists, but all its values are NaN or null.
         if key in known_keys:
             continue
+        known_keys = (dict.fromkeys(metric_names(rows)) if as_metrics else {}) or known_keys
         suggestion = did_you_mean(key, known_keys)
         raise UsageError(
             f"no run has a value for {key!r}",

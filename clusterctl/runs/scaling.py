@@ -239,7 +239,7 @@ def scaling_of(rows: Sequence[Row]) -> Scaling:
         missing.append(f"{count} run{'s are' if count > 1 else ' is'} not collected")
     metric = options.get("metric")
     if metric is not None:
-        reject_unknown_keys(done, [metric])
+        reject_unknown_keys(done, [metric], as_metrics=True)
     else:
         metric = next((name for name in _THROUGHPUT if any(name in part.metrics for part in done)), _TIME)
     facts = [_Facts.of(part, metric) for part in done]

@@ -150,8 +150,9 @@ def test_a_program_is_measured_by_its_own_metric(tmp_path: Path) -> None:
     assert sizes_of(scaling)[2].figures["speed_up"] == spread(1.6)
     assert "slower" not in next(scaling.verdict())
     rows = [Row(row.run.model_copy(update={"scaling": {**options, "metric": "nope"}})) for row in rows]
-    with refused("unknown-run-key", UsageError):
+    with refused("unknown-run-key", UsageError) as caught:
         scaling_of(rows)
+    assert "epoch_s" in (caught.value.fix or "")
 
 
 def test_two_models_are_two_curves(tmp_path: Path) -> None:
