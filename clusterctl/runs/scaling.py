@@ -384,8 +384,11 @@ def _target(model: str) -> Mapping[str, Any]:
 
 
 def _published_figures(target: Mapping[str, Any], metric: str, first: int, ranks: int) -> dict[str, float]:
-    """Return the published figures for a GPU per rank. first: the ranks on the smallest number of nodes."""
-    throughput = target["throughput"]
+    """Return the published figures for a GPU per rank. They are of trainings, so a throughput is needed.
+
+    first: the ranks on the smallest number of nodes.
+    """
+    throughput = target["throughput"] if metric.endswith("_per_s") else {}
     if str(first) not in throughput or str(ranks) not in throughput:
         return {}
     speed_up = throughput[str(ranks)] / throughput[str(first)]

@@ -115,6 +115,8 @@ def test_a_time_is_faster_if_it_is_less(
     scaling = scaling_of(rows)
     figures = sizes_of(scaling)[2].figures
     assert (scaling.metric, figures["time_s"]) == ("time_s", spread(30))
+    # The published figures are of trainings.
+    assert [size.published for size in sizes_of(scaling).values()] == [{}, {}]
     assert figures["speed_up"] == spread(speed_up)
     assert figures["efficiency_percent"] == spread(efficiency)
 
