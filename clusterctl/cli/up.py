@@ -117,7 +117,7 @@ def bring_up(
     screen.result(
         answer,
         *phase_table(screen, result.phases, total=True),
-        f"cluster {spec.name!r} is up: 1 controller, {len(nodes)} nodes",
+        f"cluster {spec.name!r} is up: 1 controller, {len(nodes)} node{'s'[: len(nodes) != 1]}",
         f"submit a job with `clusterctl submit train --nodes {min(len(nodes), 2)} --follow`",
     )
     return 0

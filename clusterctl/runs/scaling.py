@@ -126,7 +126,8 @@ class Scaling:
             name = f"{curve.title}: " if curve.title else ""
             if _SPEED_UP in last.figures and last is not first:
                 speed_up, efficiency = last.figures[_SPEED_UP], last.figures[_EFFICIENCY]
-                faster = f"{speed_up} times as fast as on {_nodes(first.nodes)}"
+                times = "" if str(speed_up) == "1" else f"{speed_up} times "
+                faster = f"{times}as fast as on {_nodes(first.nodes)}"
                 slower = f"slower than on {_nodes(first.nodes)}, speed-up {speed_up}"
                 yield (
                     f"{name}{kind} scaling by {_TITLES.get(self.metric, self.metric)}: on "

@@ -157,6 +157,12 @@ def test_a_program_is_measured_by_its_own_metric(tmp_path: Path) -> None:
     assert "epoch_s" in (caught.value.fix or "")
 
 
+def test_verdict_of_the_same_speed_has_no_factor(tmp_path: Path) -> None:
+    options = {**SCALING, "metric": "epoch_s"}
+    rows = [Row(measured(tmp_path, nodes, nodes, [{"epoch_s": 8.0}], scaling=options)) for nodes in (1, 2)]
+    assert " times " not in next(scaling_of(rows).verdict())
+
+
 def test_two_models_are_two_curves(tmp_path: Path) -> None:
     """A sweep of two models: runs with two tasks each."""
     rows = []
