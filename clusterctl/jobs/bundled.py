@@ -80,27 +80,28 @@ def reject_invalid_arguments(
     lines = []
     for job in jobs:
         ranks = (job.ranks or job.tasks) if has_ranks or job.model_fields_set & _RANKS else None
-        for words in _lines(job) if job.bundled else ():
+        for words, values in _lines(job) if job.bundled else ():
             has_word_of_ranks = not _OF_RANKS.isdisjoint(word.partition("=")[0] for word in words)
             if has_word_of_ranks if has_ranks else (model_args or words or job.bundled in MODEL_JOBS):
-                lines.append((job, [job.bundled, *model_args, *words], ranks))
-    pairs = [line[1:] for line in lines]
+                where = " ".join([*([job.name] if len(jobs) > 1 else []), *values])
+                lines.append((job, where, [job.bundled, *model_args, *words], ranks))
+    pairs = [line[2:] for line in lines]
     answers = json.loads(_payload(["payload.training.fit"], json.dumps(pairs)).stdout) if pairs else []
-    for (job, *_), problem in zip(lines, answers, strict=True):
+    for (job, where, *_), problem in zip(lines, answers, strict=True):
         if problem:
             raise UsageError(
                 f"{job.bundled}: {problem}",
                 code="program-arguments",
-                where=job.name if len(jobs) > 1 else "",
+                where=where,
                 fix=f"`clusterctl submit {job.bundled} -- --help` lists its arguments",
             )
 
 
-def _lines(job: JobSpec) -> list[list[str]]:
-    """Return the arguments of each task of a job."""
+def _lines(job: JobSpec) -> list[tuple[list[str], list[str]]]:
+    """Return the arguments of each task of a job, and those of them that a sweep sets."""
     sweep = job.sweep
     swept = [sweep_arguments(values, sweep.form) for values in sweep.tasks] if sweep else [[]]
-    return [[*job.args, *words] for words in swept]
+    return [([*job.args, *words], words) for words in swept]
 
 
 def bundled_job_with_help(jobs: Sequence[JobSpec]) -> str | None:

@@ -153,6 +153,13 @@ def test_arguments_in_a_job_file_are_checked_here(cli: Clusterctl) -> None:
     assert all(part in ran.stderr for part in ("train: ", "--lrr 1e-2", "mean --lr?", "(train-b)"))
 
 
+def test_an_error_of_a_sweep_names_the_values(cli: Clusterctl) -> None:
+    ran = cli("-o", "json", "submit", "train", "--sweep", "model=mlp,gpt-tiny", "--dry-run", rc=2)
+    (failure,) = ran.json["failures"]
+    assert failure["code"] == "program-arguments"
+    assert "(--model gpt-tiny)" in ran.stderr
+
+
 def test_words_after_the_dashes_replace_the_args_of_a_job_file(cli: Clusterctl) -> None:
     (cli.cwd / "job.yaml").write_text(
         "job: train\nargs: [--epochs, 2]\nvariants: {a: {}, b: {args+: [--lr, 1]}}\n"
