@@ -66,27 +66,30 @@ def reject_missing(session: Session, job: JobSpec) -> None:
 
 
 def reject_invalid_arguments(
-    jobs: Sequence[JobSpec], chosen: ChosenModel | None = None, *, has_ranks: bool = False
+    jobs: Sequence[JobSpec], chosen: ChosenModel | None = None, ledger: Ledger | None = None
 ) -> None:
     """Raise UsageError if a bundled job lacks a required model, or its program would reject the arguments.
 
     Files on the cluster (such as that of --config) and limits that depend on a GPU are not checked. The
     number of ranks is checked if the job sets it. chosen: the trained model that --run selects, if any.
-    has_ranks: the jobs have their default numbers of ranks on the cluster. Then only arguments that depend on
-    this number are checked.
+    ledger: the cluster's jobs. Given if the jobs have the arguments for the model, and their default numbers
+    of ranks on the cluster. Then only arguments for a run on this machine, or that depend on these numbers,
+    are checked.
     """
     reject_unless_fitting(jobs, chosen)
-    model_args = model_arguments(MODEL, chosen) if chosen else ()
+    model_args = model_arguments(MODEL, chosen) if chosen and ledger is None else ()
     lines = []
     for job in jobs:
-        ranks = (job.ranks or job.tasks) if has_ranks or job.model_fields_set & _RANKS else None
+        ranks = (job.ranks or job.tasks) if ledger is not None or job.model_fields_set & _RANKS else None
+        run = _used_run(job, chosen, ledger) if ledger is not None else None
         for words, values in _lines(job) if job.bundled else ():
             has_word_of_ranks = not _OF_RANKS.isdisjoint(word.partition("=")[0] for word in words)
-            if has_word_of_ranks if has_ranks else (model_args or words or job.bundled in MODEL_JOBS):
+            needs_check = model_args or words or job.bundled in MODEL_JOBS
+            if needs_check if ledger is None else (has_word_of_ranks or run):
                 where = " ".join([*([job.name] if len(jobs) > 1 else []), *values])
-                lines.append((job, where, [job.bundled, *model_args, *words], ranks))
-    pairs = [line[2:] for line in lines]
-    answers = json.loads(_payload(["payload.training.fit"], json.dumps(pairs)).stdout) if pairs else []
+                lines.append((job, where, [job.bundled, *model_args, *words], ranks, run and str(run)))
+    calls = [line[2:] for line in lines]
+    answers = json.loads(_payload(["payload.training.fit"], json.dumps(calls)).stdout) if calls else []
     for (job, where, *_), problem in zip(lines, answers, strict=True):
         if problem:
             raise UsageError(
@@ -102,6 +105,13 @@ def _lines(job: JobSpec) -> list[tuple[list[str], list[str]]]:
     sweep = job.sweep
     swept = [sweep_arguments(values, sweep.form) for values in sweep.tasks] if sweep else [[]]
     return [([*job.args, *words], words) for words in swept]
+
+
+def _used_run(job: JobSpec, chosen: ChosenModel | None, ledger: Ledger) -> Path | None:
+    """Return the folder on this machine of the chosen model, or of the run to continue; None if missing."""
+    name = chosen.run if chosen else job.from_run
+    folder = find_run(name, ledger).folder if name else None
+    return _model_of(folder) if chosen else folder
 
 
 def bundled_job_with_help(jobs: Sequence[JobSpec]) -> str | None:

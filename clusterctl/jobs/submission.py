@@ -231,7 +231,7 @@ class Preparer:
             self.note(notice)
         jobs = [with_launcher(with_gpus(facts, job), has_pmix=facts.pmix) for job in restarted]
         jobs = [with_account(facts, job) for job in jobs]
-        reject_invalid_arguments(jobs, has_ranks=True)
+        reject_invalid_arguments(jobs, submission.model, ledger)
         for job in jobs:
             _reject_excluded_nodes(facts, job)
             _reject_large_array(facts, job)

@@ -227,7 +227,7 @@ def resume(chosen: Chosen | None, engine: Engine, now: Manifest) -> Resumed:
     if chosen is None:
         return Resumed()
     path, manifest = chosen.path, chosen.manifest
-    _compare(path, manifest.identity, now.identity)
+    refuse_other_settings(path, manifest.identity, now.identity)
     same_layout = manifest.layout == now.layout
     on_all_ranks(engine.mesh.world, lambda: _load(engine, path, manifest, own=same_layout))
     note = f"resuming from {path}{'' if same_layout else _resharding(manifest, now, engine)}"
@@ -269,7 +269,7 @@ def _inspect(path: Path, world: Communicator) -> tuple[Manifest, Mapping[str, An
     return manifest, world.allgather(data_state)[0]
 
 
-def _compare(path: Path, saved_with: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def refuse_other_settings(path: Path, saved_with: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise UsageError if settings that must not change differ: ``now`` and in the checkpoint at ``path``."""
     saved, current = ({name: _text(value) for name, value in each.items()} for each in (saved_with, now))
     # Earlier versions did not save eval-samples.

@@ -275,6 +275,7 @@ class EvalConfig(Command):
 class SampleConfig(Command):
     """generate text with a trained model"""
 
+    takes = "text"
     model_folder: Path = setting(MISSING, folder, "a run's model/")
     weights: str = setting("best", *_weights)
     prompt: str = setting("", Kind(str, "TEXT"), "start of the text")
@@ -292,6 +293,7 @@ class SampleConfig(Command):
 class PredictConfig(Command):
     """classify images with a trained model"""
 
+    takes = "images"
     model_folder: Path = setting(MISSING, folder, "a run's model/")
     files: tuple[Path, ...] = setting(
         MISSING, input_path, "a PNG, IDX or CSV file (one image per row)", "FILE"

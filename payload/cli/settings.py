@@ -18,7 +18,7 @@ import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from payload.cli.values import Kind, yes_or_no
 from payload.errors import UsageError
@@ -28,6 +28,8 @@ from payload.errors import UsageError
 class Command:
     """The settings of a command. ``given`` tells which of them the user set; the rest are defaults."""
 
+    # The kind of input that a model must take for this command. Empty: any kind.
+    takes: ClassVar[str] = ""
     given: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     """By field, the source of its value: "" for a flag, "FILE: " for a non-default value in a config file."""
 

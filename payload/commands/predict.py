@@ -17,7 +17,7 @@ _BATCH = 64
 
 def run(config: PredictConfig) -> int:
     """Classify all images of all files, print a line for each, and return the exit code."""
-    model = load(config.model_folder, config.weights, choose(config.device, 0), takes="images")
+    model = load(config.model_folder, config.weights, choose(config.device, 0), takes=config.takes)
     try:
         height, width, channels = map(int, model.record.input["shape"])
         mean, scale = (np.array(model.record.input[name], float) for name in ("mean", "scale"))

@@ -12,19 +12,13 @@ from payload.cli.jsonl import answer
 from payload.data.datasets import tokenizer_of
 from payload.device import choose
 from payload.device.base import Array
-from payload.errors import UsageError
 from payload.saved_model.folder import TrainedModel, load
 
 
 def run(config: SampleConfig) -> int:
     """Print the prompt and each generated token, and return the exit code."""
-    model = load(config.model_folder, config.weights, choose(config.device, 0), takes="text")
-    if model.record.tokenizer is None:
-        raise UsageError(
-            f"{config.model_folder} was trained on synthetic tokens, which cannot be converted to text",
-            code="model-without-text",
-        )
-    tokenizer = tokenizer_of(model.record.tokenizer)
+    model = load(config.model_folder, config.weights, choose(config.device, 0), takes=config.takes)
+    tokenizer = tokenizer_of(model.record.tokenizer or {})
     prompt = [
         int(token) for token in tokenizer.encode((config.prompt or "\n").encode(errors="surrogateescape"))
     ]

@@ -112,11 +112,7 @@ def read_weights(folder: Path, which: str = BEST, record: ModelRecord | None = N
     Raises UsageError if the folder does not have these weights, or the weights are damaged.
     """
     files = (record or read_record(folder)).files
-    if which not in files:
-        raise UsageError(
-            f"{folder} does not contain {which} weights; available: {', '.join(files) or 'none'}",
-            code="weights-not-kept",
-        )
+    reject_missing_weights(folder, which, files)
     facts = files[which]
     path = folder / facts.file
     weights = read_file(path)
@@ -125,6 +121,15 @@ def read_weights(folder: Path, which: str = BEST, record: ModelRecord | None = N
             f"{path} is damaged: its SHA-256 differs from that in {RECORD}", code="model-folder-damaged"
         )
     return weights
+
+
+def reject_missing_weights(folder: Path, which: str, files: Mapping[str, WeightsFile]) -> None:
+    """Raise UsageError if the ``final`` or ``best`` weights are not in ``files`` of a model folder."""
+    if which not in files:
+        raise UsageError(
+            f"{folder} does not contain {which} weights; available: {', '.join(files) or 'none'}",
+            code="weights-not-kept",
+        )
 
 
 def read_file(path: Path) -> dict[str, Array]:
@@ -196,7 +201,13 @@ class TrainedModel:
 
 
 def load(folder: Path, weights: str, device: Device, *, takes: str = "") -> TrainedModel:
-    """Load a model folder.
+    """Load a model folder. Arguments and errors: see ``usable_record``."""
+    record = usable_record(folder, weights, takes=takes)
+    return TrainedModel(record, build(record, read_weights(folder, weights, record), device), device)
+
+
+def usable_record(folder: Path, weights: str, *, takes: str = "") -> ModelRecord:
+    """Return the description of a model that a command can use.
 
     Args:
         weights: ``final`` or ``best``.
@@ -216,7 +227,13 @@ def load(folder: Path, weights: str, device: Device, *, takes: str = "") -> Trai
             f"{folder} contains {record.model}, which takes {kind}, but this command needs {takes}",
             code="model-unfit-for-command",
         )
-    return TrainedModel(record, build(record, read_weights(folder, weights, record), device), device)
+    if takes == "text" and record.tokenizer is None:
+        raise UsageError(
+            f"{folder} was trained on synthetic tokens, which cannot be converted to text",
+            code="model-without-text",
+        )
+    reject_missing_weights(folder, weights, record.files)
+    return record
 
 
 def fitted(units: Sequence[Unit], weights: Weights) -> Iterator[tuple[Parameter, Array]]:

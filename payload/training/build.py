@@ -36,10 +36,14 @@ _EVAL_BATCH = 32
 
 
 class Sized(Protocol):
-    """The sizes of a data set, see ``Dataset.facts``."""
+    """The sizes of a data set, see ``Dataset``. training: None: unknown."""
 
     @property
     def facts(self) -> Mapping[str, int]: ...
+    @property
+    def training(self) -> int | None: ...
+    @property
+    def held_out(self) -> int: ...
 
 
 def build_units(model: Model, dataset: Sized, context: Context) -> list[Unit]:
@@ -73,7 +77,7 @@ def model_sizes(model: Model, dataset: Sized) -> dict[str, Any]:
     return {**defaults, **MODELS[model.model].sizes, **given, **facts}
 
 
-def run_identity(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
+def run_identity(config: TrainConfig, dataset: Sized) -> dict[str, Any]:
     """Return the settings that must be the same when a later run resumes from this run's checkpoints."""
     sizes, evaluated = model_sizes(config.model, dataset), config.evaluation.eval_samples
     return {

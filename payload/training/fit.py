@@ -1,7 +1,7 @@
 """Checks of a command line without its data, GPUs and ranks, on the machine that submits the job.
 
 As a program, this module reads pairs of a command line and its number of ranks (null: unknown) as JSON, and
-prints an error message or null for each pair:
+prints an error message or null for each pair. A third entry is the run on this machine that the command uses:
 
     $ echo '[[["train", "--lrr", "0.1"], 2], [["train", "--tp", "3"], 4]]' | python -m payload.training.fit
     ["unrecognized arguments: --lrr 0.1; did you mean --lr?", "--tp 3 x --pp 1 does not divide the 4 ..."]
@@ -14,19 +14,32 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from payload.checkpoint.session import refuse_other_settings
 from payload.cli.arguments import check, parse_here
-from payload.cli.config import BenchConfig, EvalConfig, TrainConfig
+from payload.cli.config import (
+    BenchConfig,
+    EvalConfig,
+    ExportConfig,
+    PredictConfig,
+    SampleConfig,
+    TrainConfig,
+)
+from payload.cli.settings import Command, make
 from payload.comm.base import Solo
 from payload.data.datasets import open_dataset
 from payload.data.images import facts
 from payload.data.text import text_facts
 from payload.device.base import Cpu
 from payload.errors import UsageError
+from payload.models import MODELS
 from payload.nn.module import Context
 from payload.parallel.engine import stages_of
 from payload.parallel.mesh import alone, data_parallel_ranks
-from payload.training.build import build_schedule, build_units, reject_large_batch
+from payload.saved_model.folder import usable_record
+from payload.saved_model.libraries import naming
+from payload.training.build import build_schedule, build_units, reject_large_batch, run_identity
 
 # For data that is not here: images that any number of patches and strides divides, and tokens of bytes.
 _SIDE, _VOCABULARY = 32, 256
@@ -41,16 +54,19 @@ class _Group(Solo):
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """Sizes of a data set. training: number of samples. None: unknown."""
+    """Sizes of a data set. training, held_out: number of samples. None and 0: unknown."""
 
     facts: Mapping[str, int]
     training: int | None = None
+    held_out: int = 0
 
 
-def find_error(argv: Sequence[str], ranks: int | None) -> str | None:
+def find_error(argv: Sequence[str], ranks: int | None, run: str | None = None) -> str | None:
     """Return the error in a command line, or None. Config files, which are on the cluster, are not read.
 
     ranks: the number of ranks that run the command. None: not known yet.
+    run: the copy on this machine of the run that `train` continues, or of another command's model folder.
+        None: no copy.
     """
     try:
         config = parse_here(argv)
@@ -60,6 +76,8 @@ def find_error(argv: Sequence[str], ranks: int | None) -> str | None:
             reject_unfit(config, ranks)
         if isinstance(config, BenchConfig) and ranks:
             compared_ranks(config, ranks)
+        if run is not None:
+            _reject_other_run(config, Path(run))
     except UsageError as exc:
         return str(exc).removesuffix("; see --help")
     return None
@@ -82,6 +100,28 @@ def reject_unfit(config: TrainConfig, ranks: int | None) -> None:
             replace(alone(), dp=_Group(dp or 1)),
             math.ceil(samples / config.batch.global_batch_size),
         )
+
+
+def _reject_other_run(config: Command | None, run: Path) -> None:
+    """Raise UsageError if a run's model does not fit the command, or `train` can't continue the run."""
+    if isinstance(config, SampleConfig | PredictConfig | EvalConfig | ExportConfig):
+        record = usable_record(run, config.weights, takes=config.takes)
+        if isinstance(config, EvalConfig) and config.data:
+            MODELS[record.model].reject_unfit_data(config.data)
+        elif isinstance(config, ExportConfig):
+            naming(config.export_as, record.model)
+    # A run with --out has its settings in another folder.
+    elif (
+        isinstance(config, TrainConfig)
+        and config.checkpoints.resume == "auto"
+        and (file := run / "config.toml").is_file()
+    ):
+        try:
+            earlier = make(TrainConfig, {}, file)
+        except UsageError:
+            # The file is of another version, or of another program.
+            return
+        refuse_other_settings(run, *(run_identity(each, _sizes_of(each)) for each in (earlier, config)))
 
 
 def compared_ranks(config: BenchConfig, size: int) -> Sequence[int]:
@@ -111,7 +151,7 @@ def _sizes_of(config: TrainConfig) -> _Sizes:
         side = _SIDE * (config.model.patch or 1)
         return _Sizes(facts(side, side, 1, 10))
     dataset = open_dataset(config, Solo())
-    return _Sizes(dataset.facts, dataset.training)
+    return _Sizes(dataset.facts, dataset.training, dataset.held_out)
 
 
 if __name__ == "__main__":

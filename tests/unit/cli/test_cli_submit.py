@@ -146,6 +146,18 @@ def test_what_can_not_be_used_here_is_told_in_one_error(cli: Clusterctl, run: Pa
     )
 
 
+def test_arguments_are_checked_against_the_run_here(cli: Clusterctl, run: Path) -> None:
+    (run / "run.json").write_text('{"token": "0123abcd"}')
+    for argv, part in (
+        (("sample", "--run", run), "takes images"),
+        (("export", "--run", run.name, "--", "--export-as", "hf"), "--export-as hf"),
+        (("train", "--from-run", run, "--", "--model", "cnn"), "model cnn"),
+    ):
+        (failure,) = cli("-o", "json", "submit", *argv[:3], "--dry-run", *argv[3:], rc=2).json["failures"]
+        assert failure["code"] == "program-arguments"
+        assert part in failure["cause"]
+
+
 def test_a_model_that_is_here_goes_with_the_job(cli: Clusterctl, run: Path) -> None:
     said = cli("-o", "json", "submit", "predict", "--run", run.name, "--dry-run", "--", "digits.csv").json
     assert "payload predict --model-folder" in said["script"]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from payload.cli.settings import to_toml
 from payload.comm.base import Solo
 from payload.data.datasets import open_dataset
 from payload.device.base import Cpu
@@ -11,6 +14,7 @@ from payload.errors import UsageError
 from payload.models import MODELS
 from payload.nn.module import Context, Unit
 from payload.parallel.mesh import alone
+from payload.saved_model.folder import ModelRecord, WeightsFile
 from payload.training.build import build_schedule, build_units
 from payload.training.fit import find_error
 from tests.support.messages import refused
@@ -98,3 +102,64 @@ def test_unfit_arguments_are_found_without_ranks(
 ) -> None:
     error = find_error(line.split(), ranks) or ""
     assert [part for part in parts if part not in error] == []
+
+
+_KEPT = {"best": WeightsFile("best.safetensors", 1, None, "")}
+_RECORDS = {
+    "images": ModelRecord("mlp", {}, {"kind": "images"}, 10, None, _KEPT),
+    "text": ModelRecord("gpt-tiny", {}, {"kind": "text"}, 256, {"kind": "bytes"}, _KEPT),
+    "tokens": ModelRecord("gpt-tiny", {}, {"kind": "text"}, 256, None, _KEPT),
+}
+
+
+@pytest.mark.parametrize(
+    ("line", "model", "parts"),
+    [
+        ("sample", "images", ("mlp", "takes images")),
+        ("sample", "tokens", ("synthetic tokens",)),
+        ("sample --weights final", "text", ("final weights", "available: best")),
+        ("sample", "text", ()),
+        ("predict a.png", "text", ("gpt-tiny", "takes text")),
+        ("eval --data digits", "text", ("--data digits", "takes text")),
+        ("eval --data digits", "images", ()),
+        ("export --export-as hf", "images", ("--export-as hf", "mlp")),
+        ("export --export-as torchvision", "text", ("--export-as torchvision", "gpt-tiny")),
+        ("export --export-as hf", "text", ()),
+    ],
+)
+def test_find_error_in_the_use_of_a_model(
+    tmp_path: Path, line: str, model: str, parts: tuple[str, ...]
+) -> None:
+    """The weights are not read, and the folder of the command is on the cluster."""
+    (tmp_path / "model.json").write_text(_RECORDS[model].encode())
+    command, *words = line.split()
+    argv = [command, "--model-folder", "model", *words]
+    assert find_error(argv, None) is None
+    error = find_error(argv, None, str(tmp_path))
+    assert (error is None) == (not parts)
+    assert [part for part in parts if part not in (error or "")] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        ("train --resume auto --global-batch-size 32", ("batch-size 64", "batch-size 32")),
+        ("train --resume auto --model cnn", ("model mlp", "model cnn")),
+        ("train --resume auto --data idx:images", ("data digits", "data idx")),
+        ("train --resume auto --eval-samples 9", ("eval-samples 359", "eval-samples 9")),
+        ("train --resume auto --lr 0.1 --epochs 40", ()),
+        ("train --resume never --global-batch-size 32", ()),
+    ],
+)
+def test_find_error_in_the_settings_of_a_continued_run(
+    tmp_path: Path, line: str, parts: tuple[str, ...]
+) -> None:
+    (tmp_path / "config.toml").write_text(to_toml(train_config()))
+    error = find_error(line.split(), None, str(tmp_path))
+    assert (error is None) == (not parts)
+    assert [part for part in parts if part not in (error or "")] == []
+
+
+def test_find_error_of_a_run_with_settings_of_another_program(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("depth = 3\n")
+    assert find_error(["train", "--resume", "auto"], None, str(tmp_path)) is None
