@@ -44,6 +44,9 @@
     const color = colorOf(number);
     const points = smooth && series.smooth.length ? series.smooth : series.points;
     const isPoints = chart.kind === "points";
+    const radius = isPoints || chart.x_log || (series.marks && points.length < 30) ? 4.5 : series.marks || points.length < 3 ? 2.5 : 0;
+    // No line is drawn to a point between two gaps.
+    const isApart = (at) => [points[at - 1], points[at + 1]].every((near) => !near || near[1] === null);
     return {
       label: series.name,
       run: series.run || series.name,
@@ -56,7 +59,7 @@
       pointBorderWidth: series.covers ? 2 : 1,
       borderWidth: chart.kind === "bars" ? 0 : series.marks ? 1 : 1.8,
       borderDash: dash(series, number),
-      pointRadius: isPoints || chart.x_log || (series.marks && points.length < 30) ? 4.5 : series.marks || points.length < 3 ? 2.5 : 0,
+      pointRadius: radius || points.map((_, at) => (isApart(at) ? 2.5 : 0)),
       pointHitRadius: 8,
       // A marker at the end of an axis is drawn in full.
       clip: 8,

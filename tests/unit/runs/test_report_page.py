@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from clusterctl.runs.find import Row
-from clusterctl.runs.page import Report, Section, Table, write_report
+from clusterctl.runs.page import Chart, Report, Section, Series, Table, write_report
 from clusterctl.runs.report import report_of
 from tests.support.sweeps import in_sweep
 from tests.unit.runs.made import made_run
@@ -242,6 +242,15 @@ def test_charts_of_nodes_have_the_axis_of_the_job(
     titles = ("Loss over time", "CPU", "Memory")
     assert [(drawn[title]["x"]["min"], drawn[title]["x"]["max"]) for title in titles] == [(0, 60)] * 3
     assert [drawn[title]["y"]["min"] for title in titles[1:]] == [0, 0]
+    page.close()
+
+
+def test_a_single_point_between_gaps_is_a_marker(browser: Browser, tmp_path: Path) -> None:
+    line = Series("cpu", [(0, 5.0), (1, 6.0), (2, None), (3, 7.0)])
+    report = Report("x", ["y"], sections=[Section("Nodes", charts=[Chart("CPU", [line])])])
+    page = open_page(browser, report, tmp_path / "report.html")
+    (radius,) = page.evaluate(DRAWN_CHARTS)["CPU"]["radius"]
+    assert [size > 0 for size in radius] == [False, False, False, True]
     page.close()
 
 
