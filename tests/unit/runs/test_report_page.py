@@ -33,7 +33,7 @@ TICKS = """() => [...document.querySelectorAll("canvas")].flatMap((canvas) => {
     return axes.map(({ ticks }) => ticks.map((tick) => String(tick.label)));
 })"""
 # Tables that are wider than their place, and labels that are wider than their canvas.
-CUT = """() => [...document.querySelectorAll(".table:has(.wide), .head, figcaption")]
+CUT = """() => [...document.querySelectorAll(".table, .head, figcaption")]
     .filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.innerText)"""
 # The data of the first chart's datasets, and the type of its value axis.
 FIRST = """() => {
@@ -76,6 +76,11 @@ def small(out: Path) -> Row:
     return Row(made_run(out, 9, metrics=values))
 
 
+def paths(out: Path, number: int) -> Row:
+    """A run with a long word without a place to break it."""
+    return Row(made_run(out, number, args=["--model-folder", f"/shared/{'home/' * 12}{number}"]))
+
+
 def open_page(browser: Browser, report: Report, path: Path, **view: Any) -> Page:
     write_report(report, path)
     page = browser.new_page(**view)
@@ -97,6 +102,8 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
         "eight": report_of([Row(made_run(folder / "eight", n, metrics=speeds(n))) for n in range(1, 9)]),
         "far": report_of([sweep(folder / "far", [{"lr": lr} for lr in (0.1, 1)], [0.1, 1e6])]),
         "sums": report_of([sums(folder / "sums", n, {"mpi": [n, 0.1, 0.2, 0.3]}) for n in (1, 2)]),
+        "paths": report_of([paths(folder / "paths", 1)]),
+        "more paths": report_of([paths(folder / "paths", n) for n in (2, 3, 4)]),
         "hostile": report_of([Row(hostile(tmp_path_factory.mktemp("hostile")))]),
         "empty": Report(HOSTILE, [HOSTILE]),
     }
@@ -108,6 +115,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
         *(("one", view) for view in (PHONE, SCREEN)),
         *(("small", PHONE), ("two", SCREEN), ("sweep", PHONE), ("hostile", PHONE), ("empty", SCREEN)),
         *(("eight", PHONE), ("sums", PHONE), ("far", SCREEN), ("nodes", PHONE)),
+        *(("paths", PHONE), ("more paths", PHONE)),
         *in_sweep(("two", PHONE), ("sweep", SCREEN), ("hostile", SCREEN), ("empty", PHONE)),
         *in_sweep(("one", (380, "dark")), ("one", (1400, "light"))),
     ],
