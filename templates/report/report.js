@@ -19,10 +19,15 @@
   const places = (chart) => [...new Set(chart.series.flatMap((one) => one.points.map(([x]) => x)))];
 
   // Chart.js writes small numbers as 1.000000E-5. On a logarithmic axis it labels few ticks, as 10,000,000.00.
+  // Labels of an axis with large numbers would leave no room for the chart.
   function tick(value, index, ticks) {
     const isLog = this.type === "logarithmic";
+    // The end of a logarithmic axis is a tick, too.
+    if (isLog && Math.abs(value.toPrecision(1) - value) > 1e-9 * value) return "";
     const text = Chart.Ticks.formatters[isLog ? "logarithmic" : "numeric"].call(this, value, index, ticks);
-    const isLong = text.includes("E") || (isLog && (value < 1e-3 || value >= 1e5));
+    const isShort = ticks.every((each) => Number(each.value.toPrecision(4)) === each.value);
+    const isLarge = isShort && ticks.some((each) => Math.abs(each.value) >= 1e8);
+    const isLong = text.includes("E") || (isLarge && value) || (isLog && (value < 1e-3 || value >= 1e5));
     if (!text || !(isLog || isLong)) return text;
     return isLong ? Number(value.toPrecision(4)).toExponential() : full(value);
   }
@@ -59,7 +64,7 @@
       pointBorderWidth: series.covers ? 2 : 1,
       borderWidth: chart.kind === "bars" ? 0 : series.marks ? 1 : 1.8,
       borderDash: dash(series, number),
-      pointRadius: radius || points.map((_, at) => (isApart(at) ? 2.5 : 0)),
+      pointRadius: radius || points.map((_, at) => (isApart(at) ? 3.5 : 0)),
       pointHitRadius: 8,
       // A marker at the end of an axis is drawn in full.
       clip: 8,
@@ -102,7 +107,8 @@
       fillStyle: one.backgroundColor,
       strokeStyle: one.borderColor,
       lineWidth: 2,
-      lineDash: one.borderDash,
+      // A dash is longer than the line of an entry.
+      lineDash: one.borderDash.map((length) => length / 4),
       pointStyle: chart.config.type === "bar" || one.fill ? "rect" : one.order < -1000 ? one.pointStyle : "line",
       hidden: !chart.isDatasetVisible(at),
       datasetIndex: at,
@@ -144,7 +150,7 @@
       grid: { color: grid },
       ...own,
     });
-    const linear = { stacked, beginAtZero: stacked || chart.from_zero, grace: chart.from_zero ? "5%" : 0 };
+    const linear = { stacked, beginAtZero: stacked || chart.from_zero, grace: chart.from_zero && chart.y !== "%" ? "5%" : 0 };
     const value = axis(chart.y, log ? logarithmic(values(chart)) : linear, { callback: tick });
     const isTime = ["s", "minutes", "hours"].includes(chart.x);
     const whole = !isTime && places(chart).every(Number.isInteger) ? { precision: 0 } : {};

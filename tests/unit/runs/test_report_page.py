@@ -238,6 +238,8 @@ def test_a_chart_with_a_hidden_line_begins_logarithmic(
     assert page.evaluate(FIRST)[1] == "linear"
     page.locator("figure").first.get_by_role("button", name="log").click()
     assert page.evaluate(FIRST)[1] == "logarithmic"
+    ticks = [float(tick) for tick in next(iter(page.evaluate(DRAWN_CHARTS).values()))["y"]["ticks"]]
+    assert ticks == [float(f"{tick:.1g}") for tick in ticks]
     page.close()
 
 
@@ -259,6 +261,23 @@ def test_a_single_point_between_gaps_is_a_marker(browser: Browser, tmp_path: Pat
     page = open_page(browser, report, tmp_path / "report.html")
     (radius,) = page.evaluate(DRAWN_CHARTS)["CPU"]["radius"]
     assert [size > 0 for size in radius] == [False, False, False, True]
+    page.close()
+
+
+@pytest.mark.parametrize(
+    ("unit", "highest", "labels"),
+    [
+        ("%", 99.9, ["0", "20", "40", "60", "80", "100"]),
+        ("", 2e12, ["0", "5e+11", "1e+12", "1.5e+12", "2e+12"]),
+    ],
+)
+def test_axes_have_no_values_that_can_not_be_and_short_labels(
+    browser: Browser, tmp_path: Path, unit: str, highest: float, labels: list[str]
+) -> None:
+    chart = Chart("x", [Series("x", [(0, 0.0), (1, highest)])], y=unit, from_zero=bool(unit))
+    report = Report("x", ["y"], sections=[Section("x", charts=[chart])])
+    page = open_page(browser, report, tmp_path / "report.html")
+    assert page.evaluate(DRAWN_CHARTS)["x"]["y"]["ticks"] == labels
     page.close()
 
 
