@@ -422,7 +422,7 @@ def step_charts(metrics: ProgramMetrics) -> Iterator[Chart]:
             for at, name in enumerate(PARTS)
         ]
         unit = "ms" if size == 1 else f"ms, mean of {size} steps"
-        yield Chart("Time of a step", areas, y=unit, kind=Kind.AREAS)
+        yield Chart("Parts of a step", areas, y=unit, kind=Kind.AREAS)
     if metrics.stalls:
         stalls = [(str(step), stall) for step, stall in sorted(metrics.stalls.items())[-100:]]
         yield Chart("Checkpoints", [Series("wait of rank 0", stalls)], y="ms", kind=Kind.BARS)

@@ -54,6 +54,8 @@ from clusterctl.state.submissions import ENVIRONMENT_FILE, RUN_FILE
 
 # Columns for further metrics in a ranking.
 _MORE_METRICS: Final = 4
+# The verdict has the medians of these metrics.
+_SPEEDS: Final = ("samples_per_s", "tokens_per_s")
 
 
 def report_of(rows: Sequence[Row]) -> Report:
@@ -109,8 +111,9 @@ def _run_report(row: Row) -> Report:
         Section("Time of a step", charts=list(step_charts(facts))),
         replace(ranks, lines=()),
         nodes,
-        Section("Restarts", [str(restart) for restart in restarts[-MOST_LINES:]]),
-        Section("Hangs", hangs[-MOST_LINES:]),
+        # The verdict has the last restart and the last hang.
+        Section("Restarts", [str(restart) for restart in restarts[-MOST_LINES:]] if restarts[1:] else ()),
+        Section("Hangs", hangs[-MOST_LINES:] if hangs[1:] else ()),
         _scheduler_section(row, facts),
         configuration_section(row, facts),
         software,
@@ -165,8 +168,13 @@ def _diagnosis(row: Row) -> Mapping[str, Any]:
 
 
 def _log_section(row: Row) -> Section:
-    lines = _diagnosis(row).get("lines")
-    return Section("From the log", log=[str(line) for line in lines] if isinstance(lines, list) else ())
+    diagnosis = _diagnosis(row)
+    log = diagnosis.get("lines")
+    lines = [str(line) for line in log] if isinstance(log, list) else []
+    # A single line with the cause is in the verdict.
+    cause = diagnosis.get("cause")
+    is_told = len(lines) == 1 and bool(cause) and str(cause) in lines[0]
+    return Section("From the log", log=() if is_told else lines)
 
 
 def _restart_lines(restarts: Sequence[Restart]) -> Iterator[str]:
@@ -178,12 +186,18 @@ def _restart_lines(restarts: Sequence[Restart]) -> Iterator[str]:
 
 
 def _metric_changes(row: Row, facts: ProgramMetrics) -> Iterator[str]:
-    changed = [name for name in metric_names([row]) if row.metrics[name].min != row.metrics[name].max]
+    changed = [
+        name
+        for name in metric_names([row])
+        if name not in _SPEEDS and row.metrics[name].min != row.metrics[name].max
+    ]
     for name in changed[:2]:
         metric, points = row.metrics[name], facts.series.get(name, ())
         if metric.last is None or len(points) <= 1:
             continue
+        ends = {points[0][1], metric.last}
         spread = f", between {shown(metric.min)} and {shown(metric.max)}"
+        spread = spread if {metric.min, metric.max} != ends else ""
         if is_usual(name):
             best = metric.max if goal_of(name) == Goal.MAX else metric.min
             spread = f", at best {shown(best)}" if best != metric.last else ""
@@ -196,7 +210,7 @@ def _metric_changes(row: Row, facts: ProgramMetrics) -> Iterator[str]:
 
 
 def _speed_lines(facts: ProgramMetrics) -> Iterator[str]:
-    for name in ("samples_per_s", "tokens_per_s"):
+    for name in _SPEEDS:
         if values := finite_values(y for _, y in facts.series.get(name, ())):
             unit = name.removesuffix("_per_s")
             yield f"median speed: {shown(statistics.median(values))} {unit} per second"
@@ -298,11 +312,13 @@ def _comparison_report(rows: Sequence[Row]) -> Report:
         verdict.append(f"losses: {losses}")
     for row, (task, metric) in zip(rows[:MOST_LINES], best, strict=False):
         figures = f"; compared by its best {_named_task(task)}, by {metric}" if task is not None else ""
-        verdict.append(f"{row.shown}: {next(_outcome_lines(row))}{figures}")
+        # The table has the state and the times of a run that completed.
+        if figures or not _has_completed(row):
+            verdict.append(f"{row.shown}: {next(_outcome_lines(row))}{figures}")
     keys = [name for name in metric_names(compared) if is_usual(name)][:_MORE_METRICS]
     options = dict.fromkeys(key for row in compared for key in row.config)
     varied = [key for key in options if len({row.config.get(key) for row in compared}) > 1]
-    results = [table_of("run", titled, [*keys, "state", "elapsed"]), _use_table(titled, facts)]
+    results = [table_of("run", titled, [*keys, "state", "nodes", "elapsed"]), _use_table(titled, facts)]
     sections = [
         Section("Results", charts=size_charts(titled), tables=results),
         seeds_section(titled, varied, keys[0], facts) if keys else Section("Seeds"),
@@ -318,7 +334,7 @@ def _use_table(rows: Mapping[str, Row], runs: Mapping[str, ProgramMetrics]) -> T
     for title, row in rows.items():
         step_ms = runs[title].mean_step_ms if title in runs else None
         own = {"step (mean)": f"{shown(step_ms)} ms"} if step_ms is not None else {}
-        totals = {key: shown(row.value(key), key) for key in ("node_hours", "gpu_energy")}
+        totals = {key: shown(row.value(key), key) for key in ("node_hours", "gpu_energy", "cost")}
         own |= {key.replace("_", " "): text for key, text in totals.items() if text != "-"}
         use = node_use(row.folder, row.record.nodes)
         figures[title] = own | {

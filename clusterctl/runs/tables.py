@@ -91,7 +91,10 @@ def _measured(value: Any, key: str) -> str:
 def configuration_section(row: Row, metrics: ProgramMetrics | None = None) -> Section:
     """Return the options that the user set, then those with their defaults, in a folded table."""
     run = row.run
-    extra_rows = (("arguments", " ".join(run.args)), ("tags", ", ".join(run.tags)), ("note", run.note or ""))
+    parsed, others = config_of(run.args)
+    # Options are in the table. That of a sweep has none.
+    arguments = run.args if others or not parsed.keys() <= row.config.keys() else ()
+    extra_rows = (("arguments", " ".join(arguments)), ("tags", ", ".join(run.tags)), ("note", run.note or ""))
     options = {key: shown(value) for key, value in row.config.items() if value is not None}
     own = set_options(row, metrics)
     rows = [

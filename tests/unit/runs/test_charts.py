@@ -397,6 +397,7 @@ def test_comparisons_have_times_of_a_step_and_use_of_nodes(tmp_path: Path) -> No
         "run": "demo-1-train",
         "step (mean)": "100 ms",
         "node hours": "2",
+        "cost": "1.5 USD",
         "CPU (mean)": "50 %",
         "GPU (mean)": "90 %",
         "Memory (highest)": "2 GiB",
