@@ -173,8 +173,8 @@ def line_chart(
     unit: of the values, such as B or s. Such values are amounts or shares, so their axis begins at 0.
     """
     places = [place for line in lines for place, _ in line.points]
-    x_unit, x_size = _fitting_unit(x, places if x_end is None else [x_end])
-    y_unit, y_size = _fitting_unit(unit, (value for line in lines for _, value in line.points))
+    x_unit, x_size = fitting_unit(x, places if x_end is None else [x_end])
+    y_unit, y_size = fitting_unit(unit, (value for line in lines for _, value in line.points))
     drawn: list[Series] = []
     for line in lines:
         values = {x: math.nan if value is None else value / y_size for x, value in line.points}
@@ -219,11 +219,11 @@ def with_covers(lines: Sequence[Series], *, log: bool = False, from_zero: bool =
     return [replace(line, covers=count) for line, count in zip(lines, covers, strict=True)]
 
 
-def _fitting_unit(unit: str, values: Iterable[float | None]) -> tuple[str, float]:
-    """Return the largest unit that the largest value has at least _ENOUGH of, and its size in ``unit``."""
+def fitting_unit(unit: str, values: Iterable[float | None], enough: float = _ENOUGH) -> tuple[str, float]:
+    """Return the largest unit that the largest value has at least ``enough`` of, and its size in ``unit``."""
     largest = max(map(abs, finite_values(values)), default=0.0)
     larger = _LARGER_UNITS.get(unit, ())
-    return next(((name, size) for name, size in larger if largest >= _ENOUGH * size), (unit, 1))
+    return next(((name, size) for name, size in larger if largest >= enough * size), (unit, 1))
 
 
 def _means(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -404,7 +404,7 @@ def _by_size(row: Row) -> Mapping[tuple[str, str], list[tuple[float, float]]]:
 
 def with_unit(value: float, unit: str, digits: int = 5) -> str:
     """Return a value with a unit that fits it, such as 1.5 GiB."""
-    name, size = _fitting_unit(unit, [value])
+    name, size = fitting_unit(unit, [value], 1 if unit.startswith("B") else _ENOUGH)
     return f"{rounded(value / size, digits)} {name}".strip()
 
 

@@ -23,6 +23,7 @@ from clusterctl.runs.charts import (
     PARTS,
     ProgramMetrics,
     finite_values,
+    fitting_unit,
     metrics_section,
     parameter_chart,
     seeds_section,
@@ -150,7 +151,8 @@ def _outcome_lines(row: Row) -> Iterator[str]:
     hours = row.record.node_hours
     cost = f": {hours:.3g} node hours" if hours else ""
     if row.run.cost_usd is not None and row.task is None:
-        cost += f", about {row.run.cost_usd:.2f} USD"
+        usd = row.run.cost_usd
+        cost += f", about {usd:.2f} USD" if usd >= 1 else f", about {usd:.2g} USD"
     state = record.state if row.run.final else f"{record.state} when it was collected"
     yield f"{state}{after}{location}{cost}"
     diagnosis = _diagnosis(row)
@@ -258,7 +260,8 @@ def _spans(row: Row, facts: ProgramMetrics) -> list[tuple[str, float]]:
 
 def _scheduler_section(row: Row, facts: ProgramMetrics) -> Section:
     run, record, spans = row.run, row.record, _spans(row, facts)
-    bars = [Series(name, [(run.name, span)]) for name, span in spans]
+    unit, size = fitting_unit("s", [sum(span for _, span in spans)])
+    bars = [Series(name, [(run.name, span / size)]) for name, span in spans]
     keys = "job state exit user cluster partition nodes elapsed node_hours gpu_energy cost".split()
     lines = [
         *((key.replace("_", " "), shown(row.value(key), key)) for key in keys),
@@ -269,7 +272,7 @@ def _scheduler_section(row: Row, facts: ProgramMetrics) -> Section:
         ("not collected", listed([skipped.path for skipped in run.not_here])),
     ]
     table = Table(("", ""), [line for line in lines if line[1] not in {"", "-"}])
-    charts = [Chart("Time of the job", bars, x="", y="s", kind=Kind.BARS)] if bars else []
+    charts = [Chart("Time of the job", bars, x="", y=unit, kind=Kind.BARS)] if bars else []
     return Section("Scheduler", charts=charts, tables=[table])
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.runs.charts import line_chart, unit_of
+from clusterctl.runs.charts import line_chart, unit_of, with_unit
 from clusterctl.runs.find import Row
 from clusterctl.runs.page import Chart, Report, Section, Series
 from clusterctl.runs.report import report_of
@@ -182,6 +182,11 @@ def test_values_have_a_fitting_unit(unit: str, value: float, drawn: tuple[str, f
     assert (chart.y, chart.series[0].points[-1][1]) == drawn
     assert (chart.x, chart.series[0].points[-1][0]) == ("minutes", 2.5)
     assert line_chart("", [Series("", [(90, value)])], "s", unit).x == "s"
+
+
+@pytest.mark.parametrize(("size", "text"), [(1 << 20, "1 MiB"), (1500, "1.4648 KiB"), (1000, "1,000 B")])
+def test_a_size_has_the_largest_unit_that_it_reaches(size: int, text: str) -> None:
+    assert with_unit(size, "B") == text
 
 
 def test_noise_has_a_smoothed_line_of_means() -> None:
@@ -439,7 +444,9 @@ def test_lines_have_a_gap_between_attempts(tmp_path: Path) -> None:
 
 def test_all_attempts_count_in_the_parts_of_a_jobs_time(tmp_path: Path) -> None:
     report = report_of([requeued(tmp_path)])
-    spans = {one.name.split(",")[0]: one.points[0][1] for one in charts_of(report)[TIMES].series}
+    chart = charts_of(report)[TIMES]
+    spans = {one.name.split(",")[0]: round(60 * one.points[0][1], 6) for one in chart.series}
+    assert chart.y == "minutes"
     assert spans == {"queue": 5, "start-up": 10, "run": 75, "exit": 5, "between attempts": 100}
 
 

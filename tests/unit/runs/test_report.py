@@ -462,14 +462,15 @@ def test_bundled_jobs_that_measure_have_tables_of_results(tmp_path: Path) -> Non
 
 
 def test_the_verdict_has_each_figure_once(tmp_path: Path) -> None:
-    """Both ends are the extremes. The log has only the line of the cause."""
+    """Both ends are the extremes. The log has only the line of the cause. The cost is below a cent."""
     lines = [{"step": n, "grad_norm": float(n)} for n in (1, 2, 3)]
     diagnosis = {"job_id": "1", "cause": "out of memory", "fix": "--mem", "lines": ["error: out of memory"]}
     task = {"id": "1", "state": "FAILED", "nodes": NODES[:1]}
-    more: dict[str, Any] = {"tasks": [task], "state": "FAILED", "diagnosis": diagnosis}
+    more: dict[str, Any] = {"tasks": [task], "state": "FAILED", "diagnosis": diagnosis, "cost_usd": 0.0068}
     report = report_of([Row(made_run(tmp_path, metrics=lines, **more))])
     (said,) = [line for line in report.verdict if "grad_norm" in line]
     assert "between" not in said
+    assert "0.0068 USD" in report.verdict[0]
     assert all(section.title != "From the log" for section in report.sections)
 
 
