@@ -283,7 +283,7 @@ def metrics_section(
         missing.append(f"charts of {len(groups) - _MOST_CHARTS} more metrics")
     drawn = sorted(groups, key=_order)[:_MOST_CHARTS]
     charts = [_metric_chart(group, groups[group], runs, multiples[group]) for group in drawn]
-    lines = [f"without a chart: {', '.join(unchanged)}"] if unchanged else []
+    lines = [f"a single value each, so without a chart: {', '.join(unchanged)}"] if unchanged else []
     return Section("Metrics", lines, charts)
 
 

@@ -402,6 +402,10 @@ def _array_report(run: Row) -> Report:
     for other in dict.fromkeys(task.run.job_id for task in tasks if task.run.token != run.run.token):
         numbers = sorted(task.number for task in tasks if task.run.job_id == other)
         verdict.append(f"tasks {listed(numbers)} ran again in job {other}")
+    without = [task for task in tasks if keys and metric and not isinstance(task.value(metric), float)]
+    if without:
+        numbers = [task.number for task in sorted(without, key=lambda task: int(task.number))]
+        missing.append(f"the {metric} of task{'s'[: len(numbers) != 1]} {listed(numbers)}")
     if metric and len(tasks) > MOST_LINES:
         missing.append(f"in the charts of metrics, all tasks but the best {MOST_LINES}")
     titled = {f"task {task.number}": task for task in tasks}

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -489,6 +490,18 @@ def test_an_array_without_metrics(tmp_path: Path) -> None:
     report = report_of([Row(made_run(tmp_path, 7, tasks=tasks))])
     assert any(line.startswith("metrics:") for line in report.missing)
     assert any("3 of 3" in line for line in report.verdict)
+
+
+def test_tasks_that_a_chart_of_a_parameter_omits_are_named(tmp_path: Path) -> None:
+    row = swept(tmp_path, 5)
+    tasks = [
+        task.model_copy(update={"metrics": {}}) if n in {1, 3} else task
+        for n, task in enumerate(row.run.tasks)
+    ]
+    (row.folder / "run.json").write_text(row.run.model_copy(update={"tasks": tuple(tasks)}).as_json())
+    report = report_of([Row(RunRecord.load(row.folder))])
+    assert re.findall(r"\d+", report.missing[-1]) == ["1", "3"]
+    assert len(charts(report)["loss by lr"]["loss"]) == 3
 
 
 def test_a_file_that_is_no_report_is_kept(tmp_path: Path) -> None:
