@@ -128,11 +128,10 @@ class Submitted:
 def script_of(facts: ClusterFacts, job: JobSpec, environment: Environment | None = None) -> str:
     """Return the text of a job script, for sbatch, or for bash on a cluster without a scheduler."""
     environment = environment or Environment.of(facts)
-    if not facts.has_slurm:
-        return render_mpirun_script(facts, job, payload_hash=payload_hash(), environment=environment)
-    partition_name(facts, job)
-    interval_s = facts.interval_s
-    return render_script(job, payload_hash=payload_hash(), interval_s=interval_s, environment=environment)
+    if facts.has_slurm:
+        partition_name(facts, job)
+    render = render_script if facts.has_slurm else render_mpirun_script
+    return render(facts, job, payload_hash=payload_hash(), environment=environment)
 
 
 def environments(**options: Any) -> Environments:

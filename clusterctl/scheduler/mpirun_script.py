@@ -71,7 +71,7 @@ def render_mpirun_script(
         job_options=" ".join(
             (*watch_options(job, facts.interval_s), f"--nodes={','.join(nodes)} --ssh='{MPI_SSH}'")
         ),
-        program=program(job, script, environment, words),
+        program=program(job, script, environment, words, cluster=facts.cluster),
     )
 
 

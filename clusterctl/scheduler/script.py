@@ -123,8 +123,13 @@ class Words:
     started_by: str
 
 
-def program(job: JobSpec, script: UserScript | None, environment: Environment, words: Words) -> list[str]:
-    """Return the parts of a job's command line, for bash. UsageError: torchrun can't start the program."""
+def program(
+    job: JobSpec, script: UserScript | None, environment: Environment, words: Words, *, cluster: str
+) -> list[str]:
+    """Return the parts of a job's command line, for bash. UsageError: torchrun can't start the program.
+
+    cluster: the cluster's name, which the command that continues a training contains.
+    """
     torchrun = job.launcher is Launcher.TORCHRUN
     if torchrun and (script is None or not script.is_python):
         raise UsageError(
@@ -137,7 +142,7 @@ def program(job: JobSpec, script: UserScript | None, environment: Environment, w
     if job.ranks is not None:
         _reject_ranks(job, script, by_mpirun=is_rank and not torchrun and "--of=mpirun" in words.started_by)
     runner = ' "$node"/rank.py' if is_rank and script is not None and not torchrun else ""
-    env = program_variables(job, is_alone=script is not None and script.is_python and not is_rank)
+    env = program_variables(job, cluster, is_alone=bool(script and script.is_python and not is_rank))
     python = "python3" if job.container else environment.python
     # `env` rather than `export`: --env wins over what job.py sets.
     parts = ["env " + " ".join(f"{name}={value}" for name, value in env.items())] if env else []
@@ -157,12 +162,13 @@ def program(job: JobSpec, script: UserScript | None, environment: Environment, w
     return [*parts, _command(job, script, f"{python}{runner}")]
 
 
-def program_variables(job: JobSpec, *, is_alone: bool) -> dict[str, str]:
+def program_variables(job: JobSpec, cluster: str = "", *, is_alone: bool) -> dict[str, str]:
     """Return variable -> value, quoted for bash, for a job's program. is_alone: no launcher starts it."""
     env = {name: shlex.quote(value) for name, value in {**(_ALONE if is_alone else {}), **job.env}.items()}
     own_path = [env["PYTHONPATH"]] if job.env.get("PYTHONPATH") else []
     if job.bundled == "train":
-        env["CLUSTERCTL_SUBMITTED_WITH"] = shlex.quote(shlex.join(submit_options(job)))
+        options = (f"--cluster={cluster}", *submit_options(job))
+        env["CLUSTERCTL_SUBMITTED_WITH"] = shlex.quote(shlex.join(options))
     # So that Python finds the package `payload` first.
     first = ['"$payload"'] if job.bundled else []
     roots = [_in_program_folder(root) for root in job.place.roots]
@@ -319,13 +325,13 @@ def reject_pmix(job: JobSpec) -> None:
 
 
 def render_script(
-    job: JobSpec, *, payload_hash: str, interval_s: float, environment: Environment = PLAIN
+    facts: ClusterFacts, job: JobSpec, *, payload_hash: str, environment: Environment = PLAIN
 ) -> str:
-    """Return the sbatch script of a job. interval_s: seconds between two samples of telemetry."""
+    """Return the sbatch script of a job."""
     script = UserScript.of(job)
     has_tasks = is_array(job, script)
     job_options = [
-        *watch_options(job, interval_s),
+        *watch_options(job, facts.interval_s),
         *(["--requeue"] if job.requeue else []),
         *([f"--chain={job.chain}"] if job.chain is not None else []),
         *(['--array="$own"'] if has_tasks else []),
@@ -341,7 +347,7 @@ def render_script(
         launcher=job.launcher,
         starter=(),
         job_options=" ".join(job_options),
-        program=program(job, script, environment, slurm_words(job)),
+        program=program(job, script, environment, slurm_words(job), cluster=facts.cluster),
     )
 
 

@@ -216,7 +216,9 @@ def command_to_resume(argv: Sequence[str], env: Mapping[str, str]) -> str:
     if "SLURM_ARRAY_JOB_ID" in env:
         job = "{SLURM_ARRAY_JOB_ID}_{SLURM_ARRAY_TASK_ID}".format_map(env)
     options = shlex.split(env[SUBMITTED_WITH])
-    return shlex.join(["clusterctl", "submit", command, *options, "--from-run", job, "--", *words])
+    cluster = options[0].removeprefix("--cluster=")
+    run = f"{cluster}/{job}"
+    return shlex.join(["clusterctl", "submit", command, *options, "--from-run", run, "--", *words])
 
 
 def resume(chosen: Chosen | None, engine: Engine, now: Manifest) -> Resumed:

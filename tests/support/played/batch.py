@@ -11,18 +11,22 @@ from typing import Any
 
 from clusterctl.scheduler.script import render_script
 from clusterctl.spec.job import JobSpec
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.state.facts import facts_of_spec
 from clusterctl.util.assets import data_folder
 from tests.support.hostile import HOSTILE_NAMES
 
 APPTAINER = Path(__file__).with_name("apptainer")
 HASH = "0123456789abcdef"
+PARTITION = {"name": "train", "nodes": 2}
+FACTS = facts_of_spec(ClusterSpec.model_validate({"version": 1, "name": "demo", "partitions": [PARTITION]}))
 NODE = ("__init__", "first", "hang", "job", "native", "rank", "requeue", "restarts", "stacks", "task")
 HOSTILE = ("$HOME", "; false", "|", *(name.decode(errors="ignore") for name in HOSTILE_NAMES))
 
 
 def rendered(job: JobSpec) -> str:
     """The job's batch script."""
-    return render_script(job, payload_hash=HASH, interval_s=2)
+    return render_script(FACTS, job, payload_hash=HASH)
 
 
 def user_script(folder: Path, name: str, text: str) -> Path:

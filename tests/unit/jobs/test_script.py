@@ -102,7 +102,8 @@ def test_a_training_knows_the_options_that_submit_it_again():
         *"--slurm=--nice=1 --slurm=--hold --no-requeue --launcher=mpirun --env=KEY".split(),
     ]
     assert words == expected
-    assert f"CLUSTERCTL_SUBMITTED_WITH={shlex.quote(shlex.join(expected))} " in rendered(job)
+    options = shlex.quote(shlex.join(["--cluster=demo", *expected]))
+    assert f"CLUSTERCTL_SUBMITTED_WITH={options} " in rendered(job)
 
 
 @pytest.mark.parametrize(

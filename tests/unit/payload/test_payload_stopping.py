@@ -209,7 +209,7 @@ def test_a_signal_in_a_repeated_evaluation_loses_nothing(
     assert outcome(job.out) == undisturbed(2)[0]
 
 
-ADA = {"SLURM_JOB_ID": "7", "CLUSTERCTL_SUBMITTED_WITH": "--time 1h --note 'a b'"}
+ADA = {"SLURM_JOB_ID": "7", "CLUSTERCTL_SUBMITTED_WITH": "--cluster=c --time 1h --note 'a b'"}
 
 
 @pytest.mark.parametrize(
@@ -217,19 +217,19 @@ ADA = {"SLURM_JOB_ID": "7", "CLUSTERCTL_SUBMITTED_WITH": "--time 1h --note 'a b'
     [
         ("--lr 1 --resume auto", {}, "python -m payload train --lr 1 --resume auto"),
         ("--resume=a/b --lr 1", {"SLURM_JOB_ID": "7"}, "python -m payload train --lr 1 --resume auto"),
-        ("--resume x --lr 1", ADA, "{submit} --from-run 7 -- --lr 1"),
-        ("", ADA | {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2"}, "{submit} --from-run 5_2 --"),
+        ("--resume x --lr 1", ADA, "{submit} --from-run c/7 -- --lr 1"),
+        ("", ADA | {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2"}, "{submit} --from-run c/5_2 --"),
         (
             "",
-            {"CLUSTERCTL_SUBMITTED_WITH": "", "CLUSTERCTL_JOB_ID": "m3"},
-            "clusterctl submit train --from-run m3 --",
+            {"CLUSTERCTL_SUBMITTED_WITH": "--cluster=d", "CLUSTERCTL_JOB_ID": "m3"},
+            "clusterctl submit train --cluster=d --from-run d/m3 --",
         ),
     ],
 )
 def test_a_stopped_run_names_the_command_that_continues_it(
     words: str, env: dict[str, str], command: str
 ) -> None:
-    told = command.format(submit="clusterctl submit train --time 1h --note 'a b'")
+    told = command.format(submit="clusterctl submit train --cluster=c --time 1h --note 'a b'")
     assert command_to_resume(["train", *words.split()], env) == told
 
 
