@@ -54,13 +54,14 @@ from clusterctl.spec.names import reject_unknown
 from clusterctl.state.chosen import ChosenCluster, naming_lock_holder
 from clusterctl.state.chosen_spec import reject_foreign, spec_of, spec_of_existing
 from clusterctl.state.inventory import inventory_of
+from clusterctl.state.run_names import job_id_of
 from clusterctl.state.submissions import RUNS
 from clusterctl.state.workspace import WAIT_S
 from clusterctl.transport.openssh import OpenSSH, run_captured
 from clusterctl.transport.ssh import Connections
 from clusterctl.util.progress import SILENT, LineReporter, PhaseLines
 
-_Names = str | Sequence[str]
+_Names = str | int | Sequence[str | int]
 _Paths = str | Path | Sequence[str | Path]
 # The arguments of a program: words, or options by name.
 _Args = str | Iterable[object] | Mapping[str, object]
@@ -77,8 +78,8 @@ def _as_texts(value: object) -> object:
     return str(value).lower() if isinstance(value, bool) else None if value is None else str(value)
 
 
-def _as_list(words: str | Path | Iterable[object]) -> list[str]:
-    return [str(words)] if isinstance(words, str | Path) else [str(word) for word in words]
+def _as_list(words: str | int | Path | Iterable[object]) -> list[str]:
+    return [str(words)] if isinstance(words, str | int | Path) else [str(word) for word in words]
 
 
 def _as_arguments(args: _Args) -> list[str]:
@@ -349,11 +350,12 @@ class Cluster:
         (job,) = self._submit(Submission((replay.job,), replay=replay))
         return job
 
-    def job(self, job_id: str) -> Job:
+    def job(self, job_id: str | int) -> Job:
         """Return a job of the cluster by its ID, even if it was submitted from another machine."""
         with self._session() as session:
-            info = queue.known_jobs(session, [job_id])[0]
-        return Job(self, job_id, info.name, info.work_dir)
+            known_id = job_id_of(str(job_id), session.ledger)
+            info = queue.known_jobs(session, [known_id])[0]
+        return Job(self, known_id, info.name, info.work_dir)
 
     def jobs(self, ids: _Names = ()) -> tuple[JobInfo, ...]:
         """Return your jobs, newest first, or the jobs with these IDs. An array has an entry for each task."""
@@ -381,9 +383,8 @@ class Cluster:
     ) -> tuple[Row, ...]:
         """Copy the results of jobs (runs) from the cluster. The arguments are the options of `collect`.
 
-        ids: the jobs. Empty: all jobs that are not collected yet.
-        out: folder for the runs. Default: ./runs. checkpoints: as in `collect`.
-        max_checkpoint, max_file: sizes such as ``4GiB``, above which files stay on the cluster.
+        ids: the jobs. Empty: all jobs that are not collected yet. out: folder for the runs. Default: ./runs.
+        checkpoints, max_checkpoint, max_file: as in `collect`; sizes such as ``4GiB``.
         everything: copy all that exists only on the cluster.
         """
         reject_unknown(options, SelectionKeywords.__annotations__, "collect has no option")

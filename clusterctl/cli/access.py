@@ -153,7 +153,8 @@ def code(
             code="tool-missing",
             fix="install VS Code with its command `code`, or leave out --open",
         )
-    with open_session(screen.chosen(), patience_s=SOON_S) as session, screen.working("entering the job"):
+    chosen = screen.chosen().of_jobs([job_id])
+    with open_session(chosen, patience_s=SOON_S) as session, screen.working("entering the job"):
         entry = enter(session, job_id)
     include = f"for programs without -F: put `Include {entry.config}` first in ~/.ssh/config"
     screen.note(Notice("include-entries", include))

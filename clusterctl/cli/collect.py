@@ -55,7 +55,7 @@ def collect(
     everything, out = bool(given.get("everything")), out or RUNS
     selection = selection_of(**given)
     with (
-        open_session(screen.chosen(), patience_s=SHORT_PATIENCE_S) as session,
+        open_session(screen.chosen().of_jobs(ids or []), patience_s=SHORT_PATIENCE_S) as session,
         screen.transfers() as progress,
     ):
         workspace = session.ledger.workspace

@@ -20,14 +20,19 @@ from clusterctl.jobs.watch import ChangeNotes, OnOutput
 from clusterctl.scheduler.base import JobInfo, worst_job
 from clusterctl.scheduler.session import SOON_S, Session, open_session
 from clusterctl.spec.units import parse_slurm_time_s
-from clusterctl.state.submissions import job_id_of
+from clusterctl.state.run_names import job_id_of
 from clusterctl.util.process import start_in_thread
 
 if TYPE_CHECKING:
     from clusterctl.scheduler.diagnosis import Diagnosis
 
-Id = Annotated[str, argument("Job ID, such as 12 or 12_3 (a task).", metavar="ID", tab=job_ids)]
-Ids = Annotated[list[str], argument("Job IDs, such as 12 or 12_3 (a task).", metavar="ID...", tab=job_ids)]
+Id = Annotated[
+    str, argument("Job ID, such as 12, 12_3 (a task) or demo/12, or run.", metavar="ID", tab=job_ids)
+]
+Ids = Annotated[
+    list[str],
+    argument("Job IDs, such as 12, 12_3 (a task) or demo/12, or runs.", metavar="ID...", tab=job_ids),
+]
 
 
 def logs(
@@ -55,7 +60,7 @@ def logs(
     causes: tuple[Diagnosis, ...] = ()
     try:
         with (
-            open_session(screen.chosen()) as session,
+            open_session(screen.chosen().of_jobs([job_id] if job_id else [])) as session,
             output as on_output,
             labelled(on_output) if label and not screen.json else nullcontext(on_output) as show,
         ):
@@ -97,7 +102,10 @@ def stacks(screen: Screen, job_id: Id) -> None:
     Ranks at the same place are shown together. -v also shows their stacks, which are written to
     rank-logs/RANK.stack in the job's folder.
     """
-    with open_session(screen.chosen(), patience_s=SOON_S) as session, screen.working("observing the ranks"):
+    with (
+        open_session(screen.chosen().of_jobs([job_id]), patience_s=SOON_S) as session,
+        screen.working("observing the ranks"),
+    ):
         job_stacks = stacks_of(session, job_id)
     lines = list(job_stacks.groups) or [f"no rank of job {job_id} is running"]
     for rank in job_stacks.ranks if screen.verbose else ():
@@ -107,7 +115,7 @@ def stacks(screen: Screen, job_id: Id) -> None:
 
 def cancel(screen: Screen, ids: Ids) -> None:
     """Cancel jobs. The ID of an array cancels all its tasks."""
-    with open_session(screen.chosen(), patience_s=SOON_S) as session:
+    with open_session(screen.chosen().of_jobs(ids), patience_s=SOON_S) as session:
         cancellation = queue.cancel(session, ids)
     jobs = [job for job in cancellation.jobs if not {job.id, job.whole_id} & cancellation.errors.keys()]
     cancelled, ended = ([job for job in jobs if job.ended is over] for over in (False, True))

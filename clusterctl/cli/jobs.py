@@ -134,7 +134,7 @@ def jobs(
     """
     if watch and screen.json:
         raise excluded("--watch", "-o json")
-    with open_session(screen.chosen(), patience_s=SOON_S) as session:
+    with open_session(screen.chosen().of_jobs(ids or []), patience_s=SOON_S) as session:
         if watch:
             # The user ends the watch by Ctrl-C or a signal.
             with suppress(*ENDINGS):

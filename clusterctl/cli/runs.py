@@ -149,10 +149,10 @@ def ranking_of(
 def _failed_tasks(run: Row, rows: Sequence[Row]) -> list[Notice]:
     """Return lines about tasks to repeat, and about repeated tasks that ran other code than the rest."""
     failed = sum(row.run.final and row.record.state != JobState.COMPLETED for row in rows)
-    replay = f"`clusterctl replay {run.run.job_id} --failed`, after a correction with `--code current`"
+    replay = f"`clusterctl replay {run.run.full_id} --failed`, after a correction with `--code current`"
     text = f"{failed} of {len(rows)} tasks did not complete; to repeat them: {replay}"
     lines = [Notice("sweep-incomplete", text)] if failed else []
-    jobs = {row.run.source: row.run.job_id for row in rows}
+    jobs = {row.run.source: row.run.full_id for row in rows}
     if len(jobs) > 1:
         first, second, *_ = sorted(jobs.values(), key=lambda job: (len(job), job))
         text = f"jobs {first} and {second} ran different code: `clusterctl runs diff {first} {second}`"

@@ -11,7 +11,8 @@ from clusterctl.jobs.watch import folder_of
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.names import FOLDER, FROM_RUN
-from clusterctl.state.submissions import FROM_JOB, PROGRAM_FOLDER, Ledger, NamedRun, find_run, program_path
+from clusterctl.state.run_names import NamedRun, find_run
+from clusterctl.state.submissions import FROM_JOB, PROGRAM_FOLDER, Ledger, program_path
 from clusterctl.transport.copies import Copies, record_copies
 from clusterctl.transport.put import Upload
 from clusterctl.transport.tree import format_size, list_items
@@ -80,7 +81,7 @@ def _send(session: Session | None, run: NamedRun) -> tuple[str, str]:
             f"the files of run {run.name} are not available",
             code="run-gone",
             why=cause if session is not None else "--dry-run does not ask the cluster",
-            fix=f"run `clusterctl collect {run.name}` first, or name the folder of a collected run",
+            fix=f"run `clusterctl collect {run.full_name}` first, or name the folder of a collected run",
         )
     if not token:
         raise UsageError(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from clusterctl.errors import ClusterctlError, Notice, SchedulerError, UsageError
 from clusterctl.scheduler.base import AccountingAwayError, JobInfo, JobState
 from clusterctl.scheduler.session import Session, resolve_submissions
+from clusterctl.state.run_names import job_id_of
 from clusterctl.state.workspace import REPAIR
 
 
@@ -70,6 +71,7 @@ def cancel(session: Session, ids: Sequence[str]) -> Cancellation:
     errors: dict[str, ClusterctlError]
     # Else an array could start, or a part without an answer could stay in the queue, after its cancellation.
     resolve_submissions(session.scheduler, session.ledger)
+    ids = [job_id_of(name, session.ledger) for name in ids]
     try:
         jobs = session.scheduler.jobs(ids)
         errors = {job_id: session.scheduler.unknown([job_id]) for job_id in _missing(ids, jobs)}
@@ -94,6 +96,7 @@ def known_jobs(session: Session, ids: Sequence[str]) -> tuple[JobInfo, ...]:
         UsageError: an id is malformed.
         SchedulerError: a job is unknown.
     """
+    ids = [job_id_of(name, session.ledger) for name in ids]
     try:
         jobs = session.scheduler.jobs(ids)
     except AccountingAwayError as exc:

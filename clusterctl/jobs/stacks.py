@@ -43,7 +43,7 @@ def stacks_of(session: Session, job_id: str) -> JobStacks:
         SchedulerError: the job is unknown, or a node did not answer.
     """
     job = running_job(session, job_id)
-    folder, has_slurm = folder_of(session, job_id), session.facts.has_slurm
+    folder, has_slurm = folder_of(session, job.id), session.facts.has_slurm
     task_folder = folder if job.task is None else f"{folder}/task-{job.task}"
     words = [
         folder,

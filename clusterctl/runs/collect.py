@@ -63,6 +63,7 @@ from clusterctl.scheduler.session import connect_session as session_of
 from clusterctl.spec.units import parse_size_mib
 from clusterctl.state.facts import facts_of, facts_of_spec
 from clusterctl.state.ledger import RunRecord
+from clusterctl.state.run_names import job_id_of
 from clusterctl.state.submissions import (
     OUTPUTS_FILE,
     PROGRAM_FOLDER,
@@ -71,7 +72,6 @@ from clusterctl.state.submissions import (
     SOURCE_FILE,
     JobEntry,
     Ledger,
-    job_id_of,
     note_runs_folder,
 )
 from clusterctl.state.workspace import Workspace

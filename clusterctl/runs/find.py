@@ -17,11 +17,11 @@ from clusterctl.spec.names import did_you_mean
 from clusterctl.spec.sweep import Goal, goal_of
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.ledger import Metric, RunRecord, TaskRecord, Value
+from clusterctl.state.run_names import find_run
 from clusterctl.state.submissions import (
     RUN_FILE,
     Ledger,
-    find_run,
-    may_be_run,
+    ledgers,
     readable_runs,
     run_folders,
     runs_folders,
@@ -209,7 +209,7 @@ def ranked(run: Row, metric: str | None = None, *, reverse: bool = False) -> tup
             f"no task of {run.shown} has a metric",
             code="sweep-without-metric",
             why="metrics are read from the metrics.jsonl of each task",
-            fix=f"`clusterctl runs show {run.run.job_id}` shows how each task ended",
+            fix=f"`clusterctl runs show {run.run.full_id}` shows how each task ended",
         )
     reject_unknown_keys(tasks, [metric], as_metrics=True)
     goal = sweep.get("goal") if metric == sweep.get("metric") else None
@@ -283,21 +283,16 @@ def named_run(name: str, ledger: Ledger | None = None) -> Row:
     """Return the collected run or array task with this name.
 
     name: the path of the run's folder, the folder's name, or the job id: ``12``, ``demo/12``, ``12_3``.
-    ledger: the jobs of a cluster, which a job id may mean too. Default: of the cluster in reach.
+    ledger: the jobs of the cluster that an id refers to. Default: of the cluster in ./cluster.yaml.
 
     Raises:
-        UsageError: no collected run has the name, or several runs have the job id.
+        UsageError: no collected run has the name, or it is not clear which run the name means.
         CollectError: the run.json can't be read.
     """
     named = find_run(name, ChosenCluster().ledger if ledger is None else ledger)
     if named.run_folder is None:
         raise named.not_collected()
-    if not may_be_run(named.run_folder):
-        raise UsageError(
-            f"the folder {named.run_folder} is not a collected run",
-            code="not-a-run",
-            fix="pass a folder that was created by `clusterctl collect`",
-        )
+    named.reject_other_folder()
     run = RunRecord.load(named.run_folder)
     return _task_of(run, named.task) if named.task else Row(run)
 
@@ -312,7 +307,7 @@ def named_rows(name: str, ledger: Ledger | None = None) -> list[Row]:
         # A run may have copies.
         if rows := {run.token: Row(run) for run in reversed(runs) if run.scaling and run.name == name}:
             return [*rows.values()]
-        if ledger is not None and any(entry.name == name for entry in ledger.entries()):
+        if any(entry.name == name for jobs in ledgers() for entry in jobs.entries()):
             raise UsageError(
                 f"no run of {name} is on this machine",
                 code="run-not-collected",
@@ -330,9 +325,11 @@ def _task_of(run: RunRecord, number: str) -> Row:
     for row in Row(run).tasks:
         if row.number == number:
             return row
+    whole = run.directory.name
     raise UsageError(
         f"job {run.job_id} has no task {number}",
         code="unknown-task",
         where=str(run.directory),
-        fix=f"`clusterctl runs show {run.job_id}` lists the tasks",
+        why="" if run.is_array else "the job is not an array",
+        fix=f"`clusterctl runs show {whole}` lists the tasks" if run.is_array else f"use {whole}",
     )

@@ -219,7 +219,7 @@ def list_runs(
     reverse: bool = False,
     since: str | None = None,
     tags: str | Sequence[str] = (),
-    sweep: str | None = None,
+    sweep: str | Row | None = None,
     tasks: bool = False,
     folders: str | Path | Sequence[str | Path] = (),
     everywhere: bool = False,
@@ -230,14 +230,15 @@ def list_runs(
 
     where: conditions such as ``lr>1e-4``; all must hold. sort: the key to sort by. reverse: the other order.
     since: only runs of this time, such as ``7d``. tags: only runs with these tags. cluster: only its runs.
-    sweep: name of a run. Its tasks are ranked by its own metric, or by ``sort``.
+    sweep: a run, or its name. Its tasks are ranked by its own metric, or by ``sort``.
     tasks: an array has a row for each task. report: called with lines about damaged runs.
     folders: the folders to search. Empty: ./runs. everywhere: search all folders of runs on this machine.
     """
     if sweep is not None:
         if where or since or tags or tasks or folders or everywhere or cluster:
             raise excluded("sweep=", "a condition on runs")
-        return ranked(named_run(sweep), sort, reverse=reverse)[0]
+        run = sweep if isinstance(sweep, Row) else named_run(sweep)
+        return ranked(run, sort, reverse=reverse)[0]
     query = RunQuery(
         where=[where] if isinstance(where, str) else where,
         sort=sort,

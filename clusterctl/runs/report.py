@@ -159,7 +159,7 @@ def _outcome_lines(row: Row) -> Iterator[str]:
     if diagnosis.get("cause"):
         job_id = diagnosis.get("job_id") or row.value("job")
         which = f"task {job_id}: " if row.tasks else ""
-        log = f"; the whole log: clusterctl logs {job_id}"
+        log = f"; the whole log: clusterctl logs {row.run.cluster}/{job_id}"
         yield f"{which}{diagnosis['cause']}; fix: {diagnosis.get('fix', '')}{log}"
 
 
@@ -437,5 +437,5 @@ def _incomplete_tasks(run: Row, tasks: Sequence[Row]) -> Iterator[str]:
     others = [f"{state}: {listed(ids)}" for state, ids in states.items() if state != JobState.COMPLETED]
     yield from others
     if others and run.run.final:
-        command = f"`clusterctl replay {run.run.job_id} --failed`"
+        command = f"`clusterctl replay {run.run.full_id} --failed`"
         yield f"{command} repeats these tasks, after a correction with `--code current`"

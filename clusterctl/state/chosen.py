@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from clusterctl.errors import (
     excluded,
 )
 from clusterctl.spec.names import DEFAULT_CLUSTER, find_spec, is_cluster_name
+from clusterctl.state.run_names import find_run, names_no_cluster
 from clusterctl.state.submissions import Ledger
 from clusterctl.state.workspace import Workspace, clusters_up
 from clusterctl.util.progress import SILENT, LineReporter
@@ -80,8 +81,8 @@ class ChosenCluster:
         Return None if the user has chosen a cluster, or if no cluster or the built-in cluster is up. Raise
         UsageError if several clusters are up; with ``named``, also if only a single cluster is up.
         """
-        clusters = clusters_up()
-        if self.name is not None or self.spec_file or not clusters or DEFAULT_CLUSTER in clusters:
+        clusters = self._candidates()
+        if not clusters:
             return None
         if named or len(clusters) > 1:
             raise UsageError(
@@ -93,14 +94,37 @@ class ChosenCluster:
         self.note(Notice("only-cluster-up", f"using cluster {clusters[0]!r} (the only cluster that is up)"))
         return clusters[0]
 
+    def _candidates(self) -> list[str]:
+        """Return the clusters that are up, if the user has chosen no cluster, and the built-in is not up."""
+        if self.name is not None or self.spec_file or DEFAULT_CLUSTER in (clusters := clusters_up()):
+            return []
+        return clusters
+
+    def of_jobs(self, names: Iterable[str]) -> ChosenCluster:
+        """Return the choice for a command about jobs or runs with these names, which may name the cluster.
+
+        The options --cluster and -f override the names, and the names override ./cluster.yaml. An id without
+        a cluster selects the cluster only if otherwise several clusters could be meant.
+
+        Raises UsageError: nothing has the name, or jobs of several clusters have the id.
+        """
+        if self.file is not None or self.name is not None:
+            return self
+        may_be_any = len(self._candidates()) > 1
+        runs = (find_run(name) for name in names if may_be_any or not names_no_cluster(name))
+        clusters = (run.cluster for run in runs if run.cluster in clusters_up())
+        return replace(self, name=next(clusters, None))
+
     @property
     def ledger(self) -> Ledger | None:
-        """The jobs submitted to the chosen cluster, for commands that need no cluster. None: no choice.
+        """The jobs of the chosen cluster, for commands that need no cluster. None: there is no choice.
 
         Raises the errors of ``workspace`` if the user has chosen a file or a name.
         """
+        if self.name is None and self.spec_file is None:
+            return None
         try:
-            return Ledger(replace(self, note=SILENT.note).workspace().jobs)
+            return Ledger(self.workspace().jobs)
         except UsageError:
             if self.file is not None or self.name is not None:
                 raise

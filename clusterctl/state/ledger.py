@@ -258,6 +258,11 @@ class RunRecord(_Stored):
         return sum(joules) if joules else None
 
     @property
+    def full_id(self) -> str:
+        """The job id with the cluster, ``CLUSTER/ID``, which means the same wherever a command is run."""
+        return f"{self.cluster}/{self.job_id}"
+
+    @property
     def is_array(self) -> bool:
         return any(task.number for task in self.tasks)
 

@@ -1,4 +1,4 @@
-"""The list of submitted jobs (jobs.jsonl), the collected runs, and which job or run a name means.
+"""The list of submitted jobs (jobs.jsonl), and the collected runs.
 
 A run on this machine is recognized by its record, run.json. The model of a record is in ledger.py, which is
 slow to import. Also here: the names of clusterctl's files in folders of jobs and runs.
@@ -13,14 +13,13 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.errors import DiskError, MachineError, UsageError
-from clusterctl.spec.names import did_you_mean
 from clusterctl.state.workspace import Workspace, state_home
 from clusterctl.util.disk import append_line, read_rows, translating_write_errors
 
@@ -28,12 +27,9 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 _TOKEN = re.compile(r"[A-Za-z0-9]+")
 # In the folder of all workspaces.
 _FOLDERS: Final = "runs.jsonl"
-_JOB: Final = re.compile(r"(?:(?P<cluster>[a-z][a-z0-9-]*)/)?(?P<job>[A-Za-z]?\d+)(?:_(?P<task>\d+))?")
-_TASK_FOLDER: Final = re.compile(r"task-(\d+)")
 _RUN_TOKEN: Final = re.compile(r"[0-9a-f]{8}")
 # Maximum size of a run.json.
 _MOST_RECORD: Final = 16 << 20  # bytes
-_MOST_CHOICES: Final = 5
 
 RUN_FILE = "run.json"
 SOURCE_FILE = "source.json"
@@ -137,6 +133,10 @@ class Ledger:
     @property
     def workspace(self) -> Workspace:
         return Workspace(self._path.parent)
+
+    @property
+    def cluster(self) -> str:
+        return self.workspace.root.name
 
     def entries(self) -> tuple[JobEntry, ...]:
         """Return all submitted jobs, the oldest first."""
@@ -264,161 +264,6 @@ def job_paths(path: bytes, files: bytes) -> Iterator[bytes]:
     yield above + name + rest
 
 
-@dataclass(frozen=True, slots=True)
-class NamedRun:
-    """The run, or the task of an array, that a name means.
-
-    name: as the user gave it.
-    run_folder: the run's folder on this machine, or another folder that the user named. None: not collected.
-    token: identifies the run's job. "" if the folder is not a run's, or no run is on this machine.
-    entry: the job in the cluster's ledger. None: the job was not submitted from here to this cluster.
-    job_id: the job's id, if the user named an id. task: the array task's number. Empty: the whole run.
-    """
-
-    name: str
-    run_folder: Path | None = None
-    token: str = ""
-    entry: JobEntry | None = None
-    job_id: str = ""
-    task: str = ""
-
-    @property
-    def folder(self) -> Path | None:
-        """The folder on this machine of the run, or of the task; None if it is missing."""
-        folder = self.run_folder and self.run_folder.joinpath(*self._below)
-        return folder if folder and folder.is_dir() else None
-
-    @property
-    def remote(self) -> str | None:
-        """The folder on the cluster with the program's files of the run, or of the task; None if unknown."""
-        folder = self.entry.program_dir if self.entry else ""
-        return self.below(folder) if folder else None
-
-    def below(self, folder: str) -> str:
-        """Return the folder of the named task in the folder of its array; the folder itself for a run."""
-        return "/".join((folder, *self._below))
-
-    @property
-    def _below(self) -> tuple[str, ...]:
-        return (f"task-{self.task}",) if self.task else ()
-
-    def not_collected(self) -> UsageError:
-        """Return the error for a run that is not on this machine."""
-        job = f"{self.entry.shown} was submitted from this machine" if self.entry else "no such job is known"
-        return UsageError(
-            f"run {self.name} is not on this machine",
-            code="run-not-collected",
-            why=f"{job}, and no collected run has its id" if self.entry else f"{job} here",
-            fix=f"`clusterctl collect {self.name}` copies the run, if the cluster has the job",
-        )
-
-
-def find_run(name: str, ledger: Ledger | None = None) -> NamedRun:
-    """Return the run that a name means: first a run on this machine, then a job in the cluster's ledger.
-
-    A job id that neither has is returned too, because the job may come from another machine.
-
-    name: the path of a run's folder, the folder's name, or a job id, ``[CLUSTER/]ID``; ``12_3`` is a task.
-        Any other folder, such as a model's, comes last.
-    ledger: the jobs of the cluster in reach. None: no cluster is in reach.
-
-    Raises UsageError: nothing has the name, or several runs have the name or the job id.
-    """
-    folders = runs_folders()
-    texts = (name, *(f"{folder}/{name}" for folder in folders)) if name else ()
-    paths = [Path(os.path.realpath(text)) for text in texts if os.path.isdir(text)]  # noqa: PTH112
-    runs: dict[str, NamedRun] = {}
-    # A path means only its own folder.
-    for path in paths[: 1 if "/" in name and os.path.isdir(name) else None]:  # noqa: PTH112
-        task = _TASK_FOLDER.fullmatch(path.name)
-        for run, number in ((path, ""), *([(path.parent, task[1])] if task else ())):
-            if token := token_of_run(run):
-                runs.setdefault(token, NamedRun(name, run, token, _entry_of(ledger, token), task=number))
-                break
-    if runs:
-        return _only(name, [*runs.values()])
-    match = _JOB.fullmatch(name)
-    if match and (of_job := _run_of_job(name, match, folders, ledger)):
-        return of_job
-    if paths:
-        return NamedRun(name, paths[0])
-    if match and match["cluster"] in {None, ledger and ledger.workspace.root.name}:
-        return NamedRun(name, job_id=match["job"], task=match["task"] or "")
-    raise _unknown(name, folders)
-
-
-def _only(name: str, runs: Sequence[NamedRun], other_fix: str = "") -> NamedRun:
-    """Return the only run. Raise UsageError if there are several."""
-    if len(runs) == 1:
-        return runs[0]
-    choices = [str(run.run_folder or f"job {run.job_id}, not collected") for run in runs]
-    raise UsageError(
-        f"{len(runs)} runs have the name or the job id {name}",
-        code="run-ambiguous",
-        why=", ".join(choices[:_MOST_CHOICES]),
-        fix=f"pass the path of the run's folder{other_fix}",
-    )
-
-
-def job_id_of(name: str, ledger: Ledger) -> str:
-    """Return the id on the cluster of the job with this id, or of the run with this name.
-
-    Raises UsageError: the run is not of a job of this cluster, or nothing has the name.
-    """
-    match = _JOB.fullmatch(name)
-    if match and not match["cluster"]:
-        return name
-    run = find_run(name, ledger)
-    job_id = run.entry.job_id if run.entry is not None else "" if run.run_folder else run.job_id
-    if not job_id:
-        cluster = ledger.workspace.root.name
-        raise UsageError(
-            f"run {name} is not of a job of cluster {cluster!r}",
-            code="run-of-other-cluster",
-            where=str(run.folder or ""),
-            fix="use the files in that folder, or choose the run's cluster with --cluster",
-        )
-    return f"{job_id}_{run.task}" if run.task else job_id
-
-
-def _run_of_job(
-    name: str, match: re.Match[str], folders: Iterable[Path], ledger: Ledger | None
-) -> NamedRun | None:
-    """Return the only run of a job id, or None. Raise UsageError if there are several."""
-    job_id, cluster, task = match["job"], match["cluster"], match["task"] or ""
-    runs: dict[str, NamedRun] = {}
-    mentions_id = re.compile(rb'"job_id":\s*"%s"' % job_id.encode())
-    for path in readable_runs(folders):
-        record = read_record(path, mentions_id)
-        token = str(record.get("token"))
-        if record.get("job_id") == job_id and cluster in {None, record.get("cluster")}:
-            runs.setdefault(token, NamedRun(name, path, token, _entry_of(ledger, token), job_id, task))
-    here = ledger is not None and cluster in {None, ledger.workspace.root.name}
-    entry = ledger.find(job_id) if ledger is not None and here else None
-    if entry is not None:
-        runs.setdefault(entry.token, NamedRun(name, None, entry.token, entry, job_id, task))
-    if runs:
-        collect = f"; `clusterctl collect {job_id}` collects the job" if entry and not entry.run_dir else ""
-        return _only(name, [*runs.values()], collect)
-    return None
-
-
-def _entry_of(ledger: Ledger | None, token: str) -> JobEntry | None:
-    return next((entry for entry in ledger.entries() if entry.token == token), None) if ledger else None
-
-
-def _unknown(name: str, folders: Iterable[Path]) -> UsageError:
-    names = [path.name for folder in folders for path in folder.glob("*")]
-    return UsageError(
-        f"there is no run {name!r}",
-        code="unknown-run",
-        why=f"searched folders: {', '.join(map(str, folders)) or 'none, as no run was collected yet'}",
-        fix=did_you_mean(name, names)
-        or "`clusterctl runs` lists the runs, and `clusterctl jobs` the jobs; "
-        "pass a run's folder, the folder's name or the job id",
-    )
-
-
 def read_record(folder: Path, pattern: re.Pattern[bytes] | None = None) -> dict[str, Any]:
     """Return the content of a run's record; {} if it can't be read or does not contain ``pattern``."""
     path = folder / RUN_FILE
@@ -489,6 +334,11 @@ def runs_folders() -> tuple[Path, ...]:
         *(Path(text) for text in recorded if isinstance(text, str) and text.startswith("/")),
     )
     return tuple(dict.fromkeys(path for path in paths if os.path.isdir(path)))  # noqa: PTH112 - no error
+
+
+def ledgers() -> tuple[Ledger, ...]:
+    """Return the lists of jobs of all clusters that this machine knows."""
+    return tuple(Ledger(Workspace(path).jobs) for path in sorted(state_home().glob("[!.]*/")))
 
 
 def note_runs_folder(folder: Path) -> None:

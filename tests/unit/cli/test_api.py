@@ -138,7 +138,8 @@ def test_from_submission_to_the_run(here: Session, capfd: pytest.CaptureFixture[
     assert run.folder == Path("runs/demo-1-job").absolute()
     assert (run.run.tags, run.metrics["loss"].last) == (("first",), 0.5)
     assert [one.id for one in cluster.jobs()] == [one.id for one in cluster.jobs("1")] == ["1"]
-    assert cluster.job("1") == job
+    assert cluster.job("1") == cluster.job(1) == cluster.job("demo/1") == job
+    assert [one.id for one in cluster.jobs(1)] == ["1"]
     assert cluster.collect() == ()
     assert clusterctl.named_run("1") == run
     assert "job 1 COMPLETED on n1" in said

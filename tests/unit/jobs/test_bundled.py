@@ -14,7 +14,8 @@ from clusterctl.jobs.bundled import ChosenModel, reject_unless_fitting, run_on_t
 from clusterctl.jobs.source import Source
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec, Weights, job_spec
-from clusterctl.state.submissions import PROGRAM_FOLDER, find_run, job_id_of, note_runs_folder
+from clusterctl.state.run_names import find_run, job_id_of
+from clusterctl.state.submissions import PROGRAM_FOLDER, note_runs_folder
 from clusterctl.state.workspace import state_home
 from clusterctl.transport.copies import read_copies
 from clusterctl.transport.remote_copies import digest
@@ -58,7 +59,8 @@ def bring_home(session: Session, job_id: str, folder: Path, run: Path) -> None:
     entry = session.ledger.find(job_id)
     assert entry is not None
     model(run)
-    known = record(int(job_id), token=entry.token, remote_dir=str(folder))
+    named = {"token": entry.token, "cluster": session.ledger.cluster}
+    known = record(int(job_id), **named, remote_dir=str(folder))
     (run / "run.json").write_text(json.dumps(known))
     session.ledger.update(entry, run_dir=str(run.absolute()))
     state_home().mkdir(parents=True, exist_ok=True)
@@ -143,7 +145,7 @@ def test_hosts_without_a_shared_folder_are_sent_what_is_here(session: Session, h
     job_id, _ = trained(session, here / "runs" / "demo-1-train")
     assert chosen(job_id, apart)[0] == "model"
     other, _ = trained(session)
-    with rejected("run-not-collected", UsageError, f"clusterctl collect {other}"):
+    with rejected("run-not-collected", UsageError, f"clusterctl collect workspace/{other}"):
         chosen(other, apart)
 
 
@@ -203,18 +205,31 @@ def test_find_run_by_a_job_id_of_a_former_cluster(here: Path) -> None:
         find_run("demo/14")
 
 
-def test_find_run_refuses_a_job_id_of_two_runs(session: Session, here: Path) -> None:
-    """A job of the cluster in reach, and a collected run of a former cluster."""
+def test_find_run_takes_a_job_id_of_the_chosen_cluster(session: Session, here: Path) -> None:
+    """A former cluster has a run of the same job id."""
     job_id, folder = trained(session)
     former = saved(here, f"former-{job_id}-train", job_id)
-    with rejected("run-ambiguous", UsageError, str(former), f"clusterctl collect {job_id}"):
+    cluster = session.ledger.cluster
+    for name in (job_id, f"{cluster}/{job_id}"):
+        assert chosen(name, session) == (f"{folder}/model", None)
+    for name in (f"old/{job_id}", former.name):
+        assert chosen(name, session)[0] == "model"
+    saved(here, "old-9-train", "9", token="9" * 8)
+    with rejected("run-of-other-cluster", UsageError, "use old/9", f"{cluster}/9"):
+        chosen("9", session)
+    with rejected("unknown-job", UsageError, "9"):
+        chosen(f"{cluster}/9", session)
+
+
+def test_find_run_refuses_runs_of_two_clusters_of_a_name(session: Session, here: Path) -> None:
+    job_id, folder = trained(session)
+    cluster = session.ledger.cluster
+    former = saved(here, f"former-{job_id}-train", job_id, cluster=cluster)
+    with rejected("run-ambiguous", UsageError, str(former), f"clusterctl collect {cluster}/{job_id}"):
         chosen(job_id, session)
-    cluster = session.workspace.root.name
-    assert chosen(f"{cluster}/{job_id}", session) == (f"{folder}/model", None)
-    assert chosen(f"old/{job_id}", session)[0] == "model"
-    assert chosen(former.name, session)[0] == "model"
-    bring_home(session, job_id, folder.parent, here / "runs" / "demo-1-train")
-    with rejected("run-ambiguous", UsageError, str(former), str(here / "runs" / "demo-1-train")):
+    home = here / "runs" / "demo-1-train"
+    bring_home(session, job_id, folder.parent, home)
+    with rejected("run-ambiguous", UsageError, str(former), str(home)):
         find_run(job_id, session.ledger)
 
 
@@ -233,6 +248,8 @@ def test_job_id_of_finds_the_job_of_a_runs_folder(session: Session, here: Path) 
     assert job_id_of(f"{cluster}/{job_id}", session.ledger) == job_id
     # Another machine may have submitted the job.
     assert job_id_of(f"{cluster}/99_2", session.ledger) == "99_2"
+    with rejected("not-a-run", UsageError, str(here / "runs")):
+        job_id_of("runs/", session.ledger)
 
 
 def test_here_only_what_is_here_can_be_used(session: Session, here: Path) -> None:
@@ -240,9 +257,9 @@ def test_here_only_what_is_here_can_be_used(session: Session, here: Path) -> Non
     job_id, _ = trained(session)
     run = here / "runs" / "old-14-train"
     run.mkdir()
-    (run / "run.json").write_text(json.dumps(record(14)))
+    (run / "run.json").write_text(json.dumps(record(14, cluster=session.ledger.cluster)))
     for name, code, shown in (
-        (job_id, "run-not-collected", f"clusterctl collect {job_id}"),
+        (job_id, "run-not-collected", f"clusterctl collect workspace/{job_id}"),
         ("14", "run-without-model", "runs/old-14-train"),
     ):
         with rejected(code, UsageError, shown):

@@ -123,7 +123,7 @@ def test_from_run_on_nodes_without_shared_folder_is_sent(session, cluster, here)
     apart = replace(session, unshared_nodes={"n1": session.transport})
     job_id = finished(session, cluster, here, "echo saved >state.txt")
     job = JobSpec(name="go", script=here / "job.sh", from_run=job_id)
-    with refused("run-gone", UsageError, f"clusterctl collect {job_id}"):
+    with refused("run-gone", UsageError, f"clusterctl collect workspace/{job_id}"):
         with_from_run(job, apart.ledger, apart)
     job = job.model_copy(update={"from_run": "old-1-sum"})
     folder = with_from_run(job, apart.ledger, apart)[0].env[FROM_RUN]

@@ -11,7 +11,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.runs.find import Row, find_runs, named_run, ordered
 from clusterctl.runs.query import RunQuery, list_runs, select_runs
-from clusterctl.spec.names import DEFAULT_CLUSTER
+from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.submissions import (
     JobEntry,
     Ledger,
@@ -145,6 +145,15 @@ def test_a_task_of_an_array_is_a_row_of_its_own(out: Path) -> None:
     (out / "demo-5-train" / "task-1").mkdir()
     assert named_run("demo-5-train/task-1").shown == "demo-5-train/task-1"
     assert named_run("2").tasks == []
+    with refused("unknown-task", UsageError, "use demo-2-train"):
+        named_run("2_1")
+    with refused("unknown-task", UsageError, "clusterctl runs show demo-5-train"):
+        named_run("5_2")
+
+
+def test_name_of_jobs_is_answered_with_their_runs(out: Path) -> None:
+    with refused("unknown-run", UsageError, "demo-1-train, demo-2-train, demo-3-train"):
+        named_run("train")
 
 
 def test_folders_that_were_collected_to_are_remembered(out: Path, tmp_path: Path) -> None:
@@ -175,14 +184,53 @@ def test_folder_that_cannot_be_read_hides_no_other(out: Path, tmp_path: Path) ->
     assert [*readable_runs([tmp_path / "gone", out])] == [*run_folders(out)]
 
 
-def test_job_of_the_chosen_cluster_makes_an_id_ambiguous(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also in the Python interface, which takes no list of jobs."""
-    workspace = Workspace.of(DEFAULT_CLUSTER)
+def add_job(cluster: str, job_id: str) -> None:
+    """A job that was submitted from here to a cluster that is up."""
+    workspace = Workspace.of(cluster)
     workspace.create()
-    Ledger(workspace.jobs).add(JobEntry(token="f" * 8, name="t", user="u", submitted_at=1.0, job_id="1"))
+    workspace.inventory.write_text("{}")
+    token = ("0" if cluster == "demo" else "f") * 7 + job_id
+    entry = JobEntry(token=token, name="t", user="u", submitted_at=1.0, job_id=job_id)
+    Ledger(workspace.jobs).add(entry)
+
+
+def test_job_id_of_two_clusters_is_refused_without_a_choice(out: Path) -> None:
+    """Also in the Python interface, which takes no list of jobs. Each name in the error is accepted."""
+    add_job("other", "1")
     for find in (lambda: named_run("1"), lambda: list_runs(sweep="1")):
-        with refused("run-ambiguous", UsageError, "not collected"):
+        with refused("run-ambiguous", UsageError, "demo/1, other/1"):
             find()
+    assert named_run("demo/1").run.job_id == "1"
+    with refused("run-not-collected", UsageError, "clusterctl collect other/1"):
+        named_run("other/1")
+
+
+def test_job_id_means_the_job_of_the_chosen_cluster(out: Path) -> None:
+    add_job("other", "1")
+    add_job("demo", "7")
+    Path("cluster.yaml").write_text("name: demo\n")
+    assert named_run("1").run.cluster == "demo"
+    with refused("not-a-sweep", UsageError, "demo-1-train"):
+        list_runs(sweep="1")
+    other = ChosenCluster(name="other").ledger
+    with refused("run-not-collected", UsageError, "clusterctl collect other/1"):
+        named_run("1", other)
+    with refused("run-of-other-cluster", UsageError, "use demo/2"):
+        named_run("2", other)
+
+
+def test_names_choose_the_cluster_of_a_command_on_jobs(out: Path) -> None:
+    for cluster, job_id in (("demo", "1"), ("other", "1"), ("other", "8")):
+        add_job(cluster, job_id)
+    unchosen = ChosenCluster()
+    for name, cluster in (("other/5", "other"), ("demo-2-train", "demo"), ("8", "other"), ("6_1", None)):
+        assert unchosen.of_jobs([name]).name == cluster, name
+    with refused("run-ambiguous", UsageError, "demo/1, other/1"):
+        unchosen.of_jobs(["1"])
+    assert ChosenCluster(name="demo").of_jobs(["other/5"]).name == "demo"
+    Path("cluster.yaml").write_text("name: demo\n")
+    for name, cluster in (("other/5", "other"), ("1", None), ("8", None)):
+        assert unchosen.of_jobs([name]).name == cluster, name
 
 
 def test_a_run_of_an_earlier_version_has_no_metrics(out: Path) -> None:
