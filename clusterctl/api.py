@@ -360,9 +360,7 @@ class Cluster:
     def jobs(self, ids: _Names = ()) -> tuple[JobInfo, ...]:
         """Return your jobs, newest first, or the jobs with these IDs. An array has an entry for each task."""
         with self._session(SOON_S) as session:
-            if ids:
-                return queue.known_jobs(session, _as_list(ids))
-            listing = queue.list_jobs(session)
+            listing = queue.find_or_list(session, _as_list(ids))
         if listing.unlisted:
             self._note(listing.unlisted_notice)
         return listing.jobs

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import datetime
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -15,8 +15,8 @@ from clusterctl.cli.options import Words, argument, job_ids, option
 from clusterctl.cli.output import ENDINGS, Screen
 from clusterctl.cluster.status import Status, status_of
 from clusterctl.errors import Notice, TransportError, excluded
-from clusterctl.jobs.events import restarts_of_job, with_hangs
-from clusterctl.jobs.queue import Listing, known_jobs, list_jobs
+from clusterctl.jobs.events import restarts_of_job
+from clusterctl.jobs.queue import find_or_list
 from clusterctl.jobs.watch import diagnosis_of, reported_state
 from clusterctl.scheduler.base import JobInfo, JobState, state_counts, worst_job
 from clusterctl.scheduler.session import SOON_S, Session, open_session
@@ -140,7 +140,7 @@ def jobs(
             with suppress(*ENDINGS):
                 _watch(screen, _rounds(session, ids, everything=everything))
             return
-        listing = _list_or_find(session, ids, everything=everything)
+        listing = find_or_list(session, ids or (), None if everything else _RECENT)
         if ids and len({job.whole_id for job in listing.jobs}) == 1:
             _show_in_full(screen, session, listing.jobs)
             return
@@ -152,18 +152,10 @@ def jobs(
         screen.note(listing.unlisted_notice)
 
 
-def _list_or_find(session: Session, ids: Words, *, everything: bool) -> Listing:
-    if ids:
-        listing = Listing(known_jobs(session, ids))
-    else:
-        listing = list_jobs(session, None if everything else _RECENT)
-    return replace(listing, jobs=with_hangs(session, listing.jobs))
-
-
 def _rounds(session: Session, ids: Words, *, everything: bool) -> Iterator[tuple[JobInfo, ...]]:
     """Every 2 s yield all listed jobs, or with ``ids`` only these jobs, until all of them have ended."""
     while True:
-        yield (infos := _list_or_find(session, ids, everything=everything).jobs)
+        yield (infos := find_or_list(session, ids or (), None if everything else _RECENT).jobs)
         if ids and all(job.ended for job in infos):
             return
         session.scheduler.clock.sleep(max(_REFRESH_S, session.pace.changed_s))

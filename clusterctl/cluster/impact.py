@@ -16,7 +16,8 @@ from clusterctl.cluster.nodes import REASON, drain_usable, resume_drained
 from clusterctl.errors import ClusterctlError, Notice, SchedulerError, TransportError, UsageError
 from clusterctl.providers.base import HostPlan, Size
 from clusterctl.runs.only_copies import NOTHING, OnlyCopies
-from clusterctl.scheduler.base import JobInfo, Jobs, Nodes, active_jobs
+from clusterctl.scheduler.admin import active_jobs
+from clusterctl.scheduler.base import JobInfo, Jobs, Nodes
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
 from clusterctl.spec.common import Partition
 from clusterctl.spec.models import ClusterSpec

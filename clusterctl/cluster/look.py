@@ -14,8 +14,8 @@ from clusterctl.errors import ClusterctlError, MachineError, SchedulerError, Tra
 from clusterctl.providers.base import HostPlan
 from clusterctl.runs.collect import uncollected
 from clusterctl.runs.only_copies import NOTHING, OnlyCopies, Search, search_all
-from clusterctl.scheduler.admin import scheduler_of
-from clusterctl.scheduler.base import Jobs, active_jobs
+from clusterctl.scheduler.admin import active_jobs, scheduler_of
+from clusterctl.scheduler.base import Jobs
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
 from clusterctl.state.inventory import Inventory, applied_spec, inventory_of, keeps_storage
 from clusterctl.state.submissions import JobEntry, Ledger

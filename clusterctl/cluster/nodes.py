@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from clusterctl.errors import Failure, SchedulerError, TransportError, UsageError, WaitTimeoutError
 from clusterctl.providers import registry
 from clusterctl.providers.base import REPLACED, load_known_hosts, pending_releases
-from clusterctl.scheduler.base import JobInfo, Jobs, NodeInfo, Nodes, active_jobs
+from clusterctl.scheduler.admin import active_jobs
+from clusterctl.scheduler.base import JobInfo, Jobs, NodeInfo, Nodes
 from clusterctl.spec.hosts import expand
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import reject_unknown

@@ -10,8 +10,17 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from clusterctl.scheduler.attempts import Event, Restart, ending_of, events_of, last_attempt, restarts_of
-from clusterctl.scheduler.base import JobInfo, JobState
+from clusterctl.scheduler.attempts import (
+    Event,
+    Hang,
+    Restart,
+    ending_of,
+    events_of,
+    last_attempt,
+    restarts_of,
+)
+from clusterctl.scheduler.base import AccountingAwayError, JobInfo, JobState
+from clusterctl.scheduler.records import with_accounted, with_all_attempts
 from clusterctl.scheduler.session import Session
 from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.util.process import call_on_hosts
@@ -26,17 +35,45 @@ _SOONEST_S: Final = 5
 
 def restarts_of_job(session: Session, job: JobInfo) -> tuple[Restart, ...]:
     """Return the restarts of a job, as far as its folder on the cluster has a record of them."""
-    return restarts_of(_events(session, [job]).get(job.id, ()))
+    starts = {attempt.start_time: attempt.nodes for attempt in job.attempts}
+    return restarts_of(_events(session, [job]).get(job.id, ()), starts=starts)
 
 
 def with_hangs(session: Session, jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]:
     """Return the jobs. Those that are running without progress have their ``hang``."""
-    old = [job for job in jobs if job.state is JobState.RUNNING and (job.elapsed_s or 0) >= _SOONEST_S]
-    lasting = {job_id: last_attempt(events).hang for job_id, events in _events(session, old).items()}
-    hangs = {
-        job_id: replace(hang, until=max(hang.until, time.time())) for job_id, hang in lasting.items() if hang
-    }
-    return tuple(replace(job, hang=hangs.get(job.id)) for job in jobs) if hangs else tuple(jobs)
+    events = _events(session, [job for job in jobs if _may_hang(job)])
+    return tuple(replace(job, hang=_hang_of(events.get(job.id, ()))) for job in jobs)
+
+
+def with_attempts(session: Session, jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]:
+    """Return the jobs, with the ``hang`` of those that hang, and all attempts of those that were restarted.
+
+    Asks the accounting once, and only for restarted jobs that the queue still has.
+    """
+    restarted = {job.id: job for job in jobs if job.restarts or len(job.attempts) > 1}
+    queued = dict.fromkeys(job.whole_id for job in restarted.values() if not job.attempts)
+    # The jobs' own records have their attempts, too.
+    with suppress(AccountingAwayError):
+        accounted = session.scheduler.accounted([*queued]) if queued else ()
+        restarted = {job_id: with_accounted(job, accounted) for job_id, job in restarted.items()}
+    events = _events(session, [job for job in jobs if job.id in restarted or _may_hang(job)])
+    shown = []
+    for job in jobs:
+        own = events.get(job.id, ())
+        is_restarted = job.id in restarted
+        shown_job = with_all_attempts(restarted.get(job.id, job), own if is_restarted else ())
+        shown.append(replace(shown_job, hang=_hang_of(own) if _may_hang(job) else None))
+    return tuple(shown)
+
+
+def _may_hang(job: JobInfo) -> bool:
+    start = job.last_start
+    return job.state is JobState.RUNNING and start is not None and time.time() - start >= _SOONEST_S
+
+
+def _hang_of(events: Sequence[Event]) -> Hang | None:
+    hang = last_attempt(events).hang
+    return hang and replace(hang, until=max(hang.until, time.time()))
 
 
 class Turn:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from clusterctl.errors import ClusterctlError, Notice, SchedulerError, UsageError
+from clusterctl.jobs.events import with_attempts
 from clusterctl.scheduler.base import AccountingAwayError, JobInfo, JobState
 from clusterctl.scheduler.session import Session, resolve_submissions
 from clusterctl.state.run_names import job_id_of
@@ -106,6 +107,12 @@ def known_jobs(session: Session, ids: Sequence[str]) -> tuple[JobInfo, ...]:
     if unknown := _missing(ids, jobs):
         raise session.scheduler.unknown(unknown)
     return jobs
+
+
+def find_or_list(session: Session, ids: Sequence[str], most: int | None = None) -> Listing:
+    """Return the jobs with these ids or, without ids, those of ``list_jobs``, as ``with_attempts`` does."""
+    listing = Listing(known_jobs(session, ids)) if ids else list_jobs(session, most)
+    return replace(listing, jobs=with_attempts(session, listing.jobs))
 
 
 def running_job(session: Session, job_id: str) -> JobInfo:

@@ -31,7 +31,7 @@ from clusterctl.errors import (
     WaitTimeoutError,
     printable,
 )
-from clusterctl.jobs.events import Turn, restarts_of_job, with_hangs
+from clusterctl.jobs.events import Turn, restarts_of_job, with_attempts, with_hangs
 from clusterctl.scheduler.base import (
     AccountingAwayError,
     JobInfo,
@@ -99,7 +99,7 @@ class _Watched:
             jobs = exc.queued
             if all(job.ended for job in jobs):
                 raise
-        jobs = with_hangs(self._session, jobs)
+        jobs = (with_attempts if all(job.ended for job in jobs) else with_hangs)(self._session, jobs)
         previous = {job_id: reported_state(job) for job_id, job in self.seen.items()}
         self.seen |= {job.id: job for job in jobs}
         if changed := [job for job in jobs if previous.get(job.id) != reported_state(job)]:

@@ -19,15 +19,15 @@ from clusterctl.errors import SchedulerError, printable
 from clusterctl.providers.registry import node_price
 from clusterctl.runs.fetch import Manifest
 from clusterctl.runs.folder import ACCOUNTING, GOING_ON, write_kept, write_sums
-from clusterctl.runs.series import attempts_in, restarts_in, summarize
+from clusterctl.runs.series import events_in, restarts_in, sample_times, summarize
 from clusterctl.runs.telemetry import gpu_energy_j
 from clusterctl.scheduler.base import AccountingAwayError, JobInfo, Jobs, JobState, Outcome, worst_job
 from clusterctl.scheduler.evidence import diagnose_run
+from clusterctl.scheduler.records import with_accounted, with_all_attempts
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import sweep_arguments
 from clusterctl.state.facts import applied_text
 from clusterctl.state.ledger import (
-    AttemptRecord,
     RunRecord,
     ScalingRecord,
     Skipped,
@@ -55,7 +55,6 @@ class Recorder:
 
     accounting: sacct's record of the job as JSON; None if it is not available. missing: the reason, or "".
     accounting_away: whether the reason is that the accounting does not answer.
-    attempts: all attempts of the job and of its tasks, as the accounting has them.
     """
 
     session: Session
@@ -65,13 +64,12 @@ class Recorder:
     missing: str
     version: str | None
     accounting_away: bool = False
-    attempts: Sequence[JobInfo] = ()
 
     @classmethod
     def of(cls, session: Session, entry: JobEntry, jobs: Sequence[JobInfo]) -> Recorder:
         version = session.scheduler.version()
         has_final_state = all(job.ended for job in jobs) and jobs[0].state is not JobState.PURGED
-        attempts: Sequence[JobInfo] = ()
+        accounted: Sequence[JobInfo] = ()
         try:
             accounting = _accounting(session.scheduler, jobs[0].whole_id, ended=has_final_state)
             missing, is_away = "", False
@@ -82,10 +80,9 @@ class Recorder:
             accounting, missing = None, printable(exc.what if is_away else exc.cause)
         if not is_away:
             with suppress(AccountingAwayError):
-                attempts = session.scheduler.attempts(jobs[0].whole_id)
-        # An earlier job may have had this id, before the cluster was created again.
-        own = [attempt for attempt in attempts if attempt.work_dir == entry.remote_dir]
-        return cls(session, entry, jobs, accounting, missing, version, is_away, own)
+                accounted = session.scheduler.accounted([jobs[0].whole_id])
+        jobs = [with_accounted(job, accounted) for job in jobs]
+        return cls(session, entry, jobs, accounting, missing, version, is_away)
 
     def write(self, tree: Path, manifest: Manifest) -> RunRecord:
         """Write clusterctl's files and the checksums of all files into ``tree``. Return the run's record."""
@@ -110,30 +107,21 @@ class Recorder:
 
     def _task(self, job: JobInfo, tree: Path) -> TaskRecord:
         """Return the record of a job or of an array's task, with its attempts and restarts."""
-        task = TaskRecord.model_validate(job, from_attributes=True)
-        folder = tree / task.folder if task.number else tree
-        accounted = [attempt for attempt in self.attempts if attempt.task == job.task]
-        attempts = [*(_attempts(accounted) or attempts_in(folder) or _attempts([job]))]
-        # A job that was cancelled before it started again has no nodes.
-        if attempts and job.nodes:
-            last = attempts[-1]
-            # The job was killed before its last attempt could record its start.
-            if last.end_time is not None and (job.start_time or 0) > last.end_time:
-                attempts += _attempts([job])
-            else:
-                attempts[-1] = last.model_copy(update={"end_time": job.end_time})
-        first = attempts[0].start_time if attempts else job.start_time
-        nodes = attempts[-1].nodes if attempts else ()
-        restarts = tuple(restart.as_dict() for restart in restarts_in(folder))
-        facts = {"start_time": first, "nodes": job.nodes or nodes, "attempts": tuple(attempts)}
-        joules = gpu_energy_j(folder, attempts)
-        return task.model_copy(update={**facts, "interruptions": restarts, "gpu_energy_j": joules})
+        folder = tree / f"task-{job.task}" if job.task is not None else tree
+        events = events_in(folder)
+        # The accounting also has the end of an attempt that was killed.
+        job = with_all_attempts(job, events, () if job.attempts else sample_times(folder, events))
+        nodes = job.nodes or (job.attempts[-1].nodes if job.attempts else ())
+        task = TaskRecord.model_validate(replace(job, nodes=nodes), from_attributes=True)
+        restarts = tuple(restart.as_dict() for restart in restarts_in(folder, task.attempts))
+        joules = gpu_energy_j(folder, task.attempts)
+        return task.model_copy(update={"interruptions": restarts, "gpu_energy_j": joules})
 
     def _record(self, tree: Path, manifest: Manifest, source: str | None) -> RunRecord:
         jobs, head = self.jobs, worst_job(self.jobs)
         tasks = tuple(self._task(job, tree) for job in jobs)
         starts = [task.start_time for task in tasks if task.start_time is not None]
-        submits = [job.submit_time for job in (*self.attempts, *jobs) if job.submit_time is not None]
+        submits = [job.submit_time for job in jobs if job.submit_time is not None]
         ends = [job.end_time for job in jobs if job.end_time is not None]
         ended = all(job.ended for job in jobs)
         start, end = min(starts, default=None), max(ends, default=None) if ended else None
@@ -169,15 +157,6 @@ class Recorder:
             shares_machine=self.session.spec.provider.shares_kernel,
             skipped=manifest.skipped,
         )
-
-
-def _attempts(jobs: Sequence[JobInfo]) -> list[AttemptRecord]:
-    """Return the attempts that had nodes. A job that was cancelled in the queue may have a start time too."""
-    return [
-        AttemptRecord.model_validate(job, from_attributes=True)
-        for job in jobs
-        if job.start_time is not None and job.nodes
-    ]
 
 
 def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunRecord:

@@ -101,7 +101,8 @@ def _run_report(row: Row) -> Report:
     results = results_section(row)
     if not facts.series and not results.tables:
         missing.append("metrics: the program wrote no metrics.jsonl, TensorBoard file or metrics.csv")
-    speed, restarts, ranks = list(_speed_lines(facts)), restarts_in(row.folder), _rank_section(facts)
+    speed, ranks = list(_speed_lines(facts)), _rank_section(facts)
+    restarts = restarts_in(row.folder, row.record.attempts)
     hangs = [
         f"{datetime.fromtimestamp(hang.since, UTC):%H:%M:%S} UTC: {hang}" for hang in hangs_in(row.folder)
     ]

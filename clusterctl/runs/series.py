@@ -26,12 +26,13 @@ from clusterctl.errors import printable
 from clusterctl.runs.tensorboard import EventFiles
 from clusterctl.scheduler.attempts import (
     EVENTS_FILE,
+    Event,
     Hang,
     Restart,
     events_of,
     hangs_of,
+    nodes_of,
     restarts_of,
-    spans_of,
 )
 from clusterctl.scheduler.remote_logs import END, end_of
 from clusterctl.state.ledger import AttemptRecord, Metric, Value
@@ -111,26 +112,19 @@ def records(folder: Path) -> Iterator[Record]:
                 yield Record(values, record.step, record.time)
 
 
+def events_in(folder: Path) -> tuple[Event, ...]:
+    """Return the events of the job or array task with this folder of a collected run."""
+    return events_of(end_of(str(folder), EVENTS_FILE, END))
+
+
 def hangs_in(folder: Path) -> tuple[Hang, ...]:
     """Return the hangs of the job or array task with this folder of a collected run."""
-    return hangs_of(events_of(end_of(str(folder), EVENTS_FILE, END)))
+    return hangs_of(events_in(folder))
 
 
-def attempts_in(folder: Path) -> tuple[AttemptRecord, ...]:
-    """Return the attempts that the job or array task with this folder has recorded itself.
-
-    An attempt that was killed recorded no end. It lasted at least until its last sample of telemetry.
-    """
-    spans = spans_of(events_of(end_of(str(folder), EVENTS_FILE, END)))
-    nodes = dict.fromkeys(node for span in spans for node in span[2])
-    times = [sample["time"] for node in nodes for sample in samples_of(folder, node)]
-    starts = [start for start, _, _ in spans]
-    attempts = []
-    for (start, end, nodes_of_attempt), following in zip(spans, [*starts[1:], math.inf], strict=False):
-        last_sample = max((time for time in times if start < time < following), default=end)
-        last = int(max(end, last_sample))
-        attempts.append(AttemptRecord(start_time=int(start), end_time=last, nodes=nodes_of_attempt))
-    return tuple(attempts)
+def sample_times(folder: Path, events: Sequence[Event]) -> list[float]:
+    """Return the times of the telemetry of the nodes on which a job or task was, by its events."""
+    return [sample["time"] for node in nodes_of(events) for sample in samples_of(folder, node)]
 
 
 def samples_of(folder: Path, node: str) -> Iterator[dict[str, Any]]:
@@ -143,16 +137,15 @@ def samples_of(folder: Path, node: str) -> Iterator[dict[str, Any]]:
                 yield {**line, "time": time}
 
 
-def restarts_in(folder: Path) -> tuple[Restart, ...]:
-    """Return the restarts of the job or array task with this folder of a collected run."""
-    events = events_of(end_of(str(folder), EVENTS_FILE, END))
+def restarts_in(folder: Path, attempts: Sequence[AttemptRecord]) -> tuple[Restart, ...]:
+    """Return the restarts of the job or array task with this folder of a collected run, and its attempts."""
+    events, starts = events_in(folder), {attempt.start_time: attempt.nodes for attempt in attempts}
     # Most jobs have no restart, and their metrics need not be read.
-    if not restarts_of(events):
+    if not restarts_of(events, starts=starts):
         return ()
     steps = ((record.time, record.step) for record in records(folder))
-    return restarts_of(
-        events, ((time, step) for time, step in steps if time is not None and step is not None)
-    )
+    timed = ((time, step) for time, step in steps if time is not None and step is not None)
+    return restarts_of(events, timed, starts)
 
 
 def is_number(value: Any) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from clusterctl.errors import CommandError, SlurmError
-from clusterctl.scheduler.base import Nodes
+from clusterctl.scheduler.base import JobInfo, Jobs, Nodes
 from clusterctl.scheduler.script import VERIFICATION_PER_NODE_S, verification_argv
 from clusterctl.scheduler.session import PATIENCE_S, mpirun_client
 from clusterctl.scheduler.slurm import SlurmClient
@@ -124,3 +124,8 @@ def scheduler_of(inventory: Inventory, to: Connect, *, patience_s: float = PATIE
         root, pmix = inventory.root, inventory.pmix
         return SlurmNodes(controller, patience_s=patience_s, has_pmix=pmix, root=root)
     return mpirun_client(inventory, inventory.job_user, controller, to, patience_s)
+
+
+def active_jobs(scheduler: Jobs) -> tuple[JobInfo, ...]:
+    """Return all users' pending and running jobs that this user may see."""
+    return tuple(job for job in scheduler.all_jobs() if not job.ended)

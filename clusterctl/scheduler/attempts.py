@@ -6,12 +6,15 @@ The job can write to the file, so every value may be wrong or missing.
 from __future__ import annotations
 
 import json
+import math
+import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, Final
 
 from clusterctl.spec.units import format_duration
@@ -22,6 +25,20 @@ _LONGEST: Final = 500  # characters
 _MOST_NODES: Final = 8
 _SAVED: Final = "saved"
 _LATEST: Final = 1 << 37  # Unix seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """A time in which a job had its nodes. Unix seconds. end_time: None while it lasts."""
+
+    start_time: int
+    end_time: int | None = None
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> int:
+        """Duration; until now, by the local clock, if the attempt lasts."""
+        return max(0, (int(time.time()) if self.end_time is None else self.end_time) - self.start_time)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +145,8 @@ class Ending:
 Event = Mapping[str, Any]
 # States in which Slurm itself ends a job.
 _BY_SLURM: Final = frozenset("CANCELLED TIMEOUT PREEMPTED NODE_FAIL".split())
+# The clocks of a node and of the controller may differ by this time.
+SKEW_S: Final = 2
 # Slurm ends a job up to this time before the end that it has told the job.
 _EARLY_S: Final = 5
 _NEVER: Final = "the job was cancelled before it started"
@@ -195,13 +214,25 @@ def _state_by_slurm(start: Event, later: Sequence[Event]) -> str:
     return state if state in {*_BY_SLURM, "REQUEUED"} else ""
 
 
-def spans_of(events: Sequence[Event]) -> tuple[tuple[float, float, tuple[str, ...]], ...]:
-    """Return start, end and nodes of each attempt of a job, from its events.
+def nodes_of(events: Sequence[Event]) -> list[str]:
+    """Return the nodes of all attempts of a job, from its events."""
+    return [*dict.fromkeys(node for start, _ in _attempts(events) for node in _nodes(start))]
 
-    The end is that of the last event, so an attempt that was killed may have ended later.
+
+def recorded_attempts(events: Sequence[Event], times: Sequence[float]) -> Iterator[tuple[Attempt, bool]]:
+    """Yield each attempt in a job's record, and whether its end was recorded.
+
+    times: in order, at which the job was running, such as those of telemetry. An attempt without a recorded
+        end was killed, and ended after the last of these times.
     """
-    attempts = [(start, later) for start, later in _attempts(events) if start]
-    return tuple((start["time"], [start, *later][-1]["time"], _nodes(start)) for start, later in attempts)
+    starts = [(start, later) for start, later in _attempts(events) if start]
+    following = [start["time"] for start, _ in starts[1:]]
+    for (start, later), before in zip(starts, [*following, math.inf], strict=False):
+        end = _last(later, "end") or _last(later, "requeue")
+        last_times = [end["time"]] if end else [[start, *later][-1]["time"]]
+        last_times += [] if end else [time for time in times if start["time"] < time < before][-1:]
+        last = math.ceil(max(last_times))
+        yield Attempt(start_time=int(start["time"]), end_time=last, nodes=_nodes(start)), bool(end)
 
 
 def _nodes(start: Event) -> tuple[str, ...]:
@@ -233,13 +264,20 @@ def _hangs(events: Sequence[Event]) -> Iterator[tuple[Hang, bool]]:
             yield hang, after.get("event") == "progress"
 
 
-def restarts_of(events: Sequence[Event], records: Iterable[tuple[float, int]] = ()) -> tuple[Restart, ...]:
+def restarts_of(
+    events: Sequence[Event],
+    records: Iterable[tuple[float, int]] = (),
+    starts: Mapping[int, Sequence[str]] = MappingProxyType({}),
+) -> tuple[Restart, ...]:
     """Return the restarts of a job, from its events.
 
     records: time and step of each record of metrics that the program wrote.
+    starts: start -> nodes of each known attempt. An attempt that was killed may not have recorded its start.
     """
     steps = sorted(records)
     restarts = []
+    if missing := [*_unrecorded_starts(events, starts)]:
+        events = sorted([*events, *missing], key=lambda event: event["time"])
     for number, ((start, later), (following, _)) in enumerate(pairwise(_attempts(events)), 1):
         restart = _restart(number, start, later, following)
         at = bisect_left(steps, (following["time"], 0))
@@ -254,6 +292,14 @@ def restarts_of(events: Sequence[Event], records: Iterable[tuple[float, int]] = 
             )
         restarts.append(restart)
     return tuple(restarts)
+
+
+def _unrecorded_starts(events: Sequence[Event], starts: Mapping[int, Sequence[str]]) -> Iterator[Event]:
+    recorded = [event["time"] for event in events if event.get("event") == "start"]
+    # If no start is missing, the clocks of hosts may differ by any time.
+    for start, following in pairwise([*sorted(starts), math.inf]) if len(recorded) < len(starts) else ():
+        if not any(start - SKEW_S <= time < following - SKEW_S for time in recorded):
+            yield {"event": "start", "time": float(start), "nodes": [*starts[int(start)]]}
 
 
 def _restart(number: int, start: Event, later: Sequence[Event], following: Event) -> Restart:

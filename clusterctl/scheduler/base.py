@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -17,12 +16,12 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from clusterctl.errors import AnswerLostError, ClusterctlError, SchedulerError, TransportError, UsageError
+from clusterctl.scheduler.attempts import Attempt, Hang
 from clusterctl.transport.base import Transport
 from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
 
 if TYPE_CHECKING:
-    from clusterctl.scheduler.attempts import Hang
     from clusterctl.spec.sbatch import Request
 
 _UNUSABLE = frozenset(
@@ -130,6 +129,7 @@ class JobInfo:
     number: 0 if the scheduler's record is damaged. prefix: "m" if the cluster has no scheduler, else "".
     signal: 0 if no signal ended the job. expected_start: Slurm's estimate for a pending job.
     tres: resources allocated or requested, as Slurm writes them: ``cpu=2,mem=200M,node=1``.
+    attempts: as far as they are known. start_time: of the last or, after ``with_all_attempts``, of the first.
     hang: set by ``with_hangs`` (jobs/events.py) if the job is running without progress.
     """
 
@@ -155,6 +155,7 @@ class JobInfo:
     comment: str = ""
     restarts: int | None = None
     prefix: str = ""
+    attempts: tuple[Attempt, ...] = ()
     hang: Hang | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -167,6 +168,7 @@ class JobInfo:
             **{name: _in_utc(timestamp) for name, timestamp in times.items()},
             "state": self.state.value,
             "nodes": list(self.nodes),
+            "attempts": [{**asdict(each), "nodes": list(each.nodes)} for each in self.attempts],
             "hang": asdict(self.hang) if self.hang else None,
         }
 
@@ -177,11 +179,15 @@ class JobInfo:
 
     @property
     def elapsed_s(self) -> int | None:
-        """Seconds from the start to the end, or to now by the local clock. None before the start."""
-        if self.start_time is None:
-            return None
-        end = self.end_time if self.end_time is not None else int(time.time())
-        return max(0, end - self.start_time)
+        """Seconds of all known attempts, until now by the local clock if the job runs. None: no start yet."""
+        own = [Attempt(start_time=self.start_time, end_time=self.end_time)] if self.start_time else []
+        attempts = self.attempts or own
+        return sum(attempt.seconds for attempt in attempts) if attempts else None
+
+    @property
+    def last_start(self) -> int | None:
+        """Start of the last attempt, in Unix seconds."""
+        return self.attempts[-1].start_time if self.attempts else self.start_time
 
     @property
     def exit(self) -> str:
@@ -455,8 +461,8 @@ class Jobs(Protocol):
         """Return a job's accounting record as JSON, or None on a cluster without accounting."""
         return None
 
-    def attempts(self, job_id: str) -> tuple[JobInfo, ...]:
-        """Return all attempts of a job and of an array's tasks, in order; () without accounting."""
+    def accounted(self, ids: Sequence[str]) -> tuple[JobInfo, ...]:
+        """Return jobs and tasks of arrays with all ``attempts`` in the accounting; () without accounting."""
         return ()
 
     def accounting_failure(self) -> str:
@@ -492,8 +498,3 @@ class Nodes(Jobs, Protocol):
 
     def annotate(self, job_id: str, text: str) -> None:
         """Set a job's admin comment, such as the reason for its end."""
-
-
-def active_jobs(scheduler: Jobs) -> tuple[JobInfo, ...]:
-    """Return all users' pending and running jobs that this user may see."""
-    return tuple(job for job in scheduler.all_jobs() if not job.ended)

@@ -294,7 +294,7 @@ def _search(patterns: Iterable[str], text: str) -> re.Match[str] | None:
 def _words(evidence: Evidence, failed: Failed) -> dict[str, str]:
     """Return placeholder -> value for texts in causes.toml: the values that are the same for all causes."""
     job, place = evidence.job, str(failed)
-    elapsed = (job.end_time or 0) - (job.start_time or 0) if job.start_time else 0
+    elapsed = (job.end_time or 0) - (job.last_start or 0) if job.last_start else 0
     soon = job.expected_start - time.time() if job.expected_start else 0
     hang = evidence.attempt.hang
     silent = hang.duration if hang else ""

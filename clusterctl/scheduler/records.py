@@ -8,12 +8,20 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from clusterctl.scheduler.attempts import Ending, ending_of, events_of
+from clusterctl.scheduler.attempts import (
+    SKEW_S,
+    Attempt,
+    Ending,
+    Event,
+    ending_of,
+    events_of,
+    recorded_attempts,
+)
 from clusterctl.scheduler.base import AccountingAwayError, JobInfo, JobState, Outcome, comment_of
 from clusterctl.scheduler.parts import tasks_of
 from clusterctl.state.submissions import JobEntry, Ledger
@@ -58,6 +66,48 @@ def with_comments(ledger: Ledger | None, jobs: Sequence[JobInfo]) -> tuple[JobIn
         else job
         for job in jobs
     )
+
+
+def with_accounted(job: JobInfo, accounted: Iterable[JobInfo]) -> JobInfo:
+    """Return the job with its attempts and first submission in the accounting.
+
+    An earlier job, in another folder, may have had the same id, before Slurm's numbers began again.
+    """
+    same = next((each for each in accounted if (each.id, each.work_dir) == (job.id, job.work_dir)), None)
+    if same is None:
+        return job
+    return replace(job, submit_time=same.submit_time or job.submit_time, attempts=same.attempts)
+
+
+def with_all_attempts(job: JobInfo, events: Sequence[Event], times: Iterable[float] = ()) -> JobInfo:
+    """Return the job with all its attempts, and the start of the first.
+
+    They are ``job.attempts``, which the accounting has, or else those in the job's own record. If a person
+    requeues a job that has ended, the accounting ends the attempt only then, so the recorded end counts.
+
+    times: see ``recorded_attempts``.
+    """
+    recorded = [*recorded_attempts(events, sorted(times))]
+    attempts = [_until_recorded_end(attempt, recorded) for attempt in job.attempts]
+    attempts = attempts or [attempt for attempt, _ in recorded]
+    start = job.last_start
+    if start is not None and job.nodes:
+        # The last attempt may have been killed before the job could record its start.
+        is_known = bool(attempts) and (attempts[-1].end_time is None or start <= attempts[-1].end_time)
+        last = attempts.pop() if is_known else Attempt(start_time=start, nodes=job.nodes)
+        attempts.append(replace(last, end_time=job.end_time))
+    first = attempts[0].start_time if attempts else job.start_time
+    return replace(job, attempts=tuple(attempts), start_time=first)
+
+
+def _until_recorded_end(attempt: Attempt, recorded: Sequence[tuple[Attempt, bool]]) -> Attempt:
+    """Return an attempt of the accounting with the end that the job recorded, if that was earlier."""
+    end = attempt.end_time
+    if end is None:
+        return attempt
+    own = [each for each in recorded if attempt.start_time - SKEW_S <= each[0].start_time < end]
+    recorded_end, is_recorded = (own[-1][0].end_time or end, own[-1][1]) if own else (end, False)
+    return replace(attempt, end_time=min(end, recorded_end)) if is_recorded else attempt
 
 
 def recorded_job(transport: Transport, ledger: Ledger, token: str) -> JobInfo | None:

@@ -346,13 +346,14 @@ class SlurmClient(Jobs):
     def lost_nodes(self, job: JobInfo) -> Mapping[str, str]:
         # A job that has lost its only node ends as NODE_FAIL.
         is_own_end = len(job.nodes) == 1 and job.state is JobState.FAILED
-        if job.start_time is None or not job.nodes or is_own_end:
+        start = job.last_start
+        if start is None or not job.nodes or is_own_end:
             return {}
-        end = job.end_time or job.start_time
+        end = job.end_time or start
         argv = ["sacctmgr", "--noheader", "--parsable2", "show", "event", f"nodes={fold_nodes(job.nodes)}"]
-        argv += [f"start=uts{job.start_time}", "format=nodename,start,state,reason"]
+        argv += [f"start=uts{start}", "format=nodename,start,state,reason"]
         outages = "" if self.no_accounting else self._ask(argv, patience_s=_ACCOUNTING_S)
-        lost = slurm_parse.parse_outages(outages, job.start_time, end + _NOTICED_S)
+        lost = slurm_parse.parse_outages(outages, start, end + _NOTICED_S)
         # Until Slurm sets a node down that does not answer, the accounting has no event.
         if time.time() < end + _NOTICED_S:
             rows = self._query(slurm_parse.SINFO, f"--nodes={fold_nodes(job.nodes)}")
@@ -371,10 +372,10 @@ class SlurmClient(Jobs):
             return answer
         raise SlurmError("sacct's answer is not valid JSON", code="slurm-answer-garbled", why=answer[-200:])
 
-    def attempts(self, job_id: str) -> tuple[JobInfo, ...]:
-        self.check_id(job_id)
-        # Slurm's accounting may also have jobs of this id from before its numbers began again.
-        return () if self.no_accounting else self._accounted(self._jobs_option(job_id), "--duplicates")
+    def accounted(self, ids: Sequence[str]) -> tuple[JobInfo, ...]:
+        for job_id in ids:
+            self.check_id(job_id)
+        return () if self.no_accounting else self._accounted(self._jobs_option(*ids))
 
     def accounting_failure(self) -> str:
         if self.no_accounting:
@@ -405,7 +406,8 @@ class SlurmClient(Jobs):
                 # Without an answer, jobs may have records of their own.
                 patience_s = None if self.ledger is None else _ACCOUNTING_S
                 jobs = self._query(slurm_parse.SACCT, *options, patience_s=patience_s)
-                return self._arrays().renumbered(with_comments(self.ledger, jobs))
+                jobs = self._arrays().renumbered(with_comments(self.ledger, jobs))
+                return slurm_parse.with_attempts(jobs)
         except SlurmAwayError:
             raise
         except SlurmError as exc:

@@ -20,6 +20,7 @@ from ClusterShell.NodeSet import NodeSet, NodeSetException
 from ClusterShell.RangeSet import RangeSet, RangeSetException
 
 from clusterctl.errors import SlurmError
+from clusterctl.scheduler.attempts import Attempt
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome, StepInfo
 from clusterctl.spec.units import parse_slurm_time_s
 
@@ -161,6 +162,32 @@ def _accounted(record: _Record) -> Iterator[JobInfo]:
         yield replace(job, end_time=_time(record["End"])) if job.state is JobState.REQUEUED else job
 
 
+def with_attempts(records: Sequence[JobInfo]) -> tuple[JobInfo, ...]:
+    """Return each job in sacct's records once, as it is now, with its attempts and the first submission.
+
+    records: of each attempt, in order. Records of a job with another folder belong to a job that
+        had the same id before Slurm's numbers began again.
+    """
+    jobs = {job.id: job for job in records}
+    own: dict[str, list[JobInfo]] = {job_id: [] for job_id in jobs}
+    for record in records:
+        if record.work_dir == jobs[record.id].work_dir:
+            own[record.id].append(record)
+    return tuple(
+        replace(
+            job,
+            submit_time=own[job_id][0].submit_time,
+            # A job that was cancelled in the queue may have a start time, but it has no nodes.
+            attempts=tuple(
+                Attempt(start_time=each.start_time, end_time=each.end_time, nodes=each.nodes)
+                for each in own[job_id]
+                if each.start_time is not None and each.nodes
+            ),
+        )
+        for job_id, job in jobs.items()
+    )
+
+
 def _accounted_id(record: _Record) -> tuple[int, Sequence[int | None]]:
     match = _SACCT_ID.fullmatch(record["JobID"])
     if match is None:
@@ -286,8 +313,9 @@ SQUEUE: Final = Query(
     partial(_jobs, "squeue", "ArrayJobID"),
 )
 # sacct has a single record for all tasks of an array that never started; the parser yields a job for each.
+# A job that was requeued has a record for each attempt.
 SACCT: Final = Query(
-    ("sacct", "--noheader", "--allocations", "--parsable"),
+    ("sacct", "--noheader", "--allocations", "--parsable", "--duplicates"),
     "JobID JobIDRaw JobName User Partition Account QOS State Reason ExitCode NodeList Submit Start End "
     "Timelimit AllocTRES ReqTRES WorkDir Comment".split(),
     partial(_jobs, "sacct", "JobID"),

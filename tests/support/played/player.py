@@ -166,9 +166,10 @@ def sacct(argv: list[str], state: dict[str, Any]) -> None:
     for job_id, job in found:
         times = [str(job.get(key, "Unknown")) for key in ("submit", "start", "end")]
         nodes = job.get("nodes", "n1" if "start" in job else "None assigned")
-        fields = [job_id, job_id, *common(job), "None", f"{job['code']}:{job['signal']}", nodes, *times]
+        fields = [*common(job), "None", f"{job['code']}:{job['signal']}", nodes, *times]
         fields += ["UNLIMITED", "", "cpu=1,mem=1G,node=1", job["dir"], job["comment"]]
-        say_record(argv, fields)
+        for own_id in [f"{job_id}_{task}" for task in job.get("tasks", ())] or [job_id]:
+            say_record(argv, [own_id, job_id, *fields])
 
 
 def scancel(argv: list[str], state: dict[str, Any]) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Sequence
 from datetime import datetime
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from clusterctl.errors import SchedulerError, UsageError
-from clusterctl.jobs.queue import cancel, known_jobs, list_jobs
+from clusterctl.jobs.queue import cancel, find_or_list, known_jobs, list_jobs
 from clusterctl.scheduler.base import AccountingAwayError
 from tests.support.messages import refused as rejected
 from tests.support.played.cluster import finished, submitted
@@ -101,3 +105,70 @@ def test_as_dict_is_plain_json(session, cluster, tmp_path):
     assert told["elapsed_s"] == told["end_time"] - told["start_time"]
     assert datetime.fromisoformat(told["submitted"]).timestamp() == told["submit_time"]
     assert told["submitted"].endswith("Z")
+
+
+class Recording:
+    """Records the first word of each command that a transport runs."""
+
+    def __init__(self, session, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.commands: list[str] = []
+        run = session.slurm.transport.run
+
+        def record(argv: Sequence[str], **options: Any) -> Any:
+            self.commands.append(argv[0])
+            return run(argv, **options)
+
+        monkeypatch.setattr(session.slurm.transport, "run", record)
+
+    def taken(self, command: str) -> int:
+        count, self.commands = self.commands.count(command), []
+        return count
+
+
+def requeued(session, cluster, tmp_path: Path) -> tuple[str, int]:
+    """Run a job that ended after 2 s, was requeued by a person 40 s later, and then ran for 5 s."""
+    job_id = finished(session, cluster, tmp_path, "true")
+    job = cluster.job(job_id)
+    start = job["start"]
+    first = {**job, "state": "FAILED", "submit": start - 60, "start": start - 50, "end": start - 8}
+    cluster.change(job_id, attempts=[first], restarts=1, end=start + 5)
+    events = [
+        {"time": start - 50, "event": "start", "restarts": 0, "nodes": ["n1"]},
+        {"time": start - 48, "event": "end", "status": 3},
+        {"time": start, "event": "start", "restarts": 1, "nodes": ["n1"]},
+    ]
+    Path(job["dir"], "job.events").write_text("\n".join(map(json.dumps, events)))
+    return job_id, start
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True])
+def test_all_attempts_of_a_restarted_job_are_listed(session, cluster, tmp_path, is_forgotten):
+    """Whether the queue still has the job or not."""
+    job_id, start = requeued(session, cluster, tmp_path)
+    cluster.change(job_id, forgotten=is_forgotten)
+    for ids in ([job_id], []):
+        (job,) = find_or_list(session, ids).jobs
+        assert [(each.start_time, each.end_time) for each in job.attempts] == [
+            (start - 50, start - 48),
+            (start, start + 5),
+        ]
+        told = job.as_dict()
+        assert [each["nodes"] for each in told["attempts"]] == [["n1"], ["n1"]]
+        assert (told["submit_time"], told["start_time"]) == (start - 60, start - 50)
+        assert (told["end_time"], told["elapsed_s"]) == (start + 5, 7)
+
+
+def test_attempts_cost_no_query_but_one_for_queued_jobs(session, cluster, tmp_path, monkeypatch):
+    """Accounting is asked once for all restarted jobs that the queue has, and for no other job."""
+    finished(session, cluster, tmp_path, "true")
+    recording = Recording(session, monkeypatch)
+    (job,) = find_or_list(session, []).jobs
+    assert ([each.start_time for each in job.attempts], recording.taken("sacct")) == ([job.start_time], 0)
+    ids = [requeued(session, cluster, tmp_path)[0] for _ in range(2)]
+    recording.taken("sacct")
+    find_or_list(session, [])
+    assert recording.taken("sacct") == 1
+    for job_id in ids:
+        cluster.change(job_id, forgotten=True)
+    find_or_list(session, [])
+    assert recording.taken("sacct") == 1

@@ -149,6 +149,25 @@ def test_all_attempts_of_a_requeued_job_count(session, cluster, tmp_path, out):
         assert RunRecord.load(run.directory) == run
 
 
+def test_time_from_an_end_to_its_requeue_costs_nothing(session, cluster, tmp_path, out):
+    """A person requeued the job 40 s after its end, and the accounting ends the attempt only then."""
+    job_id = finished(session, cluster, tmp_path, "true")
+    job = cluster.job(job_id)
+    start = job["start"]
+    first = {**job, "state": "REQUEUED", "start": start - 50, "end": start - 8}
+    cluster.change(job_id, attempts=[first], end=start + 5, restarts=1)
+    events = [
+        {"time": start - 50, "event": "start", "nodes": ["n1"]},
+        {"time": start - 48, "event": "end", "status": 3},
+        {"time": start, "event": "start", "restarts": 1, "nodes": ["n1"]},
+    ]
+    Path(job["dir"], "job.events").write_text("\n".join(map(json.dumps, events)))
+    (run,) = collect(priced(session, 3600), [job_id], out=out)
+    assert [attempt.seconds for attempt in run.attempts] == [2, 5]
+    assert (run.elapsed_s, run.cost_usd) == (7, 7)
+    assert [restart["ended"] for restart in run.tasks[0].interruptions] == [start - 48]
+
+
 def test_attempts_without_accounting_are_those_of_the_job_itself(session, cluster, tmp_path, out):
     events = (
         {"time": 1000.0, "event": "start", "nodes": ["n1", "n2"]},

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
 from clusterctl.scheduler.attempts import (
+    Attempt,
     Hang,
     LastAttempt,
     ending_of,
@@ -17,6 +18,8 @@ from clusterctl.scheduler.attempts import (
     last_attempt,
     restarts_of,
 )
+from clusterctl.scheduler.base import JobInfo, JobState
+from clusterctl.scheduler.records import with_accounted, with_all_attempts
 
 
 def told(*events: dict[str, Any]) -> str:
@@ -195,3 +198,64 @@ def test_ending_has_the_facts_of_the_start() -> None:
     assert (ending.started, ending.is_recorded) == (7, True)
     killed = ending_of(events_of(told(start(1, 0))))
     assert (killed.is_recorded, bool(killed.reason)) == (False, True)
+
+
+def attempt(start: int, end: int | None, *nodes: str) -> Attempt:
+    return Attempt(start_time=start, end_time=end, nodes=nodes or ("n1", "n2"))
+
+
+def job(*attempts: Attempt, **fields: Any) -> JobInfo:
+    facts = {"number": 7, "name": "mine", "user": "ada", "state": JobState.COMPLETED, "reason": ""}
+    return JobInfo(**{**facts, "attempts": attempts, **fields})
+
+
+def test_requeue_of_an_ended_job_keeps_the_recorded_end() -> None:
+    """The accounting ends an attempt at the requeue, here 40 s after the program's end."""
+    again = job(attempt(100, 142), attempt(150, 160, "n1"), start_time=150, end_time=160, nodes=("n1",))
+    recorded = [start(101, 0), end(102.4, 3), start(151, 1), end(155, 0)]
+    known = with_all_attempts(again, recorded)
+    # The nodes were free from the program's end to the requeue. At the last end, Slurm itself freed them.
+    assert known.attempts == (attempt(100, 103), attempt(150, 160, "n1"))
+    assert (known.start_time, known.last_start, known.elapsed_s) == (100, 150, 13)
+    assert with_all_attempts(known, recorded) == known
+    waiting = replace(again, state=JobState.PENDING, attempts=again.attempts[:1], start_time=None, nodes=())
+    assert with_all_attempts(waiting, recorded[:2]).attempts == (attempt(100, 103),)
+    late = with_all_attempts(again, [start(101, 0), end(170, 3)])
+    assert late.attempts[0] == attempt(100, 142)
+    killed = with_all_attempts(again, [start(101, 0), {"time": 102, "event": "signal", "signal": "SIGUSR1"}])
+    assert killed.attempts[0] == attempt(100, 142)
+
+
+def test_attempts_without_accounting_are_the_recorded_ones() -> None:
+    """An attempt that was killed ended after the last time at which the job is known to have run."""
+    killed = job(start_time=150, end_time=160, nodes=("n1",))
+    recorded = [start(100, 0), start(151, 1, nodes=["n1"])]
+    assert with_all_attempts(killed, recorded, (99, 120.5, 155)).attempts == (
+        attempt(100, 121),
+        attempt(151, 160, "n1"),
+    )
+    unseen = with_all_attempts(killed, recorded[:1], (120,))
+    assert unseen.attempts == (attempt(100, 120), attempt(150, 160, "n1"))
+    assert with_all_attempts(job(start_time=5, end_time=9, nodes=("n1",)), ()).attempts == (
+        attempt(5, 9, "n1"),
+    )
+    assert with_all_attempts(job(state=JobState.CANCELLED, end_time=9), ()).elapsed_s is None
+
+
+def test_accounting_of_another_job_with_the_id_is_not_taken() -> None:
+    own = job(work_dir="/a", submit_time=50)
+    accounted = job(attempt(1, 2), attempt(3, 4), work_dir="/a", submit_time=1)
+    assert with_accounted(own, [replace(accounted, work_dir="/b")]) == own
+    known = with_accounted(own, [accounted])
+    assert (known.attempts, known.submit_time) == (accounted.attempts, 1)
+
+
+def test_attempt_that_recorded_no_start_is_a_restart() -> None:
+    events = events_of(told(start(101, 0), end(110, 1), start(161, 2)))
+    assert [restart.started for restart in restarts_of(events)] == [161]
+    starts = {100: ("n1", "n2"), 130: ("n3",), 160: ("n1", "n2")}
+    unseen, last = restarts_of(events, starts=starts)
+    assert (unseen.number, unseen.started, unseen.ended, unseen.status) == (1, 130, 110, 1)
+    assert (last.number, last.started, last.ended, last.nodes) == (2, 161, None, ("n3",))
+    behind = {each + 30: nodes for each, nodes in starts.items() if each != 130}
+    assert restarts_of(events, starts=behind) == restarts_of(events)

@@ -91,7 +91,7 @@ def test_array_in_parts_is_a_single_job(cluster, tmp_path):
     assert len({job.token for job in (*jobs, *list_jobs(session).jobs)}) == 1
     assert [entry.job_id for entry in session.ledger.entries()] == ["1"]
     assert session.slurm.slurm_ids(["1_14", "1_9", "7", "7_3"]) == ["2_4", "1_9", "7", "7_3"]
-    assert [len(session.slurm.attempts(job_id)) for job_id in ("1", "7")] == [3, 0]
+    assert [len(session.slurm.accounted([job_id])) for job_id in ("1", "7")] == [25, 0]
     cancel(session, ["1"])
     assert {cluster.job(job_id)["state"] for job_id in "123"} == {"CANCELLED"}
 
