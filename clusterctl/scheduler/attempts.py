@@ -114,11 +114,13 @@ class LastAttempt:
     """The last attempt of a job. number: how often Slurm has restarted the job.
 
     stop: why job.py did not requeue the job, such as same-error. "": it did not decide so.
+    signal: the last signal that the job was sent, such as SIGUSR1. "": no signal.
     hang: the hang that lasts, or lasted until the end. None: there is no such hang.
     """
 
     number: int = 0
     stop: str = ""
+    signal: str = ""
     hang: Hang | None = None
 
 
@@ -173,6 +175,7 @@ def last_attempt(events: Sequence[Event]) -> LastAttempt:
     return LastAttempt(
         number=int(_number(start, "restarts") or 0),
         stop=_text(_last(later, "stop"), "reason"),
+        signal=_text(_last(later, "signal"), "signal"),
         hang=hangs[-1] if hangs else None,
     )
 

@@ -224,6 +224,10 @@ class _Case:
         if lost and not is_explained:
             failed = Failed(host=next(iter(lost)))
         words = _words(replace(evidence, lost=lost), failed)
+        if _STOPPED.search(raw) and evidence.attempt.signal:
+            # The payload stops with the exit code of SIGTERM at each signal.
+            failed = replace(failed, signal=evidence.attempt.signal)
+            words["sent"] = failed.signal
         words["traceback"] = "1" if error.tracebacks else ""
         words["system"] = "" if error.is_own else "1"
         folder = f"{evidence.folder or evidence.job.work_dir}/"
@@ -350,6 +354,7 @@ def _memory(evidence: Evidence, failed: Failed) -> dict[str, str]:
     }
 
 
+_STOPPED: Final = re.compile(r"^stopped by a signal; ", re.MULTILINE)
 _SEEN: Final = 0.8
 _UNITS: Final = {"": 1 << 20, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _MEMORY: Final = re.compile(r"\bmem=([0-9.]+)([KMGT]?)")

@@ -259,3 +259,9 @@ def test_attempt_that_recorded_no_start_is_a_restart() -> None:
     assert (last.number, last.started, last.ended, last.nodes) == (2, 161, None, ("n3",))
     behind = {each + 30: nodes for each, nodes in starts.items() if each != 130}
     assert restarts_of(events, starts=behind) == restarts_of(events)
+
+
+def test_last_attempt_has_the_last_signal_that_was_sent() -> None:
+    signals = [{"time": 3, "event": "signal", "signal": name} for name in ("SIGTERM", "SIGUSR1")]
+    assert last_attempt(events_of(told(start(1, 0), *signals, end(5, 143)))).signal == "SIGUSR1"
+    assert last_attempt(events_of(told(start(1, 0), *signals, start(6, 1)))).signal == ""

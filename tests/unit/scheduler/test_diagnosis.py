@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -1032,3 +1033,42 @@ def test_lost_client_of_pmix_is_not_the_cause() -> None:
     assert (found.code, found.rank, found.exit_code) == ("exit-code", 1, 3)
     other = diagnose(Evidence(job=JOB, log="[n1:1] PMIX ERROR: PMIX_ERR_NOT_FOUND in file x.c at line 3\n"))
     assert other.code == "mpi-pmix"
+
+
+SAVED = """\
+iteration    60  loss 2.3
+stopped by a signal; saved after iteration 253
+first set again, because their values are not recorded: NOTE
+unless the job is restarted, continue with: clusterctl submit train --env=NOTE --from-run 7 --
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "fields"),
+    [
+        ("time-limit", {"state": JobState.TIMEOUT}),
+        ("cancelled", {"state": JobState.CANCELLED}),
+        ("stopped", {"state": JobState.FAILED, "exit_code": 143}),
+    ],
+)
+def test_fix_after_saved_work_is_to_continue(code: str, fields: dict[str, Any]) -> None:
+    log, attempt = SAVED.splitlines(keepends=True), LastAttempt(signal="SIGUSR1")
+    saved, model_only, unsaved = (
+        diagnose(Evidence(job=replace(JOB, **fields), log=text, attempt=attempt))
+        for text in ("".join(log), "".join(log[:2]), SAVED.replace(log[1], "stopped by a signal; \n"))
+    )
+    assert saved.code == model_only.code == unsaved.code == code
+    assert "253" in saved.cause
+    assert {model_only.fix, unsaved.fix}.isdisjoint({saved.fix})
+
+
+def test_signal_that_stopped_a_bundled_job_is_the_sent_signal() -> None:
+    """Its exit code is that of SIGTERM at each signal."""
+    job = replace(JOB, state=JobState.FAILED, exit_code=143, nodes=("n1",))
+    stopped = diagnose(Evidence(job=job, log=SAVED, attempt=LastAttempt(signal="SIGUSR1")))
+    assert (stopped.code, stopped.signal, stopped.exit_code) == ("stopped", "SIGUSR1", None)
+    assert "SIGUSR1" in stopped.cause
+    unsent = diagnose(Evidence(job=job, log=SAVED))
+    assert (unsent.code, unsent.signal) == ("terminated", "SIGTERM")
+    own = diagnose(Evidence(job=job, log="", attempt=LastAttempt(signal="SIGUSR1")))
+    assert (own.code, own.signal) == ("terminated", "SIGTERM")
