@@ -221,6 +221,12 @@ def command_to_resume(argv: Sequence[str], env: Mapping[str, str]) -> str:
     return shlex.join(["clusterctl", "submit", command, *options, "--from-run", run, "--", *words])
 
 
+def variables_to_set(env: Mapping[str, str]) -> list[str]:
+    """Return the variables of ``command_to_resume`` that lack a value, because it may be secret."""
+    words = shlex.split(env.get(SUBMITTED_WITH, ""))
+    return [word.removeprefix("--env=") for word in words if word.startswith("--env=")]
+
+
 def resume(chosen: Chosen | None, engine: Engine, now: Manifest) -> Resumed:
     """Load a checkpoint into the engine. Without a checkpoint, return the state at the start of training.
 

@@ -10,7 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from payload.checkpoint.saver import Saver, StopSignals
-from payload.checkpoint.session import CheckpointSession, Resumed, command_to_resume, resume
+from payload.checkpoint.session import (
+    CheckpointSession,
+    Resumed,
+    command_to_resume,
+    resume,
+    variables_to_set,
+)
 from payload.cli.config import TrainConfig
 from payload.cli.settings import to_toml
 from payload.comm.base import on_all_ranks
@@ -204,6 +210,8 @@ class Trainer:
         saved = "saved" if saver or self.model else "nothing saved"
         self.metrics.print_line(f"stopped by a signal; {saved} after iteration {iteration}")
         if saver:
+            if names := ", ".join(variables_to_set(os.environ)):
+                self.metrics.print_line(f"first set again, because their values are not recorded: {names}")
             command = command_to_resume(sys.argv[1:], os.environ)
             self.metrics.print_line(f"unless the job is restarted, continue with: {command}")
 

@@ -19,7 +19,7 @@ from typing import IO, Any
 import pytest
 
 from payload.checkpoint.folder import Lock, checkpoint_name
-from payload.checkpoint.session import command_to_resume
+from payload.checkpoint.session import command_to_resume, variables_to_set
 from payload.checkpoint.shards import read_manifest
 from payload.saved_model.folder import read_record, read_weights
 from tests.unit.payload.conftest import Runner, assert_one_error, records
@@ -231,6 +231,12 @@ def test_a_stopped_run_names_the_command_that_continues_it(
 ) -> None:
     told = command.format(submit="clusterctl submit train --cluster=c --time 1h --note 'a b'")
     assert command_to_resume(["train", *words.split()], env) == told
+
+
+def test_a_stopped_run_names_the_variables_without_a_value() -> None:
+    with_values = "--env=NOTE --time 1h '--slurm=--export=KEY' --env=A_B"
+    assert variables_to_set({"CLUSTERCTL_SUBMITTED_WITH": with_values}) == ["NOTE", "A_B"]
+    assert variables_to_set(ADA) == variables_to_set({}) == []
 
 
 def test_auto_without_a_checkpoint_says_so_before_training(alone: Runner, tmp_path: Path) -> None:
