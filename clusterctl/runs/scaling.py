@@ -21,8 +21,9 @@ from clusterctl.runs.charts import ProgramMetrics, finite_values, with_covers
 from clusterctl.runs.compare import environment_of, hardware_of, mapping
 from clusterctl.runs.find import Row, is_usual, metric_names, reject_unknown_keys, runs_of_scaling
 from clusterctl.runs.page import Chart, Report, Section, Series, Table
-from clusterctl.runs.series import finite
+from clusterctl.runs.series import events_in, finite
 from clusterctl.runs.telemetry import FIGURES, node_use
+from clusterctl.scheduler.attempts import program_seconds
 from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.directives import Directives
 from clusterctl.spec.sweep import Goal, goal_of
@@ -98,6 +99,7 @@ class Scaling:
 
     shares_machine: whether nodes are containers of the same machine. hardware: that of the nodes.
     differs: whether this is other hardware than that of the published figures. missing: runs without figures.
+    clocks: how the times were measured.
     """
 
     name: str
@@ -108,6 +110,7 @@ class Scaling:
     hardware: str
     differs: bool
     missing: Sequence[str]
+    clocks: Sequence[str] = ()
 
     @property
     def counts(self) -> list[int]:
@@ -169,6 +172,7 @@ class Scaling:
         return "-" if value is None else f"{Spread(value, 0)}{' *' if self.differs else ''}"
 
     def notes(self) -> Iterator[str]:
+        yield from (f"{_TITLES[_TIME]}: {clock}" for clock in self.clocks)
         if self.differs and any(curve.source for curve in self.curves):
             hardware = f", and these nodes have {self.hardware or 'unknown hardware'}"
             yield f"* published for {_published()['hardware']}{hardware}"
@@ -260,17 +264,19 @@ def scaling_of(rows: Sequence[Row]) -> Scaling:
         hardware,
         any(_published()["hardware"] not in gpu for each in facts for gpu in each.gpus or [""]),
         missing,
+        [*dict.fromkeys(each.clock for each in facts if _TIME in each.figures)],
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """A completed run: its figures by name, and its hardware. gpus: the name of each GPU."""
+    """A completed run. figures: by name. clock: how its time was measured. gpus: the name of each GPU."""
 
     row: Row
     title: str
     ranks: int
     figures: Mapping[str, float]
+    clock: str
     hardware: str
     gpus: Sequence[str]
 
@@ -283,11 +289,14 @@ class _Facts:
         listed = [host.get("gpus") for host in hosts if isinstance(host, Mapping)]
         gpus = [str(mapping(gpu).get("name")) for each in listed if isinstance(each, list) for gpu in each]
         keys = (row.run.sweep or {}).get("keys") or []
+        metrics = ProgramMetrics.of(row)
+        seconds, clock = _seconds(row, metrics)
         return cls(
             row,
             " ".join(f"{key}={row.value(key)}" for key in keys),
             _ranks(row, job.get("tasks_per_node")),
-            _figures(row, metric),
+            _figures(row, metrics, metric, seconds),
+            clock,
             str(hardware_of(environment).get("nodes", "")),
             gpus,
         )
@@ -311,13 +320,20 @@ def _ranks(row: Row, per_node: object) -> int:
     return counts.get("ntasks", len(row.record.nodes) * in_script)
 
 
-def _figures(row: Row, metric: str) -> dict[str, float]:
-    """Return the figures of a run, in the order of the table. The program may have recorded few of them."""
-    metrics = ProgramMetrics.of(row)
-    seconds = None if "iteration_ms" in row.metrics else finite(row.value("elapsed"))
+def _seconds(row: Row, metrics: ProgramMetrics) -> tuple[float | None, str]:
+    """Return how long the program ran, and how that was measured."""
     # A restarted program knows only the time since its last start.
-    if sum(len(task.known_attempts) for task in row.task_records) <= 1:
-        seconds = metrics.seconds or seconds
+    if metrics.seconds and sum(len(task.known_attempts) for task in row.task_records) <= 1:
+        return metrics.seconds, "the program measured its own time"
+    if "iteration_ms" in row.metrics:
+        return None, ""
+    if seconds := program_seconds(events_in(row.folder)):
+        return seconds, "the job recorded when its program started and ended"
+    return finite(row.value("elapsed")), "Slurm has the job's time in whole seconds"
+
+
+def _figures(row: Row, metrics: ProgramMetrics, metric: str, seconds: float | None) -> dict[str, float]:
+    """Return the figures of a run, in the order of the table. The program may have recorded few of them."""
     values = {
         metric: finite_values(value for _, value in metrics.series.get(metric, ())),
         _STEP: [sum(parts) for _, parts in metrics.steps],

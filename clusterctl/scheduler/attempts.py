@@ -217,6 +217,13 @@ def _state_by_slurm(start: Event, later: Sequence[Event]) -> str:
     return state if state in {*_BY_SLURM, "REQUEUED"} else ""
 
 
+def program_seconds(events: Sequence[Event]) -> float | None:
+    """Return how long the program ran in all attempts, by the job's events. None if an end is missing."""
+    spans = [(start["time"], _last(later, "end").get("time")) for start, later in _attempts(events) if start]
+    ended = [end - start for start, end in spans if end is not None]
+    return sum(ended) if spans and len(ended) == len(spans) else None
+
+
 def nodes_of(events: Sequence[Event]) -> list[str]:
     """Return the nodes of all attempts of a job, from its events."""
     return [*dict.fromkeys(node for start, _ in _attempts(events) for node in _nodes(start))]

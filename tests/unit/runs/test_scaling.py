@@ -117,6 +117,8 @@ def test_a_time_is_faster_if_it_is_less(
     assert (scaling.metric, figures["time_s"]) == ("time_s", spread(30))
     # The published figures are of trainings.
     assert [size.published for size in sizes_of(scaling).values()] == [{}, {}]
+    (clock,) = scaling.clocks
+    assert clock in "".join(scaling.notes())
     assert figures["speed_up"] == spread(speed_up)
     assert figures["efficiency_percent"] == spread(efficiency)
 
@@ -309,3 +311,21 @@ def test_a_scaling_is_named_by_its_jobs(
     assert (is_scaling(rows), is_scaling([*rows, other]), is_scaling(rows[:1])) == (True, False, False)
     with refused("unknown-run", UsageError):
         named_rows("train-scaling-ffff")
+
+
+def test_time_without_a_metric_has_fractions_of_seconds(tmp_path: Path) -> None:
+    """The program ran 3.9 s on each number of nodes, and Slurm's whole seconds are 4 and 5."""
+    rows = []
+    for nodes in (1, 2):
+        task = {"start_time": TIME, "end_time": TIME + 3 + nodes}
+        run = measured(tmp_path, nodes, nodes, [], elapsed_s=3 + nodes, **task)
+        events = [{"time": TIME + 0.2, "event": "start"}, {"time": TIME + 4.1, "event": "end", "status": 0}]
+        (run.directory / "job.events").write_text("\n".join(map(json.dumps, events)))
+        rows.append(Row(run))
+    recorded = scaling_of(rows)
+    assert [size.figures["time_s"] for size in sizes_of(recorded).values()] == [spread(3.9)] * 2
+    assert sizes_of(recorded)[2].figures["efficiency_percent"] == spread(50)
+    (tmp_path / rows[1].run.directory / "job.events").unlink()
+    mixed = scaling_of(rows)
+    assert sizes_of(mixed)[2].figures["time_s"] == spread(5)
+    assert len(mixed.clocks) == len(recorded.clocks) + 1
