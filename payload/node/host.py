@@ -73,10 +73,11 @@ def versions(*packages: str) -> dict[str, str]:
     """Return the versions of Python, the kernel and installed packages, without importing the packages."""
     installed = {"python": platform.python_version(), "kernel": platform.release()}
     # importlib.metadata would take an eighth of the CPU time of the telemetry's start.
-    for path in (path for folder in sys.path for path in Path(folder).glob("*.dist-info")):
+    for path in (path for folder in sys.path for path in Path(folder).glob("*-*.*-info")):
+        # Debian's packages have egg-info, some with the version of Python: mpi4py-3.1.4-py3.11.egg-info
         name, _, version = path.stem.partition("-")
         if (package := name.replace("_", "-").lower()) in packages:
-            installed.setdefault(package, version)
+            installed.setdefault(package, version.partition("-")[0])
     return installed
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from payload.commands.telemetry import _host, sample
+from payload.node import host
 from payload.node.sensors import Cpu, Gpus, Memory, Network, SensorError, own_group
 from tests.support.processes import eventually
 from tests.unit.payload.conftest import Runner, assert_one_error
@@ -87,6 +88,14 @@ def test_it_samples_this_node_until_told_to_stop(tmp_path: Path, stop: signal.Si
         assert 0 < line["memory_used_mib"] <= first["memory_total_mib"]
         assert "lo" not in line["net_rx_bytes_per_s"]
         assert line["net_rx_bytes_per_s"].keys() == line["net_tx_bytes_per_s"].keys()
+
+
+def test_packages_of_debian_have_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("numpy.egg-info", "numpy-1.24.2.egg-info", "mpi4py-3.1.4-py3.11.egg-info"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    found = host.versions("numpy", "mpi4py")
+    assert (found["numpy"], found["mpi4py"]) == ("1.24.2", "3.1.4")
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(alone: Runner) -> None:
