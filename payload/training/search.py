@@ -25,8 +25,10 @@ from payload.training.build import build_engine, build_loader, build_schedule, b
 # Each size is measured in several rounds, so that other work on the machine slows down some of them only. Of
 # all measured iterations the fastest counts. In a round they follow an iteration that is not measured.
 _ROUNDS, _MEASURED = 3, 2
-# The smallest batch that has this share of the best speed in spite of noise is chosen.
-_GOOD_ENOUGH, _NOISE = 0.95, 0.02
+# Speed still grows with the size if the smaller sizes have less than this share of a size's speed.
+_GROWN = 0.95
+# The smallest size that has at least this share of the best speed is chosen.
+_GOOD_ENOUGH = 0.97
 _LEAST_LR = 1e-6
 # Iterations of a trial with --global-batch-size. Other trials take as much time, but have at least _LEAST.
 _ITERATIONS, _LEAST = 100, 20
@@ -61,10 +63,9 @@ def find(config: TrainConfig, device: Device, mesh: Mesh, dataset: Dataset) -> N
     report = Report(mesh.world, config.run.out / "find.jsonl")
     speeds: Sequence[Speed] = ()
     if mesh.tp.size == mesh.pp.size == 1:
-        speeds = measure_speeds(config, device, mesh, dataset)
+        speeds = measure_speeds(config, device, mesh, dataset, report)
         for speed in speeds:
             report.write("micro_batch", size=speed.micro_batch, samples_per_s=speed.samples_per_s)
-            report.print_line(f"micro-batch {speed.micro_batch:6}  {speed.samples_per_s:10.1f} samples/s")
     trials = []
     for settings in plan_trials(config, speeds, mesh.dp.size, dataset.training):
         trial = Trial(settings, try_out(settings, device, mesh, dataset))
@@ -199,23 +200,29 @@ class SpeedSearch:
         """Record a measured speed. NaN: not enough memory."""
         if math.isnan(speed):
             self._largest = size // 2
+            self._speeds = {other: best for other, best in self._speeds.items() if other < size}
         else:
             self._speeds[size] = max(speed, self._speeds.get(size, 0.0))
 
     def _grows_at(self, size: int) -> bool:
         """Return whether a size is faster than the smaller sizes."""
         smaller = [speed for other, speed in self._speeds.items() if other < size]
-        return not smaller or self._speeds[size] > max(smaller) / _GOOD_ENOUGH
+        return not smaller or self._speeds[size] > max(smaller) / _GROWN
 
 
-def measure_speeds(config: TrainConfig, device: Device, mesh: Mesh, dataset: Dataset) -> list[Speed]:
-    """Return the speeds of the micro-batch sizes that ``SpeedSearch`` chooses.
+def measure_speeds(
+    config: TrainConfig, device: Device, mesh: Mesh, dataset: Dataset, report: Report
+) -> list[Speed]:
+    """Print each measured speed. Return the speeds of the micro-batch sizes that ``SpeedSearch`` chooses.
 
     Each rank trains a model of its own, so a rank that runs out of memory does not block another rank.
     """
     search = SpeedSearch(dataset.training)
     for size in search.sizes():
-        search.record(size, sum(mesh.world.allgather(_speed_alone(config, device, dataset, size))))
+        speed = sum(mesh.world.allgather(_speed_alone(config, device, dataset, size)))
+        search.record(size, speed)
+        result = "not enough memory" if math.isnan(speed) else f"{speed:10.1f} samples/s"
+        report.print_line(f"micro-batch {size:6}  {result}")
     return search.speeds
 
 
@@ -243,6 +250,6 @@ def _speed_alone(config: TrainConfig, device: Device, dataset: Dataset, size: in
 
 
 def fastest_size(speeds: Sequence[Speed]) -> int:
-    """Return the smallest size with 95 % of the best speed; a larger size if that is uncertain."""
-    least = (_GOOD_ENOUGH + _NOISE) * max(speed.samples_per_s for speed in speeds)
+    """Return the smallest size with at least 97 % of the best speed."""
+    least = _GOOD_ENOUGH * max(speed.samples_per_s for speed in speeds)
     return min(speed.micro_batch for speed in speeds if speed.samples_per_s >= least)

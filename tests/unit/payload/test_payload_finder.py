@@ -52,12 +52,14 @@ def test_the_size_does_not_depend_on_a_bad_measurement(largest: int, last: int, 
     assert fastest_size(search.speeds) == min(last, 16)
 
 
-def test_sizes_without_memory_are_not_measured_again() -> None:
+@pytest.mark.parametrize(("before", "later"), [([], 2), ([1, 2, 4, 8, 16, 32, 64], 1)])
+def test_sizes_without_memory_are_not_measured_again(before: list[int], later: int) -> None:
+    """Also if these sizes had enough memory in the first round."""
     search, measured = SpeedSearch(1000), []
     for size in search.sizes():
+        search.record(size, math.nan if size > 8 and len(measured) >= len(before) else GROWING[size])
         measured.append(size)
-        search.record(size, math.nan if size > 8 else GROWING[size])
-    assert measured == [1, 2, 4, 8, 16, 1, 2, 4, 8, 1, 2, 4, 8]
+    assert measured == [*before, 1, 2, 4, 8, 16, *([1, 2, 4, 8] * later)]
     assert fastest_size(search.speeds) == 8
 
 
@@ -141,13 +143,15 @@ def test_the_recipe_is_of_one_trial_and_trains_well(mpirun: Runner, tmp_path: Pa
     sizes = [record["size"] for record in records(tmp_path, "micro_batch", file="find.jsonl")]
     assert sizes == [2**power for power in range(len(sizes))]
     assert len(sizes) > 3
+    lines = answer.stdout.splitlines()
+    assert len([line for line in lines if line.startswith("micro-batch ")]) > len(sizes)
     (found,) = records(tmp_path, "found", file="find.jsonl")
     best = {name: value for name, value in found.items() if name not in ("kind", "time")}
     trials = records(tmp_path, "trial", file="find.jsonl")
     assert any(best.items() <= trial.items() for trial in trials)
     assert best["loss"] < 1
     recipe = {name: value for name, value in best.items() if name != "loss"}
-    flags = answer.stdout.splitlines()[-1].removeprefix("use ").split()
+    flags = lines[-1].removeprefix("use ").split()
     printed = train_config(*flags)
     assert recipe_of(printed) == recipe
     assert printed.given.keys() == recipe.keys()
