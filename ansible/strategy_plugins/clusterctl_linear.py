@@ -56,7 +56,7 @@ class StrategyModule(ansible_mitogen.strategy.StrategyMixin, _Linear):  # type: 
         self, host: Host, task: Task, task_vars: dict[str, Any], play_context: PlayContext
     ) -> None:
         queued = {"host": host, "task": task, "task_vars": task_vars, "play_context": play_context}
-        # The results of a loop's items are looked up here before the run ends.
+        # Ansible looks up the task of each result here. A loop has results before `_run_here` returns.
         self._queued_task_cache[host.name, task._uuid] = queued
         if (result := self._skipped(task, task_vars)) is not None:
             fields = task.dump_attrs()

@@ -215,7 +215,7 @@ _DEFAULTS: Final = {item.name: item.default for item in fields(JobSpec) if item.
 JOB_FIELDS: Final = tuple(item.name for item in fields(JobSpec) if item.name != "model_fields_set")
 # Fields that a command to resume a job leaves out: its program, and the choice of a task or a run.
 NOT_RESUMED: Final = frozenset("bundled args array sweep scaling after from_run".split())
-# A replay also computes these again, or leaves them to its user.
+# A replay also leaves these out: clusterctl computes them again, or the user gives them.
 NOT_REPLAYED: Final = NOT_RESUMED.union("container env folder requirements tag note".split())
 _SHEBANG: Final = re.compile(rb"#!\s*(?:/\S*/)?(?:env\s+(?:-S\s+)?)?(?:/\S*/)?([A-Za-z]+)[0-9.]*\b")
 # Before the name of a module, as in `-m pkg.train`.

@@ -1,4 +1,4 @@
-"""Slurm's nodes and jobs, as the watcher reads and changes them, and its requests to the nodes.
+"""Slurm's nodes and jobs, as the watcher reads and changes them, and the requests of the watcher to nodes.
 
 Runs with the platform's Python, from 3.9 on.
 """
