@@ -259,22 +259,26 @@ def metrics_section(
     """
     groups: dict[str, list[str]] = defaultdict(list)
     unchanged: list[str] = []
-    shown: dict[str, Sequence[_Curve]] = {}
+    shown: dict[Sequence[Sequence[float]], list[_Values]] = defaultdict(list)
     multiples: dict[str, list[tuple[str, str]]] = defaultdict(list)
     is_bundled = any(metrics.is_ours for metrics in runs.values())
-    for name in dict.fromkeys(name for metrics in runs.values() for name in metrics.series):
-        if (name in _OWN_CHARTS and is_bundled) or (only and name not in only):
-            continue
-        curves = [metrics.series.get(name, []) for metrics in runs.values()]
-        values = {value for curve in curves for _, value in curve}
+    listed = {
+        name: [metrics.series.get(name, ()) for metrics in runs.values()]
+        for name in dict.fromkeys(name for metrics in runs.values() for name in metrics.series)
+        if not (name in _OWN_CHARTS and is_bundled) and not (only and name not in only)
+    }
+    # Metrics with a single value come last: they have no chart, or are in that of another metric.
+    for name, curves in sorted(listed.items(), key=lambda each: max(map(len, each[1])) == 1):
+        values = _Values(name, curves)
         is_alone = len(runs) == 1 and _SPLIT.sub("", name) not in groups
-        if len(values) == 1 and (is_alone or any(len(curve) > 1 for curve in curves)):
-            unchanged.append(f"{name} {with_unit(values.pop(), unit_of(name))}")
+        if len({*values.ys}) == 1 and (is_alone or any(len(curve) > 1 for curve in curves)):
+            unchanged.append(f"{name} {with_unit(values.highest, unit_of(name))}")
             continue
-        factors = ((first, _factor(curves, others)) for first, others in shown.items())
+        alike = shown[tuple(tuple(x for x, _ in curve) for curve in curves)]
+        factors = ((other.name, values.factor(other)) for other in alike)
         first, factor = next(((first, factor) for first, factor in factors if factor), ("", None))
         if factor is None:
-            shown[name] = curves
+            alike.append(values)
             groups[_SPLIT.sub("", name)].append(name)
         else:
             times = "the same as" if factor == 1 else f"{factor:.4g} times"
@@ -287,26 +291,25 @@ def metrics_section(
     return Section("Metrics", lines, charts)
 
 
-def _factor(curves: Sequence[_Curve], others: Sequence[_Curve]) -> float | None:
-    """Return the factor by which a metric is a multiple of another metric in all runs; None if it is not."""
-    if repr(curves) == repr(others):
-        return 1.0
-    if [[x for x, _ in curve] for curve in curves] != [[x for x, _ in curve] for curve in others]:
-        return None
-    pairs = [
-        (y, other)
-        for curve, other_curve in zip(curves, others, strict=True)
-        for (_, y), (_, other) in zip(curve, other_curve, strict=True)
-        if not (math.isnan(y) and math.isnan(other))
-    ]
-    if max(map(len, curves)) < _MULTIPLE_FROM or not pairs:
-        return None
-    highest, lowest = max(y for y, _ in pairs), min(y for y, _ in pairs)
-    factor = highest / (max(other for _, other in pairs) or 1.0)
-    is_multiple = all(
-        abs(y - factor * other) <= _MULTIPLE * min(abs(y), highest - lowest) for y, other in pairs
-    )
-    return factor if is_multiple and factor > 0 else None
+class _Values:
+    """The values of a metric in all runs. ys: None for NaN. count: the most values in a run."""
+
+    def __init__(self, name: str, curves: Sequence[_Curve]) -> None:
+        self.name, self.count = name, max(map(len, curves))
+        self.ys = [None if math.isnan(y) else y for curve in curves for _, y in curve]
+        numbers = [y for y in self.ys if y is not None]
+        self.lowest, self.highest = min(numbers, default=math.nan), max(numbers, default=math.nan)
+
+    def factor(self, other: _Values) -> float | None:
+        """Return the factor by which the metric is a multiple of another metric at the same steps, if any."""
+        if self.ys == other.ys:
+            return 1.0
+        factor, height = self.highest / (other.highest or 1.0), self.highest - self.lowest
+        is_multiple = self.count >= _MULTIPLE_FROM and all(
+            y == y0 if y is None or y0 is None else abs(y - factor * y0) <= _MULTIPLE * min(abs(y), height)
+            for y, y0 in zip(self.ys, other.ys, strict=True)
+        )
+        return factor if is_multiple and factor > 0 else None
 
 
 def _order(group: str) -> tuple[int, str]:

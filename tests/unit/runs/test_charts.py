@@ -62,6 +62,12 @@ def test_evaluations_are_markers_beside_the_training_line(tmp_path: Path) -> Non
     assert [one.marks for one in drawn["eval_accuracy"].series] == [True]
 
 
+def test_a_single_evaluation_is_a_marker_also_before_the_training(tmp_path: Path) -> None:
+    told = [{"step": 0, "eval_loss": 9.0}, {"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}]
+    drawn = charts_of(report_of([wrote(tmp_path, 1, told)]))
+    assert [(one.name, one.marks) for one in drawn["loss"].series] == [("loss", False), ("eval_loss", True)]
+
+
 def test_a_run_has_one_color_in_all_charts(tmp_path: Path) -> None:
     """Also in the chart of a metric that only the second run has."""
     rows = [
