@@ -129,9 +129,12 @@ def test_all_attempts_of_a_requeued_job_count(session, cluster, tmp_path, out):
             }
         telemetry = Path(job["dir"], "telemetry")
         telemetry.mkdir(exist_ok=True)
-        gpus = {at: [{"index": 0, "energy_mj": 1000 * at}] for at in (-95, -45, 5, 25)}
+        gpus = {
+            at: [{"index": i, "energy_mj": 1000 * at * (1 + i)} for i in range(2)] for at in (-95, -45, 5, 25)
+        }
         samples = [{"kind": "sample", "time": start + at, "gpus": gpus[at]} for at in gpus]
-        (telemetry / "n2.jsonl").write_text("\n".join(map(json.dumps, samples)))
+        for node in ("n2", "n3"):
+            (telemetry / f"{node}.jsonl").write_text("\n".join(map(json.dumps, samples)))
         (run,) = collect(priced(session, 1.0), [job_id], out=out)
         assert [(a.start_time, a.end_time, len(a.nodes)) for a in run.attempts] == [
             (start - 100, start - 40, 5),
@@ -142,7 +145,8 @@ def test_all_attempts_of_a_requeued_job_count(session, cluster, tmp_path, out):
         written = json.loads((run.directory / "run.json").read_text())
         assert {written[key] for key in ("node_hours", "gpu_energy_j")} == {run.node_hours, run.gpu_energy_j}
         assert run.node_hours == pytest.approx(usd)
-        assert run.gpu_energy_j == (50 if cancelled else 70)
+        # Of two nodes, each with a GPU and another one that uses twice as much.
+        assert run.gpu_energy_j == 2 * (1 + 2) * (50 if cancelled else 70)
         assert run.cost_usd == pytest.approx(usd, abs=1e-4)
         assert run.nodes == ("n1", "n2", "n3", "n4", "n5")
         assert run.tasks[0].nodes == (run.nodes if cancelled else ("n2", "n3"))
@@ -166,6 +170,13 @@ def test_time_from_an_end_to_its_requeue_costs_nothing(session, cluster, tmp_pat
     assert [attempt.seconds for attempt in run.attempts] == [2, 5]
     assert (run.elapsed_s, run.cost_usd) == (7, 7)
     assert [restart["ended"] for restart in run.tasks[0].interruptions] == [start - 48]
+
+
+def test_energy_of_an_array_is_the_sum_of_its_tasks(session, cluster, tmp_path, out):
+    (run,) = collect(session, [finished(session, cluster, tmp_path, "true")], out=out)
+    tasks = [run.tasks[0].model_copy(update={"gpu_energy_j": joules}) for joules in (3.0, None, 4.0)]
+    energies = [run.model_copy(update={"tasks": part}).gpu_energy_j for part in (tasks, tasks[1:2])]
+    assert energies == [7, None]
 
 
 def test_attempts_without_accounting_are_those_of_the_job_itself(session, cluster, tmp_path, out):
