@@ -8,18 +8,18 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean, geometric_mean, stdev
+from statistics import fmean, stdev
 from typing import Any, Final, TypeAlias
 
 from clusterctl.runs.compare import mapping
 from clusterctl.runs.find import Row
 from clusterctl.runs.page import Chart, Kind, Section, Series, Table, rounded, thinned
-from clusterctl.runs.series import Record, finite, is_number, records, result_lines
+from clusterctl.runs.series import Record, finite, is_number, records
 
 MOST_LINES: Final = 16  # per chart
 # The clocks of hosts differ a little, and Slurm reports whole seconds.
 CLOCK_S: Final = 2.0
-_MOST_CHARTS: Final = 16
+MOST_CHARTS: Final = 16
 _MOST_POINTS: Final = 50_000  # per metric
 # Metrics of training and of evaluation that are shown in the same chart.
 _SPLIT: Final = re.compile(r"^(?:(train(?:ing)?)|val(?:id(?:ation)?)?|eval(?:uation)?|test|dev)[/_.]")
@@ -32,12 +32,14 @@ PARTS: Final = ("compute", "exposed communication", "data")
 # The (step, value) points of a metric in a run.
 _Curve: TypeAlias = Sequence[tuple[float, float]]
 _SEED: Final = re.compile(r"(?:.*[._-])?(?:seed|random_state)", re.IGNORECASE)
-# Units of metrics, by the ends of their names.
-_UNITS: Final = re.compile(
-    r"(?:^|[_/.])(?:(?P<s>s|sec|seconds)|(?P<ms>ms)|(?P<B>bytes)|(?P<MiB>mib)|(?P<GiB>gib)|(?P<percent>percent)"
-    r"|(?P<mfu>mfu))$"
-)
-_UNIT_OF_SHARES: Final = {"percent": "%", "mfu": "of the peak"}
+# Units of metrics, by the ends of their names. A share of 1 is shown in percent.
+_SHARE: Final = "share"
+_UNITS: Final = {
+    **{"s": "s", "sec": "s", "seconds": "s", "ms": "ms", "bytes": "B", "bytes_sent": "B", "mib": "MiB"},
+    **{"gib": "GiB", "gb": "GB", "gflops": "GFLOP/s", "percent": "%", "mfu": _SHARE, "efficiency": _SHARE},
+}
+_UNIT: Final = re.compile(rf"(?:^|[_/.])({'|'.join(_UNITS)})$")
+_RATE: Final = re.compile(r"([^_/.]+)(?:_per_|/)s(?:ec(?:ond)?)?$")
 _LARGER_UNITS: Final[Mapping[str, Sequence[tuple[str, float]]]] = {
     "B": (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)),
     "B/s": (("GiB/s", 1 << 30), ("MiB/s", 1 << 20), ("KiB/s", 1 << 10)),
@@ -58,20 +60,6 @@ _FAR: Final = 20
 # by at most this share of each value and of the height of its chart.
 _MULTIPLE_FROM: Final = 3
 _MULTIPLE: Final = 1e-4
-# Results by size, by their kind: title of the chart, key and unit of the result, keys and title of the size
-# (the geometric mean of several sizes), and key of the variant that is compared in a run.
-_BY_SIZE: Final = {
-    "allreduce": (
-        "Bus bandwidth of sums by size",
-        "bus_gb_per_s",
-        "GB/s",
-        ["bytes"],
-        "size in bytes",
-        "comm",
-    ),
-    "gemm": ("Speed of products by size", "gflops", "GFLOP/s", ["m", "k", "n"], "mean of m, k, n", "dtype"),
-    "micro_batch": ("Speed by micro-batch", "samples_per_s", "samples/s", ["size"], "micro-batch", ""),
-}
 
 
 @dataclass
@@ -131,7 +119,8 @@ class ProgramMetrics:
                 ranks = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
                 self.hosts = {number: str(row.get("host", "")) for number, row in enumerate(ranks)}
                 self.pipelined = mapping(line, "config").get("pp", 1) != 1
-                self.given = _names(line.get("given"))
+                given = line.get("given")
+                self.given = frozenset(map(str, given)) if isinstance(given, list) else None
             case "iteration":
                 numbers = finite_values(line.get(key) for key in ("seconds", "comm_exposed_ms", "data_ms"))
                 if len(numbers) == len(PARTS):
@@ -152,16 +141,12 @@ class ProgramMetrics:
                 self.compute.append((means, slowest, windows))
 
 
-def _names(value: Any) -> frozenset[str] | None:
-    return frozenset(map(str, value)) if isinstance(value, list) else None
-
-
 def unit_of(name: str) -> str:
-    """Return the unit of a metric, as its name tells: s, ms, B, MiB, samples/s, %. Otherwise ""."""
-    if name.endswith("_per_s"):
-        return f"{_SPLIT.sub('', name).removesuffix('_per_s').rpartition('/')[2]}/s"
-    match = _UNITS.search(name)
-    return _UNIT_OF_SHARES.get(str(match.lastgroup), str(match.lastgroup)) if match else ""
+    """Return the unit of a metric, as its name tells: s, ms, B, MiB, samples/s, share. Otherwise ""."""
+    if rate := _RATE.search(name):
+        return f"{_UNITS.get(rate[1], rate[1])}/s"
+    match = _UNIT.search(name)
+    return _UNITS[match[1]] if match else ""
 
 
 def line_chart(
@@ -181,17 +166,18 @@ def line_chart(
         points = [(place / x_size, values[place]) for place in sorted(values)]
         smooth = () if line.marks or len(points) < _SMOOTH_FROM else _means(points)
         drawn.append(replace(line, points=thinned(points), smooth=smooth))
-    y_log = not unit and _needs_log(drawn)
     end = None if x_end is None else x_end / x_size
-    return Chart(
-        title,
-        with_covers(drawn, log=y_log, from_zero=bool(unit)),
-        x_unit,
-        y_unit,
-        x_end=end,
-        from_zero=bool(unit),
-        y_log=y_log,
-    )
+    return _on_axis(Chart(title, drawn, x_unit, y_unit, x_end=end), unit)
+
+
+def _on_axis(chart: Chart, unit: str) -> Chart:
+    """Return the chart with an axis for values of a unit: from 0 if there is one, logarithmic if needed."""
+    lines = chart.series
+    if chart.kind == Kind.POINTS:
+        lines = [Series("", [point]) for line in lines for point in line.points]
+    y_log = not unit and _needs_log(lines)
+    drawn = with_covers(chart.series, log=y_log, from_zero=bool(unit))
+    return replace(chart, series=drawn, from_zero=bool(unit), y_log=y_log)
 
 
 def _needs_log(lines: Sequence[Series]) -> bool:
@@ -222,6 +208,9 @@ def with_covers(lines: Sequence[Series], *, log: bool = False, from_zero: bool =
 def fitting_unit(unit: str, values: Iterable[float | None], enough: float = _ENOUGH) -> tuple[str, float]:
     """Return the largest unit that the largest value has at least ``enough`` of, and its size in ``unit``."""
     largest = max(map(abs, finite_values(values)), default=0.0)
+    if unit == _SHARE:
+        # Some programs write their MFU in percent.
+        return "%", 0.01 if largest < _ENOUGH else 1
     larger = _LARGER_UNITS.get(unit, ())
     return next(((name, size) for name, size in larger if largest >= enough * size), (unit, 1))
 
@@ -283,9 +272,9 @@ def metrics_section(
         else:
             times = "the same as" if factor == 1 else f"{factor:.4g} times"
             multiples[_SPLIT.sub("", first)].append((f"{name} is {times}", first))
-    if len(groups) > _MOST_CHARTS:
-        missing.append(f"charts of {len(groups) - _MOST_CHARTS} more metrics")
-    drawn = sorted(groups, key=_order)[:_MOST_CHARTS]
+    if len(groups) > MOST_CHARTS:
+        missing.append(f"charts of {len(groups) - MOST_CHARTS} more metrics")
+    drawn = sorted(groups, key=_order)[:MOST_CHARTS]
     charts = [_metric_chart(group, groups[group], runs, multiples[group]) for group in drawn]
     lines = [f"a single value each, so without a chart: {', '.join(unchanged)}"] if unchanged else []
     return Section("Metrics", lines, charts)
@@ -366,45 +355,6 @@ def loss_lines(metrics: ProgramMetrics) -> list[Series]:
     return lines
 
 
-def size_charts(rows: Mapping[str, Row]) -> list[Chart]:
-    """Return charts of the results of `allreduce`, `gemm` and `train --find` by size.
-
-    rows: title of a run -> run. Each transport or type of numbers is a line in the chart of a single run. In
-    a comparison, each has a chart with a line per run.
-    """
-    lines: dict[tuple[str, str], list[Series]] = defaultdict(list)
-    for number, (title, row) in enumerate([*rows.items()][:MOST_LINES]):
-        for at, ((kind, variant), points) in enumerate(_by_size(row).items()):
-            if len(rows) > 1:
-                lines[kind, variant].append(Series(title, points, number))
-            else:
-                lines[kind, ""].append(Series(variant, points, at))
-    charts = []
-    for (kind, variant), listed in lines.items():
-        if len(rows) == 1 and all(len(line.points) == 1 for line in listed):
-            continue
-        title, _, unit, _, size, _ = _BY_SIZE[kind]
-        chart = line_chart(f"{title}, {variant}" if variant else title, listed[:MOST_LINES], size, unit)
-        charts.append(replace(chart, x_log=True))
-    return charts[:_MOST_CHARTS]
-
-
-def _by_size(row: Row) -> Mapping[tuple[str, str], list[tuple[float, float]]]:
-    """Return (size, result) points by kind and variant. Of a list with a value per rank, take the mean."""
-    curves: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
-    for line in result_lines(row.folder):
-        kind = line.get("kind")
-        if not isinstance(kind, str) or kind not in _BY_SIZE:
-            continue
-        _, key, _, keys, _, variant = _BY_SIZE[kind]
-        listed = line.get(key)
-        values = listed if isinstance(listed, list) else [listed]
-        results, sizes = finite_values(values), finite_values(line.get(each) for each in keys)
-        if results and len(results) == len(values) and len(sizes) == len(keys) and min(sizes) >= 1:
-            curves[kind, str(line.get(variant, ""))].append((round(geometric_mean(sizes), 3), fmean(results)))
-    return curves
-
-
 def with_unit(value: float, unit: str, digits: int = 5) -> str:
     """Return a value with a unit that fits it, such as 1.5 GiB."""
     name, size = fitting_unit(unit, [value], 1 if unit.startswith("B") else _ENOUGH)
@@ -443,10 +393,8 @@ def parameter_chart(key: str, metric: str, tasks: Sequence[Row]) -> Chart:
     series = Series(metric, [(x, y) for x, y, _ in points], colors)
     positive: list[Any] = xs if is_numeric and xs and min(xs) > 0 else [1]  # type: ignore[operator]
     is_wide = max(positive) >= _WIDE * min(positive) and not _SEED.fullmatch(key)
-    is_amount = bool(unit_of(metric))
-    y_log = not is_amount and _needs_log([Series("", [(x, y)]) for x, y, _ in points])
-    title, kind = f"{metric} by {key}", Kind.POINTS
-    return Chart(title, [series], key, metric, kind, x_log=is_wide, from_zero=is_amount, y_log=y_log)
+    chart = Chart(f"{metric} by {key}", [series], key, metric, Kind.POINTS, x_log=is_wide)
+    return _on_axis(chart, unit_of(metric))
 
 
 def seeds_section(
@@ -463,12 +411,12 @@ def seeds_section(
             groups[tuple(row.value(key) for key in others)].append(title)
     if len(others) == len(keys) or all(len(titles) == 1 for titles in groups.values()):
         return Section("Seeds")
-    cells, lines = [], []
+    unit, cells, lines = unit_of(metric), [], []
     for number, (values, titles) in enumerate(groups.items()):
         results = [float(str(rows[title].value(metric))) for title in titles]
         spread = stdev(results) if len(results) > 1 else None
         figures = (fmean(results), spread, min(results), max(results))
-        shown = ["-" if figure is None else f"{figure:.5g}" for figure in figures]
+        shown = ["-" if figure is None else with_unit(figure, unit) for figure in figures]
         cells.append([*map(str, values), str(len(titles)), *shown])
         name = ", ".join(f"{key}={value}" for key, value in zip(others, values, strict=True))
         curves = [dict(runs[title].series.get(metric, ())) for title in titles if title in runs]
@@ -480,9 +428,7 @@ def seeds_section(
             lines.append(Series(name or f"{len(curves)} seeds", drawn, number, spread=band))
     head = (*others, "seeds", f"{metric}: mean", "standard deviation", "lowest", "highest")
     title = f"{metric}: mean of the seeds, and their lowest and highest values"
-    unit = unit_of(metric)
-    y_log = not unit and _needs_log(lines)
-    charts = [Chart(title, lines, y=unit, from_zero=bool(unit), y_log=y_log)] if lines else []
+    charts = [_on_axis(Chart(title, lines, y=metric), unit)] if lines else []
     return Section("Seeds", charts=charts, tables=[Table(head, cells)])
 
 

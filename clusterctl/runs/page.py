@@ -71,6 +71,7 @@ class Series:
 class Chart:
     """A chart. ``x`` and ``y`` are the titles of its axes, with units. x_log: whether x is logarithmic.
 
+    x_bytes: whether x is in bytes. has_points: whether lines have a marker at each point.
     x_end: the end of the axis x. None: the largest x. from_zero: whether y begins at 0.
     y_log: whether y is logarithmic until the reader chooses another axis.
     """
@@ -81,6 +82,8 @@ class Chart:
     y: str = ""
     kind: Kind = Kind.LINES
     x_log: bool = False
+    x_bytes: bool = False
+    has_points: bool = False
     x_end: float | None = None
     from_zero: bool = False
     y_log: bool = False

@@ -27,7 +27,6 @@ from clusterctl.runs.charts import (
     metrics_section,
     parameter_chart,
     seeds_section,
-    size_charts,
     step_charts,
     with_unit,
 )
@@ -37,6 +36,7 @@ from clusterctl.runs.folder import collected_files
 from clusterctl.runs.page import REPORT_FILE, Chart, Kind, Report, Section, Series, Table, write_report
 from clusterctl.runs.scaling import scaling_report
 from clusterctl.runs.series import hangs_in, restarts_in
+from clusterctl.runs.sizes import size_charts
 from clusterctl.runs.tables import (
     configuration_section,
     difference_sections,

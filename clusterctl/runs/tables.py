@@ -22,11 +22,8 @@ _MOST_TEXT: Final = 100
 _CHECKS: Final = frozenset({"ok", "wrong", "wrong_rows"})
 # Results that are shares of 1.
 _SHARES: Final = re.compile(r"(?:^|_)(?:mfu|efficiency)$")
-# The units of fields, and of results with a name that does not end with the unit.
-_UNITS: Final = {
-    **{"cost": "USD", "gpu_energy": "J", "bytes_sent": "B", "gflops": "GFLOP/s"},
-    **dict.fromkeys(("algorithm_gb_per_s", "bus_gb_per_s"), "GB/s"),
-}
+# The units of fields with a name that does not tell the unit.
+_UNITS: Final = {"cost": "USD", "gpu_energy": "J"}
 _HEAD: Final = ("option", "value")
 
 

@@ -49,7 +49,7 @@
     const color = colorOf(number);
     const points = smooth && series.smooth.length ? series.smooth : series.points;
     const isPoints = chart.kind === "points";
-    const radius = isPoints || chart.x_log || (series.marks && points.length < 30) ? 4.5 : series.marks || points.length < 3 ? 2.5 : 0;
+    const radius = isPoints || chart.has_points || (series.marks && points.length < 30) ? 4.5 : series.marks || points.length < 3 ? 2.5 : 0;
     // No line is drawn to a point between two gaps.
     const isApart = (at) => [points[at - 1], points[at + 1]].every((near) => !near || near[1] === null);
     return {
@@ -158,7 +158,7 @@
     const place = labelled
       ? axis(chart.x, { type: "category", stacked }, { maxTicksLimit: 16 })
       : chart.x_log
-        ? axis(chart.x, parameterTicks(chart), { callback: (tick) => chart.x === "size in bytes" ? size(tick) : String(tick), autoSkipPadding: 8 })
+        ? axis(chart.x, parameterTicks(chart), { callback: (tick) => chart.x_bytes ? size(tick) : String(tick), autoSkipPadding: 8 })
         : axis(chart.x, { type: "linear", stacked: false, beginAtZero: isTime, ...end }, { callback: tick, includeBounds: chart.x_end === null, ...whole });
     const lies = isOneBar(chart);
     return {

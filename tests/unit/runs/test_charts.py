@@ -165,7 +165,12 @@ def test_lines_hide_each_other_on_the_axis_that_is_drawn() -> None:
         ("data_ms", "ms"),
         ("cache_mib", "MiB"),
         ("cpu_percent", "%"),
-        ("train/mfu", "of the peak"),
+        ("train/mfu", "share"),
+        ("tokens/s", "tokens/s"),
+        ("perf/images/sec", "images/s"),
+        ("bytes_per_s", "B/s"),
+        ("bus_gb_per_s", "GB/s"),
+        ("time/seconds", "s"),
         ("loss", ""),
         ("accuracies", ""),
     ],
@@ -181,10 +186,12 @@ def test_the_unit_of_a_metric(name: str, unit: str) -> None:
         ("B", 1500, ("B", 1500)),
         ("B/s", 1 << 12, ("KiB/s", 4)),
         ("", 1e9, ("", 1e9)),
+        ("share", 0.5, ("%", 50)),
+        ("share", 50, ("%", 50)),
     ],
 )
 def test_values_have_a_fitting_unit(unit: str, value: float, drawn: tuple[str, float]) -> None:
-    chart = line_chart("", [Series("", [(0, 1.0), (150, value)])], "s", unit)
+    chart = line_chart("", [Series("", [(0, 0.1), (150, value)])], "s", unit)
     assert (chart.y, chart.series[0].points[-1][1]) == drawn
     assert (chart.x, chart.series[0].points[-1][0]) == ("minutes", 2.5)
     assert line_chart("", [Series("", [(90, value)])], "s", unit).x == "s"
@@ -339,6 +346,7 @@ def test_results_by_size_have_a_chart(tmp_path: Path) -> None:
     results = section_of(report_of(rows[:1]), "Results")
     (chart,) = results.charts
     assert (chart.x, chart.x_log, chart.y, chart.from_zero) == ("size in bytes", True, "GB/s", True)
+    assert (chart.x_bytes, chart.has_points) == (True, True)
     assert [(line.name, line.color, line.points) for line in chart.series] == [
         ("mpi", 0, [(4096, 1.0), (16384, 1.0)]),
         ("ring", 1, [(4096, 2.0), (16384, 3.0)]),
