@@ -408,6 +408,13 @@ def test_units_are_in_markdown(tmp_path: Path) -> None:
         assert head in text
 
 
+def test_a_chart_and_a_table_round_a_value_alike(tmp_path: Path) -> None:
+    rows = [wrote(tmp_path, n, [{"step": at, "loss": at * 0.9721448} for at in (2, 1)]) for n in (1, 2)]
+    report = report_of(rows)
+    assert section_of(report, "Results").tables[0].rows[0][1] == "0.97214"
+    assert "| demo-1-train | 0.97214 | 1.9443 |" in report.as_markdown()
+
+
 def test_comparisons_have_times_of_a_step_and_use_of_nodes(tmp_path: Path) -> None:
     tasks = [{"id": "1", "state": "COMPLETED", "nodes": NODES, "start_time": TIME, "end_time": TIME + 3600}]
     rows = [trained(tmp_path, 1, tasks=tasks), trained(tmp_path, 2, lr=0.2)]
