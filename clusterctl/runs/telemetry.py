@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from clusterctl.runs.charts import ProgramMetrics, finite_values, line_chart, loss_lines, with_unit
+from clusterctl.runs.charts import CLOCK_S, ProgramMetrics, line_chart, loss_lines, with_unit
 from clusterctl.runs.find import Row
-from clusterctl.runs.page import Chart, Section, Series
-from clusterctl.runs.series import finite, is_number, samples_of
+from clusterctl.runs.page import Chart, Section, Series, rounded
+from clusterctl.runs.series import finite, samples_of
 from clusterctl.state.ledger import AttemptRecord
 
 _MOST_NODES: Final = 16
@@ -63,14 +63,19 @@ def nodes_section(row: Row, metrics: ProgramMetrics, missing: list[str]) -> Sect
     A figure with a single sample per node is a line of text. ``missing``: gets messages.
     """
     record, nodes = row.record, row.record.nodes[:_MOST_NODES]
-    samples = {node: _samples(row.folder, node) for node in nodes}
+    every = {node: _samples(row.folder, node) for node in nodes}
+    start, end = record.start_time or -math.inf, record.end_time or math.inf
+    samples = {
+        node: [each for each in rows if start - CLOCK_S <= each[0] <= end + CLOCK_S]
+        for node, rows in every.items()
+    }
     times = [time for rows in samples.values() for time, _ in rows]
-    start, end = record.start_time or min(times, default=0.0), record.end_time or max(times, default=0.0)
-    # Slurm reports whole seconds.
-    samples = {node: [each for each in rows if start <= each[0] < end + 1] for node, rows in samples.items()}
-    end = max([end, *(time for rows in samples.values() for time, _ in rows)])
-    if silent_nodes := [node for node, rows in samples.items() if not rows]:
+    times += [time for time in (metrics.began, metrics.ended) if time is not None]
+    start, end = record.start_time or min(times, default=0.0), max([record.end_time or 0.0, *times])
+    if silent_nodes := [node for node, rows in every.items() if not rows]:
         missing.append(f"the telemetry of {', '.join(silent_nodes)}")
+    if other_nodes := [node for node, rows in every.items() if rows and not samples[node]]:
+        missing.append(f"samples at the time of the job: compare the clocks of {', '.join(other_nodes)}")
     if len(record.nodes) > len(nodes):
         missing.append(f"in the charts, {len(record.nodes) - len(nodes)} more nodes")
     charts, texts = [], []
@@ -85,9 +90,9 @@ def nodes_section(row: Row, metrics: ProgramMetrics, missing: list[str]) -> Sect
         if any(len(line.points) > 1 for line in lines):
             charts.append(_time_chart(figure.title, lines, figure.unit, row, (start, end)))
         elif lines:
-            values = finite_values(value for line in lines for _, value in line.points)
-            shown = ", ".join(with_unit(value, figure.unit) for value in values)
-            texts.append(f"{figure.title} {shown}")
+            values = [(line.name, value) for line in lines for _, value in line.points if value is not None]
+            shown = ", ".join(f"{node} {with_unit(value, figure.unit)}" for node, value in values)
+            texts.append(f"{figure.title}: {shown}")
     if charts and (losses := loss_lines(metrics)):
         charts.insert(0, _time_chart("Loss over time", losses, "", row, (start, end)))
     text = f"a single sample per node, so without a chart: {'; '.join(texts)}"
@@ -97,7 +102,8 @@ def nodes_section(row: Row, metrics: ProgramMetrics, missing: list[str]) -> Sect
 def _time_chart(title: str, lines: Sequence[Series], unit: str, row: Row, span: tuple[float, float]) -> Chart:
     """Return a chart of lines by Unix time, over the span of the job, with gaps between its attempts."""
     gaps = [((begin + end) / 2, math.nan) for begin, end in row.pauses]
-    placed = [[(time - span[0], value) for time, value in (*line.points, *gaps)] for line in lines]
+    # A node's clock can be a little behind that of Slurm.
+    placed = [[(max(0.0, time - span[0]), value) for time, value in (*line.points, *gaps)] for line in lines]
     drawn = [replace(line, points=points) for line, points in zip(lines, placed, strict=True)]
     return line_chart(title, drawn, "s", unit, x_end=span[1] - span[0])
 
@@ -148,8 +154,8 @@ def _figures(line: Mapping[str, Any]) -> dict[str, float]:
     values: dict[str, list[float]] = defaultdict(list)
 
     def add(title: str, value: Any, unit: float = 1.0) -> None:
-        if is_number(value):
-            values[title].append(value * unit)
+        if (number := finite(value)) is not None:
+            values[title].append(number * unit)
 
     add("CPU", line.get("cpu_percent"))
     add("Memory", line.get("memory_used_mib"), _MIB)
@@ -185,13 +191,13 @@ def compare_ranks(
     other_median = statistics.median(means[rank] for name in ranks if name != worst for rank in ranks[name])
     if worst_mean >= _SLOWER * other_median and windows * _divergence(share, fair) >= -math.log(_BY_CHANCE):
         return (
-            f"{worst} is a straggler: it computed a mean of {worst_mean:.5g} ms per step, the other ranks "
-            f"a median of {other_median:.5g} ms; it was slowest in {100 * share:.0f} % of {windows} windows "
-            "of ten steps"
+            f"{worst} is a straggler: it computed a mean of {rounded(worst_mean)} ms per step, the other "
+            f"ranks a median of {rounded(other_median)} ms; it was slowest in {100 * share:.0f} % of "
+            f"{windows} windows of ten steps"
         )
     too_few = windows * _divergence(1.0, fair) < -math.log(_BY_CHANCE)
     verdict = "too few steps to detect a straggler" if too_few else "no node is a straggler"
-    return f"ranks computed means of {min(means):.5g} to {max(means):.5g} ms per step; {verdict}"
+    return f"ranks computed means of {rounded(min(means))} to {rounded(max(means))} ms per step; {verdict}"
 
 
 def _divergence(share: float, fair: float) -> float:

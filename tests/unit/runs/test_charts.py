@@ -16,7 +16,7 @@ from clusterctl.runs.find import Row
 from clusterctl.runs.page import Chart, Report, Section, Series
 from clusterctl.runs.report import report_of
 from clusterctl.runs.scaling import scaling_of
-from clusterctl.runs.telemetry import FIGURES
+from clusterctl.runs.telemetry import FIGURES, compare_ranks
 from tests.unit.runs.made import TIME, made_run
 from tests.unit.runs.test_report import NODES, TIMES, lines, trained
 
@@ -276,27 +276,51 @@ def used(out: Path, samples: Mapping[str, Sequence[tuple[float, float]]], **fiel
 
 
 def test_nodes_are_drawn_over_the_time_of_the_job(tmp_path: Path) -> None:
-    """All on the same axis as the loss. Samples before the start or after the last second are not drawn."""
-    samples = {NODES[0]: [(-1, 9), (5, 50), (60.5, 60), (61, 0)], NODES[1]: [(7, 40), (58, 30)]}
+    """All on the same axis as the loss. Samples before the start or after the end are not drawn.
+
+    The clock of a node may be two seconds behind or ahead of Slurm's.
+    """
+    samples = {NODES[0]: [(-3, 9), (-2, 8), (5, 50), (61.5, 60), (62.5, 0)], NODES[1]: [(7, 40), (58, 30)]}
     section = section_of(report_of([used(tmp_path, samples)]), "Nodes")
     drawn = {chart.title: chart for chart in section.charts}
     assert [*drawn] == ["Loss over time", "CPU", "Memory"]
-    assert {(chart.x, chart.x_end) for chart in drawn.values()} == {("s", 60.5)}
-    assert [line.points for line in drawn["CPU"].series] == [[(5, 50), (60.5, 60)], [(7, 40), (58, 30)]]
+    assert {(chart.x, chart.x_end) for chart in drawn.values()} == {("s", 61.5)}
+    assert [line.points for line in drawn["CPU"].series] == [
+        [(0, 8), (5, 50), (61.5, 60)],
+        [(7, 40), (58, 30)],
+    ]
     assert [line.points for line in drawn["Loss over time"].series] == [[(10, 1), (20, 0.5), (30, 1 / 3)]]
     # A job that runs, and a cluster without accounting: from the first sample to the last.
     running = used(tmp_path / "running", samples, start_time=None, end_time=None)
     cpu = section_of(report_of([running]), "Nodes").charts[1]
-    assert (cpu.x, cpu.x_end, cpu.series[1].points[0]) == ("s", 62, (8, 40))
+    assert (cpu.x, cpu.x_end, cpu.series[1].points[0]) == ("s", 65.5, (10, 40))
+
+
+def test_the_loss_after_the_last_sample_of_a_running_job_is_drawn(tmp_path: Path) -> None:
+    row = used(tmp_path, {NODES[0]: [(5, 50), (15, 60)]}, end_time=None)
+    drawn = section_of(report_of([row]), "Nodes").charts
+    assert [chart.x_end for chart in drawn] == [30] * 3
+
+
+def test_a_node_with_another_clock_is_named(tmp_path: Path) -> None:
+    late, silent = (
+        {node: [(at, 50)] for node, at in zip(NODES, (5, last), strict=True)} for last in (-100, 5)
+    )
+    (named_line,) = report_of([used(tmp_path, late)]).missing
+    assert [word in named_line for word in ("clocks", *NODES)] == [True, False, True]
+    row = used(tmp_path / "silent", silent)
+    (row.folder / "telemetry" / f"{NODES[1]}.jsonl").unlink()
+    (line,) = report_of([row]).missing
+    assert [word in line for word in ("clocks", *NODES)] == [False, False, True]
 
 
 def test_a_single_sample_of_a_node_is_told_without_a_chart(tmp_path: Path) -> None:
-    report = report_of([used(tmp_path, {NODES[0]: [(5, 50), (61, 0)], NODES[1]: [(7, 40)]})])
+    report = report_of([used(tmp_path, {NODES[0]: [(5, 50), (63, 0)], NODES[1]: [(7, math.nan)]})])
     section = section_of(report, "Nodes")
     (line,) = section.lines
-    assert "CPU 50 %, 40 %; Memory 512 MiB, 512 MiB" in line
+    assert f"CPU: {NODES[0]} 50 %; Memory: {NODES[0]} 512 MiB, {NODES[1]} 512 MiB" in line
     assert (section.charts, report.missing) == ([], [])
-    silent = report_of([used(tmp_path / "silent", {NODES[0]: [(61, 9)]})])
+    silent = report_of([used(tmp_path / "silent", {NODES[0]: [(63, 9)]})])
     assert [NODES[0] in line for line in silent.missing] == [True]
     assert all(each.title != "Nodes" for each in silent.sections)
 
@@ -308,6 +332,17 @@ def test_amounts_and_shares_begin_at_zero(tmp_path: Path) -> None:
     drawn = {title: chart.from_zero for title, chart in charts_of(report_of([row])).items()}
     amounts = {"samples_per_s": True, "data_bytes": True, "CPU": True, "Memory": True}
     assert drawn == {"loss": False, TIMES: False, **amounts}
+
+
+def test_large_numbers_of_seeds_and_ranks_are_readable(tmp_path: Path) -> None:
+    rows = [
+        wrote(tmp_path, number, [{"step": 1, "loss": number * 30_000}, {"step": 2, "loss": number * 20_000}],
+              args=["--seed", str(number)])
+        for number in (1, 2)
+    ]  # fmt: skip
+    (table,) = section_of(report_of(rows), "Seeds").tables
+    assert table.rows == [["2", "30,000", "14,142", "20,000", "40,000"]]
+    assert "20,000 to 20,000 ms" in compare_ranks([2e4, 2e4], [5, 5], 10, NODES)
 
 
 @pytest.mark.parametrize("peak", [19.0, 1e4])
