@@ -19,8 +19,7 @@ from clusterctl.errors import SchedulerError, printable
 from clusterctl.providers.registry import node_price
 from clusterctl.runs.fetch import Manifest
 from clusterctl.runs.folder import ACCOUNTING, GOING_ON, write_kept, write_sums
-from clusterctl.runs.series import events_in, restarts_in, sample_times, summarize
-from clusterctl.runs.telemetry import gpu_energy_j
+from clusterctl.runs.series import events_in, gpu_energy_j, restarts_in, sample_times, summarize
 from clusterctl.scheduler.base import AccountingAwayError, JobInfo, Jobs, JobState, Outcome, worst_job
 from clusterctl.scheduler.evidence import diagnose_run
 from clusterctl.scheduler.records import with_accounted, with_all_attempts

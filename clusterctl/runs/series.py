@@ -12,7 +12,7 @@ import json
 import math
 import os
 import re
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -135,6 +135,28 @@ def samples_of(folder: Path, node: str) -> Iterator[dict[str, Any]]:
             time = finite(line.get("time"))
             if line.get("kind") == "sample" and time is not None and 0 <= time < _LATEST:
                 yield {**line, "time": time}
+
+
+def gpus_of(sample: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    gpus = sample.get("gpus")
+    return [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
+
+
+def gpu_energy_j(folder: Path, attempts: Sequence[AttemptRecord]) -> float | None:
+    """Return the joules that the GPUs used in these attempts, by their counters. None: no counter."""
+    joules = []
+    for node in dict.fromkeys(node for attempt in attempts for node in attempt.nodes):
+        samples = list(samples_of(folder, node))
+        for attempt in attempts:
+            end = math.inf if attempt.end_time is None else attempt.end_time
+            readings: dict[Any, list[float]] = defaultdict(list)
+            for sample in samples:
+                if attempt.start_time <= sample["time"] <= end:
+                    for gpu in gpus_of(sample):
+                        if (millijoules := finite(gpu.get("energy_mj"))) is not None:
+                            readings[str(gpu.get("index"))].append(millijoules / 1000)
+            joules += [max(0.0, values[-1] - values[0]) for values in readings.values()]
+    return sum(joules) if joules else None
 
 
 def restarts_in(folder: Path, attempts: Sequence[AttemptRecord]) -> tuple[Restart, ...]:

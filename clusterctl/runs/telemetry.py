@@ -13,8 +13,7 @@ from typing import Any, Final
 from clusterctl.runs.charts import CLOCK_S, ProgramMetrics, line_chart, loss_lines, with_unit
 from clusterctl.runs.find import Row
 from clusterctl.runs.page import Chart, Section, Series, rounded
-from clusterctl.runs.series import finite, samples_of
-from clusterctl.state.ledger import AttemptRecord
+from clusterctl.runs.series import finite, gpus_of, samples_of
 
 _MOST_NODES: Final = 16
 _MIB: Final = 1 << 20
@@ -123,31 +122,9 @@ def node_use(folder: Path, nodes: Sequence[str], span: tuple[float, float] | Non
     return use
 
 
-def gpu_energy_j(folder: Path, attempts: Sequence[AttemptRecord]) -> float | None:
-    """Return the joules that the GPUs used in these attempts, by their counters. None: no counter."""
-    joules = []
-    for node in dict.fromkeys(node for attempt in attempts for node in attempt.nodes):
-        samples = list(samples_of(folder, node))
-        for attempt in attempts:
-            end = math.inf if attempt.end_time is None else attempt.end_time
-            readings: dict[Any, list[float]] = defaultdict(list)
-            for sample in samples:
-                if attempt.start_time <= sample["time"] <= end:
-                    for gpu in _gpus(sample):
-                        if (millijoules := finite(gpu.get("energy_mj"))) is not None:
-                            readings[str(gpu.get("index"))].append(millijoules / 1000)
-            joules += [max(0.0, values[-1] - values[0]) for values in readings.values()]
-    return sum(joules) if joules else None
-
-
 def _samples(folder: Path, node: str) -> list[tuple[float, Mapping[str, float]]]:
     """Return (Unix time, {chart title: value}) for each sample of a node."""
     return [(sample["time"], _figures(sample)) for sample in samples_of(folder, node)]
-
-
-def _gpus(sample: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    gpus = sample.get("gpus")
-    return [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
 
 
 def _figures(line: Mapping[str, Any]) -> dict[str, float]:
@@ -163,7 +140,7 @@ def _figures(line: Mapping[str, Any]) -> dict[str, float]:
         links = line.get(key)
         for value in links.values() if isinstance(links, dict) else ():
             add(title, value)
-    for gpu in _gpus(line):
+    for gpu in gpus_of(line):
         add("GPU", gpu.get("util"))
         add("GPU memory", gpu.get("mem_used_mib"), _MIB)
         add("Power of GPUs", gpu.get("power_w"))

@@ -35,6 +35,7 @@ def imported(module: str) -> list[str]:
         ("clusterctl.cli.jobs", set()),
         ("clusterctl.cli.files", set()),
         ("clusterctl.cli.collect", {"pydantic"}),
+        ("clusterctl.runs.record", {"pydantic"}),
         ("clusterctl.jobs.watch", set()),
         ("clusterctl.cli.submit", set()),
         ("clusterctl.cli.up", {"jinja2", "pydantic", "ruamel.yaml"}),
