@@ -30,6 +30,7 @@ _MAX_FILES: Final = 50
 # Two image names may differ only at the end, so long texts are compared in full.
 _LONGEST: Final = 1 << 16  # characters
 _MAX_LOSSES: Final = 1 << 20
+_MOST_MIB: Final = 1 << 40  # of a node
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +252,7 @@ def hardware_of(facts: Mapping[str, Any]) -> dict[str, Value]:
             cores, memory, gpus = host.get("cpus"), host.get("memory_total_mib"), host.get("gpus")
             count = f"{len(cores)} core{'s'[: len(cores) != 1]}" if isinstance(cores, list) else ""
             parts = [count, host.get("cpu_model")]
-            parts += [format_size(memory << 20) if isinstance(memory, int) and memory > 0 else ""]
+            parts += [format_size(memory << 20) if isinstance(memory, int) and 0 < memory < _MOST_MIB else ""]
             listed = gpus if isinstance(gpus, list) else ()
             parts += [str(gpu.get("name")) for gpu in listed if isinstance(gpu, Mapping)]
             kinds.add(", ".join(str(part) for part in parts if part))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import CollectError
-from clusterctl.runs.compare import Losses, compare, compare_losses
+from clusterctl.runs.compare import Losses, compare, compare_losses, hardware_of
 from clusterctl.runs.find import Row
 from tests.support.messages import refused
 from tests.unit.runs.made import made_run
@@ -195,3 +195,9 @@ def test_a_task_of_a_sweep_and_its_replay_differ_in_nothing(tmp_path: Path) -> N
     alone = {"nodes": 1, "array": None, "sweep": None, "env": {"SWEEP_LR": "2"}}
     again = made_run(tmp_path, 2, args=["--base", "7", "--lr", "2"], job=alone, elapsed_s=None)
     assert compare(Row(swept).tasks[0], Row(again)) == ()
+
+
+def test_a_memory_that_no_node_has_is_left_out() -> None:
+    host = {"cpu_model": "EPYC", "memory_total_mib": 4000}
+    assert hardware_of({"hosts": {"a": host}}) == {"nodes": "EPYC, 3.9 GiB"}
+    assert hardware_of({"hosts": {"a": {**host, "memory_total_mib": 10**400}}}) == {"nodes": "EPYC"}
