@@ -204,7 +204,7 @@ def _clean(value: Any) -> Any:
     if isinstance(value, int | float):
         if not math.isfinite(value):
             return None
-        return value if isinstance(value, int) else float(f"{value:.{_DIGITS}g}")
+        return value if isinstance(value, int) else _shortened(value, _DIGITS)
     if isinstance(value, Mapping):
         return {key: _clean(item) for key, item in value.items()}
     return [_clean(item) for item in value]
@@ -216,14 +216,14 @@ def _as_table(chart: Mapping[str, Any]) -> dict[str, Any] | None:
     if chart["kind"] == Kind.BARS:
         labels = list(dict.fromkeys(x for series in chart["series"] for x, _ in series["points"]))
         values = [dict(map(tuple, series["points"])) for series in chart["series"]]
-        rows = [[str(label), *(rounded(series.get(label)) for series in values)] for label in labels]
+        rows = [[str(label), *(rounded(series.get(label), _DIGITS) for series in values)] for label in labels]
         names = [f"{series['name']}{unit}" for series in chart["series"]]
         return {"head": [chart["x"], *names], "rows": rows}
     rows = []
     for series in chart["series"]:
         ys = [y for _, y in series["points"] if y is not None]
         if ys:
-            rows.append([series["name"], *map(rounded, (ys[0], ys[-1], min(ys), max(ys)))])
+            rows.append([series["name"], *(rounded(y, _DIGITS) for y in (ys[0], ys[-1], min(ys), max(ys)))])
     head = [f"{chart['title']}{unit}", "first", "last", "lowest", "highest"]
     return {"head": head, "rows": rows} if rows else None
 
@@ -252,8 +252,13 @@ def _with_whole_words(text: str) -> Markup:
 
 
 def rounded(value: float | None, digits: int = 5) -> str:
-    """Return a number with this many digits, such as 102,200 instead of 1.022e+05; "-" for None."""
-    return "-" if value is None else f"{float(f'{value:.{digits}g}'):,.12g}"
+    """Return a number with this many digits, and all before the decimal point; "-" for None."""
+    return "-" if value is None else f"{_shortened(value, digits):,.15g}"
+
+
+def _shortened(value: float, digits: int) -> float:
+    """Round a number to this many digits, but none of those before the decimal point."""
+    return float(f"{value:.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}")
 
 
 def _escaped(text: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from clusterctl.runs.find import Row
-from clusterctl.runs.page import Chart, Report, Section, Series, Table, write_report
+from clusterctl.runs.page import Chart, Kind, Report, Section, Series, Table, rounded, write_report
 from clusterctl.runs.report import report_of
 from tests.support.sweeps import in_sweep
 from tests.unit.runs.made import made_run
@@ -332,3 +334,20 @@ def test_evaluations_are_drawn_last_a_run_has_one_legend_entry(
     order = page.evaluate(f"{chart}.getSortedVisibleDatasetMetas().map((one) => one.label)")
     assert order == [f"{run} {name}" for name in ("eval_loss", "loss") for run in reversed(runs)]
     page.close()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(123_456.4, "123,456"), (1_234_567.0, "1,234,567"), (-99_999.96, "-100,000"), (0.123456, "0.12346"),
+     (1e14, "100,000,000,000,000"), (math.nan, "nan"), (math.inf, "inf"), (None, "-")],
+)  # fmt: skip
+def test_digits_before_the_decimal_point_are_not_rounded(value: float | None, text: str) -> None:
+    assert rounded(value) == text
+
+
+@pytest.mark.parametrize("kind", [Kind.LINES, Kind.BARS])
+def test_charts_in_markdown_have_six_digits(kind: Kind) -> None:
+    points = [("1", 0.1234567), ("2", 1_234_567.0)]
+    chart = Chart("speed", [Series("run", points)], kind=kind)
+    text = Report("", [], None, [], [Section("Metrics", [], [chart])]).as_markdown()
+    assert {"0.123457", "1,234,567"} <= {*re.split(r"[| ]+", text)}
