@@ -66,13 +66,15 @@ _MULTIPLE: Final = 1e-4
 class ProgramMetrics:
     """The metrics that the program of a run or task wrote over time, with times in milliseconds.
 
-    steps: (step, (compute, communication, data)). stalls: step -> time for a checkpoint. hosts: rank -> host.
-    times: (step, Unix seconds). seconds: the duration that the program measured since its last start.
+    steps: (step, (compute, communication, data)). step_ms: the times of all steps, also without these parts.
+    stalls: step -> time for a checkpoint. hosts: rank -> host. times: (step, Unix seconds).
+    seconds: the duration that the program measured since its last start.
     given: the options that the user set; None if the program does not tell.
     """
 
     series: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
     steps: list[tuple[float, Sequence[float]]] = field(default_factory=list)
+    step_ms: list[float] = field(default_factory=list)
     times: list[tuple[float, float]] = field(default_factory=list)
     stalls: dict[int, float] = field(default_factory=dict)
     hosts: dict[int, str] = field(default_factory=dict)
@@ -122,16 +124,20 @@ class ProgramMetrics:
                 given = line.get("given")
                 self.given = frozenset(map(str, given)) if isinstance(given, list) else None
             case "iteration":
-                numbers = finite_values(line.get(key) for key in ("seconds", "comm_exposed_ms", "data_ms"))
-                if len(numbers) == len(PARTS):
-                    seconds, exposed, data = numbers
-                    _append(self.steps, (x, (max(0.0, 1e3 * seconds - exposed - data), exposed, data)))
+                self._add_step(x, line)
             case "result":
                 self.seconds = finite(line.get("seconds"))
             case "checkpoint":
                 self.stalls |= {int(x): 1e3 * seconds for seconds in finite_values([line.get("stall_s")])}
             case "evaluation":
                 self._add_windows(line)
+
+    def _add_step(self, x: float, line: Mapping[str, Any]) -> None:
+        seconds, exposed, data = (finite(line.get(key)) for key in ("seconds", "comm_exposed_ms", "data_ms"))
+        if seconds is not None:
+            _append(self.step_ms, 1e3 * seconds)
+            if exposed is not None and data is not None:
+                _append(self.steps, (x, (max(0.0, 1e3 * seconds - exposed - data), exposed, data)))
 
     def _add_windows(self, line: Mapping[str, Any]) -> None:
         means, slowest, windows = (line.get(key) for key in ("compute_ms", "slowest", "windows"))

@@ -335,9 +335,11 @@ def _seconds(row: Row, metrics: ProgramMetrics) -> tuple[float | None, str]:
 def _figures(row: Row, metrics: ProgramMetrics, metric: str, seconds: float | None) -> dict[str, float]:
     """Return the figures of a run, in the order of the table. The program may have recorded few of them."""
     values = {
-        metric: finite_values(value for _, value in metrics.series.get(metric, ())),
-        _STEP: [sum(parts) for _, parts in metrics.steps],
-        "comm_exposed_ms": [exposed for _, (_, exposed, _) in metrics.steps],
+        **{
+            name: finite_values(value for _, value in metrics.series.get(name, ()))
+            for name in ("comm_exposed_ms", metric)
+        },
+        _STEP: metrics.step_ms,
     }
     medians = {name: statistics.median(listed) for name, listed in values.items() if listed}
 

@@ -329,3 +329,9 @@ def test_time_without_a_metric_has_fractions_of_seconds(tmp_path: Path) -> None:
     mixed = scaling_of(rows)
     assert sizes_of(mixed)[2].figures["time_s"] == spread(5)
     assert len(mixed.clocks) == len(recorded.clocks) + 1
+
+
+def test_seconds_alone_are_the_time_of_a_step(tmp_path: Path) -> None:
+    lines = [{key: line[key] for key in ("kind", "step", "seconds")} for line in steps(9, 9)]
+    rows = [Row(measured(tmp_path, nodes, nodes, lines)) for nodes in (1, 2)]
+    assert sizes_of(scaling_of(rows))[1].figures["step_ms"] == spread(200)
