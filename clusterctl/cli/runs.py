@@ -23,17 +23,19 @@ from clusterctl.runs.find import (
     FIELDS,
     TIMES,
     Row,
+    failed_tasks,
     is_usual,
     metric_names,
     named_rows,
     named_run,
     ranked,
+    repeat_command,
 )
 from clusterctl.runs.page import REPORT_FILE, rounded, write_report
 from clusterctl.runs.query import RunQuery, select_runs
 from clusterctl.runs.report import report_of, report_path
 from clusterctl.runs.scaling import is_scaling, scaling_of
-from clusterctl.scheduler.base import JobInfo, JobState
+from clusterctl.scheduler.base import JobInfo
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.ledger import Metric, Value
@@ -148,9 +150,8 @@ def ranking_of(
 
 def _failed_tasks(run: Row, rows: Sequence[Row]) -> list[Notice]:
     """Return lines about tasks to repeat, and about repeated tasks that ran other code than the rest."""
-    failed = sum(row.run.final and row.record.state != JobState.COMPLETED for row in rows)
-    replay = f"`clusterctl replay {run.run.full_id} --failed`, after a correction with `--code current`"
-    text = f"{failed} of {len(rows)} tasks did not complete; to repeat them: {replay}"
+    failed = failed_tasks(rows)
+    text = f"{len(failed)} of {len(rows)} tasks did not complete; to repeat them: {repeat_command(run)}"
     lines = [Notice("sweep-incomplete", text)] if failed else []
     jobs = {row.run.source: row.run.full_id for row in rows}
     if len(jobs) > 1:

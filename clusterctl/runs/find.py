@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from clusterctl.errors import CollectError, UsageError
-from clusterctl.scheduler.base import format_exit
+from clusterctl.scheduler.base import JobState, format_exit
 from clusterctl.spec.names import did_you_mean
 from clusterctl.spec.sweep import Goal, goal_of
 from clusterctl.state.chosen import ChosenCluster
@@ -227,6 +227,16 @@ def latest_tasks(run: Row) -> list[Row]:
     for record in sorted(records.values(), key=submitted_at) if run.tasks else ():
         latest |= {row.number: row for row in Row(record).tasks}
     return list(latest.values())
+
+
+def failed_tasks(tasks: Iterable[Row]) -> list[Row]:
+    """Return the tasks that ended and did not complete: those that `replay --failed` repeats."""
+    return [task for task in tasks if task.run.final and task.record.state != JobState.COMPLETED]
+
+
+def repeat_command(run: Row) -> str:
+    """Return the command that repeats the failed tasks of an array, as text for a message."""
+    return f"`clusterctl replay {run.run.full_id} --failed`; after a change of your code add `--code current`"
 
 
 def _array_runs(run: Row, token: str) -> Iterator[RunRecord]:

@@ -31,7 +31,15 @@ from clusterctl.runs.charts import (
     with_unit,
 )
 from clusterctl.runs.compare import compare_losses, environment_of, hardware_of, mapping, software_of
-from clusterctl.runs.find import Row, is_usual, latest_tasks, metric_names, ranked
+from clusterctl.runs.find import (
+    Row,
+    failed_tasks,
+    is_usual,
+    latest_tasks,
+    metric_names,
+    ranked,
+    repeat_command,
+)
 from clusterctl.runs.folder import collected_files
 from clusterctl.runs.page import REPORT_FILE, Chart, Kind, Report, Section, Series, Table, write_report
 from clusterctl.runs.scaling import scaling_report
@@ -40,7 +48,6 @@ from clusterctl.runs.sizes import size_charts
 from clusterctl.runs.tables import (
     configuration_section,
     difference_sections,
-    listed,
     results_section,
     shown,
     table_of,
@@ -48,6 +55,7 @@ from clusterctl.runs.tables import (
 from clusterctl.runs.telemetry import FIGURES, compare_ranks, node_use, nodes_section
 from clusterctl.scheduler.attempts import Restart
 from clusterctl.scheduler.base import JobState, Outcome
+from clusterctl.spec.names import first_few
 from clusterctl.spec.sweep import Goal, goal_of
 from clusterctl.spec.units import format_duration
 from clusterctl.state.ledger import RunRecord
@@ -265,16 +273,20 @@ def _scheduler_section(row: Row, facts: ProgramMetrics) -> Section:
     bars = [Series(name, [(run.name, span / size)]) for name, span in spans]
     keys = "job state exit user cluster partition nodes elapsed node_hours gpu_energy cost".split()
     lines = [
-        *((key.replace("_", " "), shown(row.value(key), key)) for key in keys),
+        *((_heading(key), shown(row.value(key), key)) for key in keys),
         ("attempts", "; ".join(map(str, record.attempts if record.attempts[1:] else ()))),
         ("account", run.account),
-        ("on", listed(record.nodes)),
+        ("on", first_few(record.nodes, MOST_LINES)),
         *((name, format_duration(round(span))) for name, span in spans),
-        ("not collected", listed([skipped.path for skipped in run.not_here])),
+        ("not collected", first_few([skipped.path for skipped in run.not_here], MOST_LINES)),
     ]
     table = Table(("", ""), [line for line in lines if line[1] not in {"", "-"}])
     charts = [Chart("Time of the job", bars, x="", y=unit, kind=Kind.BARS)] if bars else []
     return Section("Scheduler", charts=charts, tables=[table])
+
+
+def _heading(key: str) -> str:
+    return key.replace("_", " ").replace("gpu", "GPU")
 
 
 def _environment_section(row: Row, missing: list[str]) -> Section:
@@ -311,7 +323,8 @@ def _comparison_report(rows: Sequence[Row]) -> Report:
     changes = [*difference_sections(titled, facts, missing)]
     if len(rows) > MOST_LINES:
         missing.append(f"lines of {len(rows) - MOST_LINES} more runs in the charts")
-    verdict = [f"{len(rows)} runs: {_describe_differences(changes, missing)}"]
+    of = " of the compared tasks" if any(task is not None for task, _ in best) else ""
+    verdict = [f"{len(rows)} runs: {_describe_differences(changes, missing, of)}"]
     if len(rows) == 2 and (losses := compare_losses(*rows) or compare_losses(*compared)):  # noqa: PLR2004 - a pair
         verdict.append(f"losses: {losses}")
     for row, (task, metric) in zip(rows[:MOST_LINES], best, strict=False):
@@ -339,7 +352,7 @@ def _use_table(rows: Mapping[str, Row], runs: Mapping[str, ProgramMetrics]) -> T
         step_ms = runs[title].mean_step_ms if title in runs else None
         own = {"step (mean)": f"{shown(step_ms)} ms"} if step_ms is not None else {}
         totals = {key: shown(row.value(key), key) for key in ("node_hours", "gpu_energy", "cost")}
-        own |= {key.replace("_", " "): text for key, text in totals.items() if text != "-"}
+        own |= {_heading(key): text for key, text in totals.items() if text != "-"}
         use = node_use(row.folder, row.record.nodes)
         figures[title] = own | {
             figure.heading: with_unit(use[figure.key] * figure.size, figure.unit, 3)
@@ -370,15 +383,15 @@ def _named_task(task: Row) -> str:
     return f"task {task.number}{', ' if values else ''}{values}"
 
 
-def _describe_differences(sections: Sequence[Section], missing: Sequence[str]) -> str:
+def _describe_differences(sections: Sequence[Section], missing: Sequence[str], of: str) -> str:
     tables = [table for section in sections for table in section.tables]
     keys = [row[0] for table in tables if not table.folded for row in table.rows]
     keys += [table.title for table in tables if table.folded]
     if keys:
-        return f"they differ in {listed([*dict.fromkeys(keys)])}"
+        return f"they differ in {first_few([*dict.fromkeys(keys)], MOST_LINES)}"
     if missing:
         return "the differences can't be read"
-    return "job, code, configuration, data, environment and hardware are the same"
+    return f"job, code, configuration, data, environment and hardware{of} are the same"
 
 
 def _array_report(run: Row) -> Report:
@@ -399,14 +412,16 @@ def _array_report(run: Row) -> Report:
     verdict = [ended, *(() if ok else details), f"{outcomes.count(True)} of {len(tasks)} tasks completed"]
     if metric and (best := tasks[0].value(metric)) is not None:
         verdict.insert(1, f"best: {_named_task(tasks[0])}: {metric} {shown(best, metric)}")
-    verdict += _incomplete_tasks(run, tasks)
+    # A task without a number has the whole array's ID.
+    in_order = sorted(tasks, key=lambda task: (len(task.number), task.number))
+    verdict += _incomplete_tasks(run, in_order)
     for other in dict.fromkeys(task.run.job_id for task in tasks if task.run.token != run.run.token):
-        numbers = sorted(task.number for task in tasks if task.run.job_id == other)
-        verdict.append(f"tasks {listed(numbers)} ran again in job {other}")
-    without = [task for task in tasks if keys and metric and not isinstance(task.value(metric), float)]
+        numbers = [task.number for task in in_order if task.run.job_id == other]
+        verdict.append(f"tasks {first_few(numbers, MOST_LINES)} ran again in job {other}")
+    without = [task for task in in_order if keys and metric and not isinstance(task.value(metric), float)]
     if without:
-        numbers = [task.number for task in sorted(without, key=lambda task: int(task.number))]
-        missing.append(f"the {metric} of task{'s'[: len(numbers) != 1]} {listed(numbers)}")
+        numbers = [task.number for task in without]
+        missing.append(f"the {metric} of task{'s'[: len(numbers) != 1]} {first_few(numbers, MOST_LINES)}")
     if metric and len(tasks) > MOST_LINES:
         missing.append(f"in the charts of metrics, all tasks but the best {MOST_LINES}")
     titled = {f"task {task.number}": task for task in tasks}
@@ -433,10 +448,8 @@ def _array_report(run: Row) -> Report:
 def _incomplete_tasks(run: Row, tasks: Sequence[Row]) -> Iterator[str]:
     """Yield the tasks of an array in each state but COMPLETED, and the command that repeats failed tasks."""
     states: dict[str, list[str]] = {}
-    for task in sorted(tasks, key=lambda task: int(task.number)):
+    for task in (task for task in tasks if task.record.state != JobState.COMPLETED):
         states.setdefault(task.record.state, []).append(str(task.value("job")))
-    others = [f"{state}: {listed(ids)}" for state, ids in states.items() if state != JobState.COMPLETED]
-    yield from others
-    if others and run.run.final:
-        command = f"`clusterctl replay {run.run.full_id} --failed`"
-        yield f"{command} repeats these tasks, after a correction with `--code current`"
+    yield from (f"{state}: {first_few(ids, MOST_LINES)}" for state, ids in states.items())
+    if failed_tasks(tasks):
+        yield f"to repeat them: {repeat_command(run)}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from clusterctl.errors import CollectError, printable
-from clusterctl.runs.charts import MOST_LINES, ProgramMetrics, unit_of, with_unit
+from clusterctl.runs.charts import ProgramMetrics, unit_of, with_unit
 from clusterctl.runs.compare import compare
 from clusterctl.runs.find import Row
 from clusterctl.runs.page import Section, Table, rounded
@@ -40,11 +40,6 @@ def shown(value: Value, key: str = "") -> str:
 
 def _unit(key: str) -> str:
     return _UNITS.get(key) or unit_of(key)
-
-
-def listed(words: Sequence[str]) -> str:
-    more = f" and {len(words) - MOST_LINES} more" if len(words) > MOST_LINES else ""
-    return ", ".join(words[:MOST_LINES]) + more
 
 
 def table_of(head: str, rows: Mapping[str, Row], keys: Sequence[str]) -> Table:

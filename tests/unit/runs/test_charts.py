@@ -508,8 +508,8 @@ def test_all_attempts_count_in_the_parts_of_a_jobs_time(tmp_path: Path) -> None:
 
 def test_node_hours_and_energy_are_those_of_the_record(tmp_path: Path) -> None:
     (table,) = section_of(report_of([requeued(tmp_path)]), "Scheduler").tables
-    figures = {key: dict(table.rows)[key] for key in ("elapsed", "node hours", "gpu energy")}
-    assert figures == {"elapsed": "1m30s", "node hours": "0.025", "gpu energy": "70 J"}
+    figures = {key: dict(table.rows)[key] for key in ("elapsed", "node hours", "GPU energy")}
+    assert figures == {"elapsed": "1m30s", "node hours": "0.025", "GPU energy": "70 J"}
     lost = list(lines(3))
     (without,) = section_of(report_of([wrote(tmp_path, 2, lost)]), "Scheduler").tables
-    assert "gpu energy" not in dict(without.rows)
+    assert "GPU energy" not in dict(without.rows)

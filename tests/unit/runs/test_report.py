@@ -317,6 +317,9 @@ def test_a_sweep_is_compared_by_its_best_task(tmp_path: Path) -> None:
         [("lr", "0.1", "3.625"), ("pp", "1", "-")],
     )
     assert ["task 29, lr=3.625" in line for line in report.verdict] == [False, False, True]
+    grids = [swept(tmp_path / name, 3) for name in ("a", "b")]
+    replace_in(grids[1].folder / "environment.json", '"job": {', '"job": {"array": "0-2", ')
+    assert "of the compared tasks" in report_of(grids).verdict[0]
 
 
 def test_defaults_are_folded_and_what_the_user_set_is_not(tmp_path: Path) -> None:
@@ -358,6 +361,7 @@ def test_failed_tasks_are_named_with_the_command_for_them(tmp_path: Path) -> Non
     assert cause.count("7_4") == 2
     assert ["replay" in line for line in verdict].count(True) == 1
     running = run.model_copy(update={"final": False})
+    (row.folder / "run.json").write_text(running.as_json())
     assert not any("replay" in line for line in report_of([Row(running)]).verdict)
 
 
@@ -427,6 +431,26 @@ def test_failed_tasks_that_ran_again_count_as_they_ended_then(tmp_path: Path) ->
     assert report.ok is True
     assert any("3 of 3" in line for line in report.verdict)
     assert any("job 8" in line for line in report.verdict)
+
+
+def test_tasks_that_run_again_are_not_to_be_repeated(tmp_path: Path) -> None:
+    row = swept(tmp_path, 3)
+    ended = row.run.model_copy(update={"state": "FAILED"})
+    assert ["replay" in line for line in report_of([Row(ended)]).verdict].count(True) == 1
+    again = {"id": "8_2", "state": "RUNNING", "nodes": NODES[:1]}
+    repeats: dict[str, Any] = {"replay_of": row.run.token, "of_failed": True, "submit_time": TIME + 500}
+    made_run(tmp_path, 8, tasks=[again], state="RUNNING", final=False, **repeats)
+    verdict = report_of([Row(ended)]).verdict
+    assert "RUNNING: 8_2" in verdict
+    assert not any("replay" in line for line in verdict)
+
+
+def test_tasks_of_any_id_have_a_report(tmp_path: Path) -> None:
+    """They are in the order of their numbers."""
+    ids = ("7_10", "7_x", "7_[1-3]", "7_9", "7")
+    tasks = [{"id": each, "state": "FAILED", "nodes": NODES[:1]} for each in ids]
+    verdict = report_of([Row(made_run(tmp_path, 7, tasks=tasks))]).verdict
+    assert "FAILED: 7, 7_9, 7_x, 7_10, 7_[1-3]" in verdict
 
 
 def test_times_of_another_clock_are_left_out(tmp_path: Path) -> None:
