@@ -43,7 +43,7 @@ from clusterctl.runs.find import (
 from clusterctl.runs.folder import collected_files
 from clusterctl.runs.page import REPORT_FILE, Chart, Kind, Report, Section, Series, Table, write_report
 from clusterctl.runs.scaling import scaling_report
-from clusterctl.runs.series import hangs_in, restarts_in
+from clusterctl.runs.series import hangs_in, restarts_in, result_lines
 from clusterctl.runs.sizes import size_charts
 from clusterctl.runs.tables import (
     configuration_section,
@@ -106,7 +106,8 @@ def _run_report(row: Row) -> Report:
     facts, missing = ProgramMetrics.of(row), list(_missing(row))
     software = _environment_section(row, missing)
     nodes = nodes_section(row, facts, missing)
-    results = results_section(row)
+    lines = result_lines(row.folder)
+    results = results_section(lines)
     if not facts.series and not results.tables:
         missing.append("metrics: the program wrote no metrics.jsonl, TensorBoard file or metrics.csv")
     speed, ranks = list(_speed_lines(facts)), _rank_section(facts)
@@ -116,7 +117,7 @@ def _run_report(row: Row) -> Report:
     ]
     sections = [
         _log_section(row),
-        replace(results, charts=size_charts({"": row})),
+        replace(results, charts=size_charts({"": lines})),
         metrics_section({"": facts}, missing),
         Section("Time of a step", charts=list(step_charts(facts))),
         replace(ranks, lines=()),
@@ -337,12 +338,16 @@ def _comparison_report(rows: Sequence[Row]) -> Report:
     varied = [key for key in options if len({row.config.get(key) for row in compared}) > 1]
     results = [table_of("run", titled, [*keys, "state", "nodes", "elapsed"]), _use_table(titled, facts)]
     sections = [
-        Section("Results", charts=size_charts(titled), tables=results),
+        Section("Results", charts=_size_charts(titled), tables=results),
         seeds_section(titled, varied, keys[0], facts) if keys else Section("Seeds"),
         *changes,
         metrics_section(facts, missing),
     ]
     return Report(f"{len(rows)} runs compared", verdict, None, missing, _without_empty(sections))
+
+
+def _size_charts(rows: Mapping[str, Row]) -> list[Chart]:
+    return size_charts({title: result_lines(row.folder) for title, row in [*rows.items()][:MOST_LINES]})
 
 
 def _use_table(rows: Mapping[str, Row], runs: Mapping[str, ProgramMetrics]) -> Table:
@@ -435,7 +440,7 @@ def _array_report(run: Row) -> Report:
             tables=[table_of("task", {task.number: task for task in tasks}, columns)],
         ),
         Section("Parameters", charts=[parameter_chart(key, metric, tasks) for key in keys if metric]),
-        Section("Results", charts=size_charts(titled)),
+        Section("Results", charts=_size_charts(titled)),
         seeds_section(titled, keys, metric, facts),
         metrics_section(facts, missing, [metric, "loss", "train_loss"]),
         _scheduler_section(run, ProgramMetrics()),

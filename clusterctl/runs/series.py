@@ -46,7 +46,6 @@ _PAIR: Final = re.compile(r"\+{0,2}([A-Za-z][\w./@-]*)=(.*)", re.DOTALL)
 # They have no value, but a pair may follow.
 _HYDRA_FLAGS: Final = frozenset({"-m", "--multirun"})
 _MAX_NAMES: Final = 200
-_MAX_KINDS: Final = 4
 # Written by the bundled jobs that measure instead of training.
 _RESULTS: Final = ("bench.jsonl", "find.jsonl", "gemm.jsonl", "allreduce.jsonl")
 # The side of a benchmark that uses all ranks of the job.
@@ -72,6 +71,7 @@ _MAX_LINE: Final = 1 << 20
 _MAX_LINES: Final = 1 << 20
 _MAX_ENTRIES: Final = 200_000
 _MAX_FILES: Final = 100
+_MAX_RESULTS: Final = 1 << 16
 # Folders that a program creates at each start: Lightning's, SummaryWriter's, or a date and time.
 _OF_A_START: Final = re.compile(r"version_\d+|[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d_.+|\d{8}[-_T]?\d{4,6}")
 _DIGITS: Final = re.compile(r"([0-9]+)")
@@ -220,20 +220,9 @@ def _lines(folder: Path, name: str) -> Iterator[bytes]:
                 skips = True
 
 
-def read_results(folder: Path, *, limit: int) -> dict[str, list[Mapping[str, Any]]]:
-    """Return kind -> lines of the bundled jobs' files of results. limit: the last lines of each kind."""
-    kinds: dict[str, deque[Mapping[str, Any]]] = {}
-    for name in _RESULTS:
-        for line in _json_lines(folder, name):
-            kind = printable(str(line.pop("kind", "")))[:_MAX_TEXT]
-            if kind in kinds or len(kinds) < _MAX_KINDS:
-                kinds.setdefault(kind, deque(maxlen=limit)).append(line)
-    return {kind: list(lines) for kind, lines in kinds.items()}
-
-
-def result_lines(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of the bundled jobs' files of results."""
-    return chain.from_iterable(_json_lines(folder, name) for name in _RESULTS)
+def result_lines(folder: Path) -> Sequence[Mapping[str, Any]]:
+    """Return the lines of the bundled jobs' files of results. Of very many lines, return the last."""
+    return deque(chain.from_iterable(_json_lines(folder, name) for name in _RESULTS), maxlen=_MAX_RESULTS)
 
 
 def _json_lines(folder: Path, name: str) -> Iterator[dict[str, Any]]:

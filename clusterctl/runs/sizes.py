@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, geometric_mean
-from typing import Final
+from typing import Any, Final
 
 from clusterctl.runs.charts import MOST_CHARTS, MOST_LINES, finite_values, line_chart, unit_of
-from clusterctl.runs.find import Row
 from clusterctl.runs.page import Chart, Series
-from clusterctl.runs.series import result_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +37,15 @@ _BY_SIZE: Final = {
 }
 
 
-def size_charts(rows: Mapping[str, Row]) -> list[Chart]:
+def size_charts(rows: Mapping[str, Iterable[Mapping[str, Any]]]) -> list[Chart]:
     """Return charts of the results of `allreduce`, `gemm` and `train --find` by size.
 
-    rows: title of a run -> run. Each transport or type of numbers is a line in the chart of a single run. In
-    a comparison, each has a chart with a line per run.
+    rows: title of a run -> its lines of results. Each transport or type of numbers is a line in the chart of
+    a single run. In a comparison, each has a chart with a line per run.
     """
     lines: dict[tuple[str, str], list[Series]] = defaultdict(list)
-    for number, (title, row) in enumerate([*rows.items()][:MOST_LINES]):
-        for at, ((kind, variant), points) in enumerate(_by_size(row).items()):
+    for number, (title, results) in enumerate(rows.items()):
+        for at, ((kind, variant), points) in enumerate(_by_size(results).items()):
             if len(rows) > 1:
                 lines[kind, variant].append(Series(title, points, number))
             else:
@@ -63,19 +61,19 @@ def size_charts(rows: Mapping[str, Row]) -> list[Chart]:
     return charts[:MOST_CHARTS]
 
 
-def _by_size(row: Row) -> Mapping[tuple[str, str], list[tuple[float, float]]]:
+def _by_size(results: Iterable[Mapping[str, Any]]) -> Mapping[tuple[str, str], list[tuple[float, float]]]:
     """Return (size, result) points by kind and variant. Of a list with a value per rank, take the mean."""
     curves: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
-    for line in result_lines(row.folder):
+    for line in results:
         kind = line.get("kind")
         if not isinstance(kind, str) or kind not in _BY_SIZE:
             continue
         by = _BY_SIZE[kind]
         listed = line.get(by.result)
         values = listed if isinstance(listed, list) else [listed]
-        results, sizes = finite_values(values), finite_values(line.get(key) for key in by.sizes)
-        if results and len(results) == len(values) and len(sizes) == len(by.sizes) and min(sizes) >= 1:
+        figures, sizes = finite_values(values), finite_values(line.get(key) for key in by.sizes)
+        if figures and len(figures) == len(values) and len(sizes) == len(by.sizes) and min(sizes) >= 1:
             curves[kind, str(line.get(by.variant, ""))].append(
-                (round(geometric_mean(sizes), 3), fmean(results))
+                (round(geometric_mean(sizes), 3), fmean(figures))
             )
     return curves

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from clusterctl.errors import CollectError, printable
@@ -11,13 +11,15 @@ from clusterctl.runs.charts import ProgramMetrics, unit_of, with_unit
 from clusterctl.runs.compare import compare
 from clusterctl.runs.find import Row
 from clusterctl.runs.page import Section, Table, rounded
-from clusterctl.runs.series import config_of, read_results
+from clusterctl.runs.series import config_of
 from clusterctl.spec.units import format_duration
 from clusterctl.state.ledger import Value
 
 _MOST_RESULTS: Final = 64
+_MOST_KINDS: Final = 8
 _MOST_COLUMNS: Final = 16
 _MOST_TEXT: Final = 100
+_HIDDEN: Final = frozenset({"kind", "time"})
 # The results of checks of sums.
 _CHECKS: Final = frozenset({"ok", "wrong", "wrong_rows"})
 # Results that are shares of 1.
@@ -48,30 +50,34 @@ def table_of(head: str, rows: Mapping[str, Row], keys: Sequence[str]) -> Table:
     return Table((head, *keys), cells)
 
 
-def results_section(row: Row) -> Section:
+def results_section(lines: Iterable[Mapping[str, Any]]) -> Section:
     """Return tables of the measurements of the bundled jobs. Of many lines of a kind, the last are shown.
 
-    If all sums were right, a sentence says so instead of columns. The kind that the program wrote last is
-    first, as `train --find` writes its result after its trials.
+    If all results were checked and right, a sentence says so instead of columns. The kind that the program
+    wrote last is first, as `train --find` writes its result after its trials.
     """
-    tables, is_checked = [], False
-    kinds = read_results(row.folder, limit=_MOST_RESULTS)
-    for kind, lines in reversed(kinds.items()):
-        are_right = {line.get("ok") for line in lines} == {True}
-        is_checked |= are_right
-        keys = [key for key in dict.fromkeys(key for line in lines for key in line) if key != "time"]
-        keys = [key for key in keys if not (are_right and key in _CHECKS)]
-        keys = [key for key in keys if any(line[key] is not None for line in lines if key in line)]
-        cells = [[_measured(line.get(key), key) for key in keys[:_MOST_COLUMNS]] for line in lines]
-        head = [printable(key)[:_MOST_TEXT] for key in keys[:_MOST_COLUMNS]]
+    kinds: dict[str, list[Mapping[str, Any]]] = {}
+    for line in lines:
+        kinds.setdefault(printable(str(line.get("kind", "")))[:_MOST_TEXT], []).append(line)
+    checked = [listed for listed in kinds.values() if any("ok" in line for line in listed)]
+    are_right = bool(checked) and all(line.get("ok") is True for listed in checked for line in listed)
+    tables = []
+    for kind, listed in reversed([*kinds.items()][:_MOST_KINDS]):
+        last = listed[-_MOST_RESULTS:]
+        keys = dict.fromkeys(key for line in last for key, value in line.items() if value is not None)
+        columns = [key for key in keys if key not in (_HIDDEN | _CHECKS if are_right else _HIDDEN)]
+        columns = columns[:_MOST_COLUMNS]
+        cells = [[_measured(line.get(key), key) for key in columns] for line in last]
+        head = [printable(key)[:_MOST_TEXT] for key in columns]
         tables += [Table(head, cells, kind.replace("_", " ") if len(kinds) > 1 else "")] if head else []
-    return Section("Results", ["all sums are right on all ranks"] if is_checked else [], tables=tables)
+    return Section("Results", ["all results are right"] if are_right else [], tables=tables)
 
 
 def _measured(value: Any, key: str) -> str:
     """Return a measurement as text. A list has a value for each rank."""
     if isinstance(value, list):
-        return ", ".join(_measured(entry, key) for entry in value)[:_MOST_TEXT]
+        entries = [str(entry) if isinstance(entry, list) else _measured(entry, key) for entry in value]
+        return printable(", ".join(entries))[:_MOST_TEXT]
     if isinstance(value, float) and _SHARES.search(key):
         return f"{rounded(100 * value, 4)} %"
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -81,17 +87,17 @@ def _measured(value: Any, key: str) -> str:
 
 
 def configuration_section(row: Row, metrics: ProgramMetrics | None = None) -> Section:
-    """Return the options that the user set, then those with their defaults, in a folded table."""
+    """Return tables of the options that the user gave and, folded, of those with their defaults."""
     run = row.run
     parsed, others = config_of(run.args)
     # Options are in the table. That of a sweep has none.
     arguments = run.args if others or not parsed.keys() <= row.config.keys() else ()
     extra_rows = (("arguments", " ".join(arguments)), ("tags", ", ".join(run.tags)), ("note", run.note or ""))
     options = {key: shown(value) for key, value in row.config.items() if value is not None}
-    own = set_options(row, metrics)
+    own = given_options(row, metrics)
     rows = [
         *((key, text) for key, text in options.items() if key in own),
-        *filter(lambda e: e[1], extra_rows),
+        *((key, text) for key, text in extra_rows if text),
     ]
     defaults = [(key, text) for key, text in options.items() if key not in own]
     tables = [Table(_HEAD, rows), Table(_HEAD, defaults, _defaults(len(defaults)), folded=True)]
@@ -102,8 +108,8 @@ def _defaults(count: int) -> str:
     return f"{count} option{'s' if count != 1 else ''} with the default value"
 
 
-def set_options(row: Row, metrics: ProgramMetrics | None) -> set[str]:
-    """Return the names of the options that the user set: all, unless the program tells which these are."""
+def given_options(row: Row, metrics: ProgramMetrics | None) -> set[str]:
+    """Return the names of the options that the user gave: all, unless the program tells which these are."""
     if metrics is None or metrics.given is None:
         return set(row.config)
     return {*metrics.given, *config_of(row.run.args)[0]}
@@ -130,14 +136,14 @@ def difference_sections(
         for difference in (each for each in differences if each.section != "result"):
             values = cells.setdefault((difference.section, difference.key), {first: shown(difference.a)})
             values[title] = shown(difference.b)
-    own = {key for title, row in rows.items() for key in set_options(row, runs.get(title))}
+    own = {key for title, row in rows.items() for key in given_options(row, runs.get(title))}
     for section in dict.fromkeys(section for section, _ in cells):
         lines = {
             key: (key, *(values.get(title, values[first]) for title in titles))
             for (row_section, key), values in cells.items()
             if row_section == section
         }
-        # An unset option that some of the programs do not have tells nothing.
+        # Fold options that have their default and that a program lacks.
         folded = [
             line
             for key, line in lines.items()

@@ -7,7 +7,7 @@ import math
 import os
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -380,6 +380,49 @@ def test_results_have_units_and_right_sums_are_a_sentence(tmp_path: Path) -> Non
     )
     assert (len(right.lines), len(wrong.lines)) == (1, 0)
     assert wrong.tables[0].rows == [["false", "11.27 GFLOP/s, 8.786 GFLOP/s", "0, 3", "45.67 %"]]
+
+
+def results_of(out: Path, *lines: Any) -> Section:
+    row = Row(made_run(out))
+    (row.folder / "gemm.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return section_of(report_of([row]), "Results")
+
+
+RIGHT = {"kind": "gemm", "ok": True, "m": 1}
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [{**RIGHT, "ok": False}, *[RIGHT] * 64],
+        [RIGHT, {**RIGHT, "kind": "allreduce", "ok": False}],
+        [RIGHT, {"kind": "gemm", "m": 1}],
+        [RIGHT, {**RIGHT, "ok": [True]}],
+        [RIGHT, {**RIGHT, "ok": {}}],
+    ],
+)
+def test_results_are_right_only_if_all_are(tmp_path: Path, lines: Sequence[Any]) -> None:
+    """Lines that are not shown and lines of other kinds count too."""
+    found = {"kind": "found", "lr": 0.1}
+    assert len(results_of(tmp_path / "right", RIGHT, found).lines) == 1
+    assert results_of(tmp_path / "without", found).lines == []
+    results = results_of(tmp_path, *lines)
+    assert results.lines == []
+    assert all("ok" in table.head for table in results.tables)
+
+
+def test_results_of_many_kinds_and_with_deep_lists(tmp_path: Path) -> None:
+    kinds = [{"kind": f"kind{number}", "m": 1} for number in range(5)]
+    assert [table.title for table in results_of(tmp_path / "kinds", *kinds).tables] == [
+        f"kind{number}" for number in (4, 3, 2, 1, 0)
+    ]
+    row = Row(made_run(tmp_path))
+    # The deepest of these can't be read.
+    deep = [f'{{"kind": "gemm", "m": {"[" * depth}{"]" * depth}}}\n' for depth in range(1, 1100)]
+    (row.folder / "gemm.jsonl").write_text("".join(deep))
+    (table,) = section_of(report_of([row]), "Results").tables
+    assert {text.strip("[]") for (text,) in table.rows} == {""}
+    assert len(table.rows) == 64
 
 
 def test_large_numbers_durations_and_sizes_are_readable(tmp_path: Path) -> None:
