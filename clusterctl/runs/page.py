@@ -216,14 +216,14 @@ def _as_table(chart: Mapping[str, Any]) -> dict[str, Any] | None:
     if chart["kind"] == Kind.BARS:
         labels = list(dict.fromkeys(x for series in chart["series"] for x, _ in series["points"]))
         values = [dict(map(tuple, series["points"])) for series in chart["series"]]
-        rows = [[str(label), *(rounded(series.get(label), _DIGITS) for series in values)] for label in labels]
+        rows = [[str(label), *(rounded(series.get(label)) for series in values)] for label in labels]
         names = [f"{series['name']}{unit}" for series in chart["series"]]
         return {"head": [chart["x"], *names], "rows": rows}
     rows = []
     for series in chart["series"]:
         ys = [y for _, y in series["points"] if y is not None]
         if ys:
-            rows.append([series["name"], *(rounded(y, _DIGITS) for y in (ys[0], ys[-1], min(ys), max(ys)))])
+            rows.append([series["name"], *map(rounded, (ys[0], ys[-1], min(ys), max(ys)))])
     head = [f"{chart['title']}{unit}", "first", "last", "lowest", "highest"]
     return {"head": head, "rows": rows} if rows else None
 
