@@ -30,7 +30,7 @@ _MODE: Final = 0o666
 _MAX_TEXT: Final = 1000  # characters
 _POINTS: Final = 400  # per line
 _SPECIAL: Final = re.compile(r"([\\`*_{}\[\]<>|#~])")
-# More digits than are shown, as a value that is rounded twice may differ from one that is rounded once.
+# More digits than are shown, as rounding twice may change the last digit.
 _DIGITS: Final = 9
 # Browsers end lines after hyphens. Of a long word, only an option at its start is kept in a line.
 _HYPHENATED: Final = re.compile(r"(?<!\S)(?:(?=\S{1,32}(?!\S))\S*-\S*|--?[A-Za-z][\w-]{0,30})")

@@ -89,9 +89,9 @@ def _measured(value: Any, key: str) -> str:
 def configuration_section(row: Row, metrics: ProgramMetrics | None = None) -> Section:
     """Return tables of the options that the user gave and, folded, of those with their defaults."""
     run = row.run
-    parsed, others = config_of(run.args)
-    # Options are in the table. That of a sweep has none.
-    arguments = run.args if others or not parsed.keys() <= row.config.keys() else ()
+    parsed, words = config_of(run.args)
+    # The table has the options, except those of a sweep.
+    arguments = run.args if words or not parsed.keys() <= row.config.keys() else ()
     extra_rows = (("arguments", " ".join(arguments)), ("tags", ", ".join(run.tags)), ("note", run.note or ""))
     options = {key: shown(value) for key, value in row.config.items() if value is not None}
     own = given_options(row, metrics)
