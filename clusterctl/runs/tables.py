@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -10,7 +9,7 @@ from clusterctl.errors import CollectError, printable
 from clusterctl.runs.charts import ProgramMetrics, unit_of, with_unit
 from clusterctl.runs.compare import compare
 from clusterctl.runs.find import Row
-from clusterctl.runs.page import Section, Table, rounded
+from clusterctl.runs.page import Section, Table
 from clusterctl.runs.series import config_of
 from clusterctl.spec.units import format_duration
 from clusterctl.state.ledger import Value
@@ -22,8 +21,6 @@ _MOST_TEXT: Final = 100
 _HIDDEN: Final = frozenset({"kind", "time"})
 # The results of checks of sums.
 _CHECKS: Final = frozenset({"ok", "wrong", "wrong_rows"})
-# Results that are shares of 1.
-_SHARES: Final = re.compile(r"(?:^|_)(?:mfu|efficiency)$")
 # The units of fields with a name that does not tell the unit.
 _UNITS: Final = {"cost": "USD", "gpu_energy": "J"}
 _HEAD: Final = ("option", "value")
@@ -78,8 +75,6 @@ def _measured(value: Any, key: str) -> str:
     if isinstance(value, list):
         entries = [str(entry) if isinstance(entry, list) else _measured(entry, key) for entry in value]
         return printable(", ".join(entries))[:_MOST_TEXT]
-    if isinstance(value, float) and _SHARES.search(key):
-        return f"{rounded(100 * value, 4)} %"
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if is_number and (isinstance(value, float) or _unit(key)):
         return with_unit(value, _unit(key), 4)
