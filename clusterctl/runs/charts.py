@@ -177,7 +177,7 @@ def line_chart(
 
 
 def _on_axis(chart: Chart, unit: str) -> Chart:
-    """Return the chart with an axis for values of a unit: from 0 if there is one, logarithmic if needed."""
+    """Return the chart with an axis that fits: from 0 if the values have a unit, logarithmic if needed."""
     lines = chart.series
     if chart.kind == Kind.POINTS:
         lines = [Series("", [point]) for line in lines for point in line.points]

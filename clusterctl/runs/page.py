@@ -257,7 +257,7 @@ def rounded(value: float | None, digits: int = 5) -> str:
 
 
 def _shortened(value: float, digits: int) -> float:
-    """Round a number to this many digits, but none of those before the decimal point."""
+    """Round a number to this many digits, but keep all before the decimal point."""
     return float(f"{value:.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}")
 
 

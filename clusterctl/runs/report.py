@@ -42,13 +42,12 @@ from clusterctl.runs.find import (
 )
 from clusterctl.runs.folder import collected_files
 from clusterctl.runs.page import REPORT_FILE, Chart, Kind, Report, Section, Series, Table, write_report
+from clusterctl.runs.results import results_section, size_charts
 from clusterctl.runs.scaling import scaling_report
 from clusterctl.runs.series import hangs_in, restarts_in, result_lines
-from clusterctl.runs.sizes import size_charts
 from clusterctl.runs.tables import (
     configuration_section,
     difference_sections,
-    results_section,
     shown,
     table_of,
 )

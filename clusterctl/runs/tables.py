@@ -1,11 +1,11 @@
-"""Tables of a report: values as text, results of the bundled jobs, configuration, differences of runs."""
+"""Tables of a report: values as text, configuration, differences of runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
-from clusterctl.errors import CollectError, printable
+from clusterctl.errors import CollectError
 from clusterctl.runs.charts import ProgramMetrics, unit_of, with_unit
 from clusterctl.runs.compare import compare
 from clusterctl.runs.find import Row
@@ -14,13 +14,6 @@ from clusterctl.runs.series import config_of
 from clusterctl.spec.units import format_duration
 from clusterctl.state.ledger import Value
 
-_MOST_RESULTS: Final = 64
-_MOST_KINDS: Final = 8
-_MOST_COLUMNS: Final = 16
-_MOST_TEXT: Final = 100
-_HIDDEN: Final = frozenset({"kind", "time"})
-# The results of checks of sums.
-_CHECKS: Final = frozenset({"ok", "wrong", "wrong_rows"})
 # The units of fields with a name that does not tell the unit.
 _UNITS: Final = {"cost": "USD", "gpu_energy": "J"}
 _HEAD: Final = ("option", "value")
@@ -34,10 +27,10 @@ def shown(value: Value, key: str = "") -> str:
         return str(value).lower()
     if key == "elapsed" and isinstance(value, int):
         return format_duration(value)
-    return with_unit(value, _unit(key)) if isinstance(value, float) else str(value)
+    return with_unit(value, unit_of_field(key)) if isinstance(value, float) else str(value)
 
 
-def _unit(key: str) -> str:
+def unit_of_field(key: str) -> str:
     return _UNITS.get(key) or unit_of(key)
 
 
@@ -45,40 +38,6 @@ def table_of(head: str, rows: Mapping[str, Row], keys: Sequence[str]) -> Table:
     """Return a table with these values of some runs. head: the title of the column with the runs' titles."""
     cells = [[title, *(shown(row.value(key), key) for key in keys)] for title, row in rows.items()]
     return Table((head, *keys), cells)
-
-
-def results_section(lines: Iterable[Mapping[str, Any]]) -> Section:
-    """Return tables of the measurements of the bundled jobs. Of many lines of a kind, the last are shown.
-
-    If all results were checked and right, a sentence says so instead of columns. The kind that the program
-    wrote last is first, as `train --find` writes its result after its trials.
-    """
-    kinds: dict[str, list[Mapping[str, Any]]] = {}
-    for line in lines:
-        kinds.setdefault(printable(str(line.get("kind", "")))[:_MOST_TEXT], []).append(line)
-    checked = [listed for listed in kinds.values() if any("ok" in line for line in listed)]
-    are_right = bool(checked) and all(line.get("ok") is True for listed in checked for line in listed)
-    tables = []
-    for kind, listed in reversed([*kinds.items()][:_MOST_KINDS]):
-        last = listed[-_MOST_RESULTS:]
-        keys = dict.fromkeys(key for line in last for key, value in line.items() if value is not None)
-        columns = [key for key in keys if key not in (_HIDDEN | _CHECKS if are_right else _HIDDEN)]
-        columns = columns[:_MOST_COLUMNS]
-        cells = [[_measured(line.get(key), key) for key in columns] for line in last]
-        head = [printable(key)[:_MOST_TEXT] for key in columns]
-        tables += [Table(head, cells, kind.replace("_", " ") if len(kinds) > 1 else "")] if head else []
-    return Section("Results", ["all results are right"] if are_right else [], tables=tables)
-
-
-def _measured(value: Any, key: str) -> str:
-    """Return a measurement as text. A list has a value for each rank."""
-    if isinstance(value, list):
-        entries = [str(entry) if isinstance(entry, list) else _measured(entry, key) for entry in value]
-        return printable(", ".join(entries))[:_MOST_TEXT]
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and (isinstance(value, float) or _unit(key)):
-        return with_unit(value, _unit(key), 4)
-    return shown(value if isinstance(value, bool | None) else printable(str(value)))[:_MOST_TEXT]
 
 
 def configuration_section(row: Row, metrics: ProgramMetrics | None = None) -> Section:

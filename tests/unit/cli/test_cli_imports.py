@@ -49,14 +49,14 @@ def test_nothing_slow_is_imported_without_need(module: str, needs: set[str]) -> 
 @pytest.mark.parametrize(
     ("verbs", "most"),
     [
-        ("up", 120),
-        ("down", 88),
-        ("submit", 65),
-        ("replay", 109),
-        ("collect", 50),
-        ("job", 44),
-        ("files", 48),
-        ("jobs", 44),
+        ("up", 121),
+        ("down", 89),
+        ("submit", 66),
+        ("replay", 111),
+        ("collect", 51),
+        ("job", 45),
+        ("files", 49),
+        ("jobs", 45),
         ("run", 10),
     ],
 )

@@ -62,7 +62,7 @@ def test_evaluations_are_markers_beside_the_training_line(tmp_path: Path) -> Non
     assert [one.marks for one in drawn["eval_accuracy"].series] == [True]
 
 
-def test_a_single_evaluation_is_a_marker_also_before_the_training(tmp_path: Path) -> None:
+def test_an_only_evaluation_is_a_marker_in_any_order(tmp_path: Path) -> None:
     told = [{"step": 0, "eval_loss": 9.0}, {"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}]
     drawn = charts_of(report_of([wrote(tmp_path, 1, told)]))
     assert [(one.name, one.marks) for one in drawn["loss"].series] == [("loss", False), ("eval_loss", True)]
@@ -296,7 +296,7 @@ def test_nodes_are_drawn_over_the_time_of_the_job(tmp_path: Path) -> None:
     assert (cpu.x, cpu.x_end, cpu.series[1].points[0]) == ("s", 65.5, (10, 40))
 
 
-def test_the_loss_after_the_last_sample_of_a_running_job_is_drawn(tmp_path: Path) -> None:
+def test_a_running_jobs_loss_after_the_last_sample_is_drawn(tmp_path: Path) -> None:
     row = used(tmp_path, {NODES[0]: [(5, 50), (15, 60)]}, end_time=None)
     drawn = section_of(report_of([row]), "Nodes").charts
     assert [chart.x_end for chart in drawn] == [30] * 3

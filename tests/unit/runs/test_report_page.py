@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from clusterctl.runs.find import Row
-from clusterctl.runs.page import Chart, Kind, Report, Section, Series, Table, rounded, write_report
+from clusterctl.runs.page import Chart, Report, Section, Series, Table, rounded, write_report
 from clusterctl.runs.report import report_of
 from tests.support.sweeps import in_sweep
 from tests.unit.runs.made import made_run
@@ -343,11 +342,3 @@ def test_evaluations_are_drawn_last_a_run_has_one_legend_entry(
 )  # fmt: skip
 def test_digits_before_the_decimal_point_are_not_rounded(value: float | None, text: str) -> None:
     assert rounded(value) == text
-
-
-@pytest.mark.parametrize("kind", [Kind.LINES, Kind.BARS])
-def test_charts_in_markdown_have_six_digits(kind: Kind) -> None:
-    points = [("1", 0.1234567), ("2", 1_234_567.0)]
-    chart = Chart("speed", [Series("run", points)], kind=kind)
-    text = Report("", [], None, [], [Section("Metrics", [], [chart])]).as_markdown()
-    assert {"0.123457", "1,234,567"} <= {*re.split(r"[| ]+", text)}

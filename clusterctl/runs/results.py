@@ -1,4 +1,4 @@
-"""Charts of the results of `allreduce`, `gemm` and `train --find` by size."""
+"""Results of the bundled jobs that measure, as tables, and as charts by size."""
 
 from __future__ import annotations
 
@@ -8,15 +8,25 @@ from dataclasses import dataclass, replace
 from statistics import fmean, geometric_mean
 from typing import Any, Final
 
-from clusterctl.runs.charts import MOST_CHARTS, MOST_LINES, finite_values, line_chart, unit_of
-from clusterctl.runs.page import Chart, Series
+from clusterctl.errors import printable
+from clusterctl.runs.charts import MOST_CHARTS, MOST_LINES, finite_values, line_chart, unit_of, with_unit
+from clusterctl.runs.page import Chart, Section, Series, Table
+from clusterctl.runs.tables import shown, unit_of_field
+
+_MOST_RESULTS: Final = 64
+_MOST_KINDS: Final = 8
+_MOST_COLUMNS: Final = 16
+_MOST_TEXT: Final = 100
+_HIDDEN: Final = frozenset({"kind", "time"})
+# The results of checks of sums.
+_CHECKS: Final = frozenset({"ok", "wrong", "wrong_rows"})
 
 
 @dataclass(frozen=True, slots=True)
 class _BySize:
     """The chart of a kind of results by size.
 
-    sizes: keys of the size, which is their geometric mean. variant: the key of what is compared in a run.
+    sizes: keys of the size, their geometric mean. variant: the key of the values that a run's chart compares.
     """
 
     title: str
@@ -35,6 +45,40 @@ _BY_SIZE: Final = {
     ),
     "micro_batch": _BySize("Speed by micro-batch", "samples_per_s", ["size"], "micro-batch"),
 }
+
+
+def results_section(lines: Iterable[Mapping[str, Any]]) -> Section:
+    """Return tables of results of the bundled jobs. Of many lines of a kind, the last are shown.
+
+    If all results were checked and right, a sentence says so instead of columns. The kind that the program
+    wrote last is first, as `train --find` writes its result after its trials.
+    """
+    kinds: dict[str, list[Mapping[str, Any]]] = {}
+    for line in lines:
+        kinds.setdefault(printable(str(line.get("kind", "")))[:_MOST_TEXT], []).append(line)
+    checked = [listed for listed in kinds.values() if any("ok" in line for line in listed)]
+    are_right = bool(checked) and all(line.get("ok") is True for listed in checked for line in listed)
+    tables = []
+    for kind, listed in reversed([*kinds.items()][:_MOST_KINDS]):
+        last = listed[-_MOST_RESULTS:]
+        keys = dict.fromkeys(key for line in last for key, value in line.items() if value is not None)
+        columns = [key for key in keys if key not in (_HIDDEN | _CHECKS if are_right else _HIDDEN)]
+        columns = columns[:_MOST_COLUMNS]
+        cells = [[_measured(line.get(key), key) for key in columns] for line in last]
+        head = [printable(key)[:_MOST_TEXT] for key in columns]
+        tables += [Table(head, cells, kind.replace("_", " ") if len(kinds) > 1 else "")] if head else []
+    return Section("Results", ["all results are right"] if are_right else [], tables=tables)
+
+
+def _measured(value: Any, key: str) -> str:
+    """Return a measurement as text. A list has a value for each rank."""
+    if isinstance(value, list):
+        entries = [str(entry) if isinstance(entry, list) else _measured(entry, key) for entry in value]
+        return printable(", ".join(entries))[:_MOST_TEXT]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and (isinstance(value, float) or unit_of_field(key)):
+        return with_unit(value, unit_of_field(key), 4)
+    return shown(value if isinstance(value, bool | None) else printable(str(value)))[:_MOST_TEXT]
 
 
 def size_charts(rows: Mapping[str, Iterable[Mapping[str, Any]]]) -> list[Chart]:
