@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from clusterctl.scheduler.diagnosis import Diagnosis
 
 Id = Annotated[
-    str, argument("Job ID, such as 12, 12_3 (a task) or demo/12, or run.", metavar="ID", tab=job_ids)
+    str, argument("Job ID, such as 12, 12_3 (a task) or demo/12, or a run's name.", metavar="ID", tab=job_ids)
 ]
 Ids = Annotated[
     list[str],
-    argument("Job IDs, such as 12, 12_3 (a task) or demo/12, or runs.", metavar="ID...", tab=job_ids),
+    argument("Job IDs, such as 12, 12_3 (a task) or demo/12, or runs' names.", metavar="ID...", tab=job_ids),
 ]
 
 

@@ -82,7 +82,7 @@ def reject_invalid_arguments(
     lines = []
     for job in jobs:
         ranks = (job.ranks or job.tasks) if ledger is not None or job.model_fields_set & _RANKS else None
-        run = _used_run(job, chosen, ledger) if ledger is not None else None
+        run = _used_run(job, chosen, ledger) if job.bundled and ledger is not None else None
         for words, values in _lines(job) if job.bundled else ():
             has_word_of_ranks = not _OF_RANKS.isdisjoint(word.partition("=")[0] for word in words)
             needs_check = model_args or words or job.bundled in MODEL_JOBS

@@ -216,7 +216,7 @@ def fitting_unit(unit: str, values: Iterable[float | None], enough: float = _ENO
     largest = max(map(abs, finite_values(values)), default=0.0)
     if unit == _SHARE:
         # Some programs write their MFU in percent.
-        return "%", 0.01 if largest < _ENOUGH else 1
+        return "%", 0.01 if largest <= 1 else 1
     larger = _LARGER_UNITS.get(unit, ())
     return next(((name, size) for name, size in larger if largest >= enough * size), (unit, 1))
 

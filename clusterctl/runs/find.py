@@ -236,7 +236,8 @@ def failed_tasks(tasks: Iterable[Row]) -> list[Row]:
 
 def repeat_command(run: Row) -> str:
     """Return the command that repeats the failed tasks of an array, as text for a message."""
-    return f"`clusterctl replay {run.run.full_id} --failed`; after a change of your code add `--code current`"
+    command = f"clusterctl replay --cluster={run.run.cluster} {run.run.job_id} --failed"
+    return f"`{command}`; after a change of your code add `--code current`"
 
 
 def _array_runs(run: Row, token: str) -> Iterator[RunRecord]:

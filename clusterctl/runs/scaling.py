@@ -329,7 +329,7 @@ def _seconds(row: Row, metrics: ProgramMetrics) -> tuple[float | None, str]:
         return None, ""
     if seconds := program_seconds(events_in(row.folder)):
         return seconds, "the job recorded when its program started and ended"
-    return finite(row.value("elapsed")), "Slurm has the job's time in whole seconds"
+    return finite(row.value("elapsed")), "the scheduler has the job's time in whole seconds"
 
 
 def _figures(row: Row, metrics: ProgramMetrics, metric: str, seconds: float | None) -> dict[str, float]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Final
 
 from clusterctl.scheduler.attempts import (
@@ -93,9 +94,15 @@ def with_all_attempts(job: JobInfo, events: Sequence[Event], times: Iterable[flo
     start = job.last_start
     if start is not None and job.nodes:
         # The last attempt may have been killed before the job could record its start.
-        is_known = bool(attempts) and (attempts[-1].end_time is None or start <= attempts[-1].end_time)
+        known_end = attempts[-1].end_time if attempts else -SKEW_S
+        is_known = known_end is None or start - SKEW_S <= known_end
         last = attempts.pop() if is_known else Attempt(start_time=start, nodes=job.nodes)
         attempts.append(replace(last, end_time=job.end_time))
+    # The accounting may have missed the end of an attempt.
+    attempts[:-1] = [
+        replace(attempt, end_time=later.start_time) if attempt.end_time is None else attempt
+        for attempt, later in pairwise(attempts)
+    ]
     first = attempts[0].start_time if attempts else job.start_time
     return replace(job, attempts=tuple(attempts), start_time=first)
 

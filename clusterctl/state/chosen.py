@@ -20,7 +20,7 @@ from clusterctl.errors import (
     excluded,
 )
 from clusterctl.spec.names import DEFAULT_CLUSTER, find_spec, is_cluster_name
-from clusterctl.state.run_names import find_run, names_no_cluster
+from clusterctl.state.run_names import cluster_of, names_no_cluster
 from clusterctl.state.submissions import Ledger
 from clusterctl.state.workspace import Workspace, clusters_up
 from clusterctl.util.progress import SILENT, LineReporter
@@ -106,14 +106,23 @@ class ChosenCluster:
         The options --cluster and -f override the names, and the names override ./cluster.yaml. An id without
         a cluster selects the cluster only if otherwise several clusters could be meant.
 
-        Raises UsageError: nothing has the name, or jobs of several clusters have the id.
+        Raises UsageError: nothing has the name, jobs of several clusters have the id, or the jobs are of
+        several clusters.
         """
         if self.file is not None or self.name is not None:
             return self
-        may_be_any = len(self._candidates()) > 1
-        runs = (find_run(name) for name in names if may_be_any or not names_no_cluster(name))
-        clusters = (run.cluster for run in runs if run.cluster in clusters_up())
-        return replace(self, name=next(clusters, None))
+        names, up = list(names), clusters_up()
+        if len(self._candidates()) <= 1 and all(map(names_no_cluster, names)):
+            return self
+        named = {cluster: name for name in names if (cluster := cluster_of(name, up))}
+        if len(named) > 1:
+            raise UsageError(
+                "these jobs are of several clusters",
+                code="run-ambiguous",
+                why=", ".join(f"{name} is of {cluster}" for cluster, name in named.items()),
+                fix="run the command for each cluster",
+            )
+        return replace(self, name=next(iter(named), None))
 
     @property
     def ledger(self) -> Ledger | None:

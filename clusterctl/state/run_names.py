@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -152,6 +152,22 @@ def job_id_of(name: str, ledger: Ledger) -> str:
             fix="use the files in that folder, or choose the run's cluster with --cluster",
         )
     return f"{entry.job_id}_{run.task}" if run.task else entry.job_id
+
+
+def cluster_of(name: str, clusters: Collection[str]) -> str:
+    """Return the cluster of the job or run with this name; "" if it is of none of these clusters.
+
+    Raises UsageError: jobs of several of these clusters have the id, or no run has the name.
+    """
+    match = _JOB.fullmatch(name)
+    if match is None:
+        named = [find_run(name)]
+    elif match["cluster"]:
+        return match["cluster"] if match["cluster"] in clusters else ""
+    else:
+        named = list(_runs_of_job(name, match, runs_folders(), {jobs.cluster: jobs for jobs in ledgers()}))
+    runs = {run.cluster: run for run in named if run.cluster in clusters}
+    return _only(name, [*runs.values()]).cluster if runs else ""
 
 
 def names_no_cluster(name: str) -> bool:

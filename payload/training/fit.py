@@ -1,7 +1,7 @@
 """Checks of a command line without its data, GPUs and ranks, on the machine that submits the job.
 
-As a program, this module reads pairs of a command line and its number of ranks (null: unknown) as JSON, and
-prints an error message or null for each pair. A third entry is the run on this machine that the command uses:
+As a program, this module reads command lines as JSON, each with its number of ranks (null: unknown) and, if
+it uses a run, the run's folder on this machine. It prints an error message or null for each:
 
     $ echo '[[["train", "--lrr", "0.1"], 2], [["train", "--tp", "3"], 4]]' | python -m payload.training.fit
     ["unrecognized arguments: --lrr 0.1; did you mean --lr?", "--tp 3 x --pp 1 does not divide the 4 ..."]
@@ -121,7 +121,8 @@ def _reject_other_run(config: Command | None, run: Path) -> None:
         except UsageError:
             # The file is of another version, or of another program.
             return
-        refuse_other_settings(run, *(run_identity(each, _sizes_of(each)) for each in (earlier, config)))
+        sizes = _sizes_of(config)
+        refuse_other_settings(run, run_identity(earlier, sizes), run_identity(config, sizes))
 
 
 def compared_ranks(config: BenchConfig, size: int) -> Sequence[int]:

@@ -211,7 +211,9 @@ class Trainer:
         self.metrics.print_line(f"stopped by a signal; {saved} after iteration {iteration}")
         if saver:
             if names := ", ".join(variables_to_set(os.environ)):
-                self.metrics.print_line(f"first set again, because their values are not recorded: {names}")
+                self.metrics.print_line(
+                    f"first set these variables again, as their values are not recorded: {names}"
+                )
             command = command_to_resume(sys.argv[1:], os.environ)
             self.metrics.print_line(f"unless the job is restarted, continue with: {command}")
 

@@ -107,7 +107,8 @@ def test_requeued_training_ends_with_the_same_weights(cluster: Cluster) -> None:
     assert said["accuracy"] == records(run / "metrics.jsonl")[-1]["accuracy"]
 
     (command,) = re.findall("continue with: clusterctl (.*)", (run / "stdout.log").read_text())
-    continued = cluster.json(*shlex.split(command))["job_id"]
+    # It names the cluster.
+    continued = cluster.runner("-o", "json", *shlex.split(command)).json["job_id"]
     cluster("logs", continued, "--follow", timeout_s=120)
     (start,) = records(cluster.run_of(continued) / "metrics.jsonl")[:1]
     assert (start["done"], start["world_size"]) == (120, 2)

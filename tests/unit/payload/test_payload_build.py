@@ -160,6 +160,14 @@ def test_find_error_in_the_settings_of_a_continued_run(
     assert [part for part in parts if part not in (error or "")] == []
 
 
+def test_find_error_compares_no_sizes_of_images_on_the_cluster(tmp_path: Path) -> None:
+    words = ["--model", "vit-tiny", "--data", "idx:images"]
+    (tmp_path / "config.toml").write_text(to_toml(train_config(*words)))
+    for patch, is_same in (("4", True), ("8", False)):
+        error = find_error(["train", *words, "--patch", patch, "--resume", "auto"], None, str(tmp_path))
+        assert (error is None, "side" in (error or "")) == (is_same, False)
+
+
 def test_find_error_of_a_run_with_settings_of_another_program(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("depth = 3\n")
     assert find_error(["train", "--resume", "auto"], None, str(tmp_path)) is None

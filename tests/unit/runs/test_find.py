@@ -220,17 +220,29 @@ def test_job_id_means_the_job_of_the_chosen_cluster(out: Path) -> None:
 
 
 def test_names_choose_the_cluster_of_a_command_on_jobs(out: Path) -> None:
-    for cluster, job_id in (("demo", "1"), ("other", "1"), ("other", "8")):
+    for cluster, job_id in (("demo", "1"), ("demo", "7"), ("other", "1"), ("other", "8")):
         add_job(cluster, job_id)
     unchosen = ChosenCluster()
     for name, cluster in (("other/5", "other"), ("demo-2-train", "demo"), ("8", "other"), ("6_1", None)):
         assert unchosen.of_jobs([name]).name == cluster, name
     with refused("run-ambiguous", UsageError, "demo/1, other/1"):
         unchosen.of_jobs(["1"])
+    for names in (("7", "8"), ("8", "7"), ("7", "other/5")):
+        with refused("run-ambiguous", UsageError, "7 is of demo"):
+            unchosen.of_jobs(names)
     assert ChosenCluster(name="demo").of_jobs(["other/5"]).name == "demo"
     Path("cluster.yaml").write_text("name: demo\n")
     for name, cluster in (("other/5", "other"), ("1", None), ("8", None)):
         assert unchosen.of_jobs([name]).name == cluster, name
+
+
+def test_runs_of_earlier_clusters_do_not_compete_with_jobs(out: Path) -> None:
+    """Job 2 of the earlier cluster demo was collected, and so was job 2 of a cluster that is down."""
+    for cluster, job_id in (("demo", "2"), ("other", "8")):
+        add_job(cluster, job_id)
+    made_run(out, 2, name="earlier", token="a" * 8)
+    made_run(out, 2, name="of-gone", token="b" * 8, cluster="gone")
+    assert [ChosenCluster().of_jobs([name]).name for name in ("2", "demo/2")] == ["demo", "demo"]
 
 
 def test_a_run_of_an_earlier_version_has_no_metrics(out: Path) -> None:

@@ -224,6 +224,9 @@ def test_requeue_of_an_ended_job_keeps_the_recorded_end() -> None:
     assert late.attempts[0] == attempt(100, 142)
     killed = with_all_attempts(again, [start(101, 0), {"time": 102, "event": "signal", "signal": "SIGUSR1"}])
     assert killed.attempts[0] == attempt(100, 142)
+    # The accounting may have missed an end.
+    open_end = replace(again, attempts=(attempt(100, None), *again.attempts[1:]))
+    assert with_all_attempts(open_end, ()).attempts[0] == attempt(100, 150)
 
 
 def test_attempts_without_accounting_are_the_recorded_ones() -> None:
@@ -239,6 +242,9 @@ def test_attempts_without_accounting_are_the_recorded_ones() -> None:
     assert with_all_attempts(job(start_time=5, end_time=9, nodes=("n1",)), ()).attempts == (
         attempt(5, 9, "n1"),
     )
+    # The clock of the node is two seconds behind that of Slurm.
+    behind = with_all_attempts(killed, [*recorded[:1], end(120, 3), start(148, 1), end(149, 0)])
+    assert [each.start_time for each in behind.attempts] == [100, 148]
     assert with_all_attempts(job(state=JobState.CANCELLED, end_time=9), ()).elapsed_s is None
 
 
