@@ -134,13 +134,14 @@ def jobs(
     """
     if watch and screen.json:
         raise excluded("--watch", "-o json")
-    with open_session(screen.chosen().of_jobs(ids or []), patience_s=SOON_S) as session:
+    ids, most = ids or [], None if everything else _RECENT
+    with open_session(screen.chosen().of_jobs(ids), patience_s=SOON_S) as session:
         if watch:
             # The user ends the watch by Ctrl-C or a signal.
             with suppress(*ENDINGS):
-                _watch(screen, _rounds(session, ids, everything=everything))
+                _watch(screen, _rounds(session, ids, most))
             return
-        listing = find_or_list(session, ids or (), None if everything else _RECENT)
+        listing = find_or_list(session, ids, most)
         if ids and len({job.whole_id for job in listing.jobs}) == 1:
             _show_in_full(screen, session, listing.jobs)
             return
@@ -152,10 +153,10 @@ def jobs(
         screen.note(listing.unlisted_notice)
 
 
-def _rounds(session: Session, ids: Words, *, everything: bool) -> Iterator[tuple[JobInfo, ...]]:
+def _rounds(session: Session, ids: Sequence[str], most: int | None) -> Iterator[tuple[JobInfo, ...]]:
     """Every 2 s yield all listed jobs, or with ``ids`` only these jobs, until all of them have ended."""
     while True:
-        yield (infos := find_or_list(session, ids or (), None if everything else _RECENT).jobs)
+        yield (infos := find_or_list(session, ids, most).jobs)
         if ids and all(job.ended for job in infos):
             return
         session.scheduler.clock.sleep(max(_REFRESH_S, session.pace.changed_s))
