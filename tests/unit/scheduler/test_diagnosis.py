@@ -1038,7 +1038,7 @@ def test_lost_client_of_pmix_is_not_the_cause() -> None:
 SAVED = """\
 iteration    60  loss 2.3
 stopped by a signal; saved after iteration 253
-first set these variables again, as no value is recorded: NOTE
+first set these variables again, as their values are not recorded: NOTE
 unless the job is restarted, continue with: clusterctl submit train --env=NOTE --from-run 7 --
 """
 
