@@ -93,11 +93,10 @@ def with_all_attempts(job: JobInfo, events: Sequence[Event], times: Iterable[flo
     attempts = attempts or [attempt for attempt, _ in recorded]
     start = job.last_start
     if start is not None and job.nodes:
-        # The last attempt may have been killed before the job could record its start.
-        known_end = attempts[-1].end_time if attempts else -SKEW_S
-        is_known = known_end is None or start - SKEW_S <= known_end
-        last = attempts.pop() if is_known else Attempt(start_time=start, nodes=job.nodes)
-        attempts.append(replace(last, end_time=job.end_time))
+        if not attempts or (attempts[-1].end_time or start) < start - SKEW_S:
+            # The last attempt may have been killed before the job could record its start.
+            attempts.append(Attempt(start_time=start, nodes=job.nodes))
+        attempts[-1] = replace(attempts[-1], end_time=job.end_time)
     # The accounting may have missed the end of an attempt.
     attempts[:-1] = [
         replace(attempt, end_time=later.start_time) if attempt.end_time is None else attempt
