@@ -19,12 +19,18 @@ from clusterctl.errors import SchedulerError, printable
 from clusterctl.providers.registry import node_price
 from clusterctl.runs.fetch import Manifest
 from clusterctl.runs.folder import ACCOUNTING, GOING_ON, write_kept, write_sums
-from clusterctl.runs.series import events_in, gpu_energy_j, restarts_in, sample_times, summarize
+from clusterctl.runs.series import (
+    config_of_task,
+    events_in,
+    gpu_energy_j,
+    restarts_in,
+    sample_times,
+    summarize,
+)
 from clusterctl.scheduler.base import AccountingAwayError, JobInfo, Jobs, JobState, Outcome, worst_job
 from clusterctl.scheduler.evidence import diagnose_run
 from clusterctl.scheduler.records import with_accounted, with_all_attempts
 from clusterctl.scheduler.session import Session
-from clusterctl.spec.job import sweep_arguments
 from clusterctl.state.facts import applied_text
 from clusterctl.state.ledger import (
     RunRecord,
@@ -169,12 +175,16 @@ def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunR
     if not record.is_array:
         return record.model_copy(update={**submitted, **vars(summarize(tree, args))})
     values, form = (sweep.pop("tasks"), sweep.get("form")) if isinstance(sweep, dict) else ([], None)
+    if isinstance(sweep, dict):
+        # Older versions of clusterctl did not record them.
+        sweep.pop("arguments", None)
     tasks = []
     for task in record.tasks:
         number, folder = task.number, tree / task.folder
         has_values = number.isdecimal() and int(number) < len(values)
-        own = sweep_arguments(values[int(number)], form) if has_values else ()
-        summary = summarize(folder, (*args, *own))
+        summary = summarize(folder, args)
+        if has_values:
+            summary.config |= config_of_task(values[int(number)], form)
         tasks.append(task.model_copy(update=vars(summary)))
     return record.model_copy(update={**submitted, "tasks": tuple(tasks), "sweep": sweep})
 

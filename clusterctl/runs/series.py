@@ -35,6 +35,7 @@ from clusterctl.scheduler.attempts import (
     restarts_of,
 )
 from clusterctl.scheduler.remote_logs import END, end_of
+from clusterctl.spec.sweep import Form, configured_name
 from clusterctl.state.ledger import AttemptRecord, Metric, Value
 from clusterctl.state.submissions import METRICS_FILE, SOURCE_FILE
 from clusterctl.transport.remote_open import open_file, read_json
@@ -43,6 +44,8 @@ _MAX_DEPTH: Final = 4
 _OPTION: Final = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 # Arguments for Hydra, such as ++lr=0.1
 _PAIR: Final = re.compile(r"\+{0,2}([A-Za-z][\w./@-]*)=(.*)", re.DOTALL)
+_NOT_FINITE: Final = re.compile(r"-(?:inf|infinity|nan)", re.IGNORECASE)
+_NUMBER: Final = re.compile(r"[+-]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 # They have no value, but a pair may follow.
 _HYDRA_FLAGS: Final = frozenset({"-m", "--multirun"})
 _MAX_NAMES: Final = 200
@@ -411,22 +414,40 @@ def config_of(args: Sequence[str]) -> tuple[dict[str, Value], list[str]]:
         value: Value = True
         if match[2] is not None:
             value = _value(match[2])
-        # A negative number such as -3 is a value, not an option.
-        elif words and _OPTION.fullmatch(words[0]) is None and word not in _HYDRA_FLAGS:
+        elif words and not _is_option(words[0]) and word not in _HYDRA_FLAGS:
             value = _value(words.pop(0))
         options[match[1].replace("-", "_")] = value
     return options, arguments + words
 
 
+def config_of_task(values: Mapping[str, str], form: object = None) -> dict[str, Value]:
+    """Return the options of a sweep's task, as ``config_of`` finds them in its arguments.
+
+    form: that of the sweep. If a task gets ``true`` as the option alone, the value is True, and ``false`` is
+        left out.
+    """
+    config = {configured_name(key): _value(text) for key, text in values.items()}
+    if form in {Form.PAIR, Form.JOINED}:
+        return config
+    return {key: value == "true" or value for key, value in config.items() if value != "false"}
+
+
+def _is_option(word: str) -> bool:
+    """Return whether a word is an option rather than a value such as -3 or -inf."""
+    return _OPTION.fullmatch(word) is not None and not _NOT_FINITE.fullmatch(word)
+
+
 def _value(text: str) -> Value:
-    """Return the text as a number if possible, otherwise as printable text."""
-    for kind in (int, float):
-        try:
-            number = kind(text)
-        except ValueError:
-            continue
-        if is_number(number) and math.isfinite(number):
-            return number
+    """Return the text as a number if a program would read the same number, otherwise as printable text.
+
+    A text such as 007 or 1_000 may be a name.
+    """
+    if _NUMBER.fullmatch(text):
+        for kind in (int, float):
+            with suppress(ValueError):
+                number = kind(text)
+                if is_number(number) and math.isfinite(number):
+                    return number
     return printable(text)[:_MAX_TEXT]
 
 

@@ -473,16 +473,15 @@ def resource_options(job: JobOptions | JobSpec, given: Collection[str]) -> list[
 
 
 def _launcher(job: JobSpec) -> tuple[str, ...]:
-    # A script's `#SBATCH --export` is for the batch script; variables that the script sets reach all ranks.
     if job.launcher is Launcher.SRUN:
-        return ("srun --mpi=pmix --kill-on-bad-exit=1 --export=ALL",)
+        return ("srun --mpi=pmix --kill-on-bad-exit=1",)
     if job.launcher is Launcher.TORCHRUN:
         cpus = '--cpus-per-task="$((slots * ${SLURM_CPUS_PER_TASK:-1}))"'
         tasks = f'--nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 {cpus}'
-        return "srun --mpi=none --kill-on-bad-exit=1 --export=ALL", tasks
+        return "srun --mpi=none --kill-on-bad-exit=1", tasks
     spread = f'--map-by "{mapping(job, "$slots")}${{SLURM_CPUS_PER_TASK:+:PE=$SLURM_CPUS_PER_TASK}}"'
     ranks = job.ranks or '"$ranks"'
-    return f"env SLURM_EXPORT_ENV=ALL mpirun -np {ranks} --hostfile job.hosts {spread}", mpirun_exports(job)
+    return f"mpirun -np {ranks} --hostfile job.hosts {spread}", mpirun_exports(job)
 
 
 def mapping(job: JobSpec, slots: str) -> str:

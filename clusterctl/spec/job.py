@@ -32,17 +32,29 @@ MODEL_JOBS = ("eval", "sample", "predict", "export")
 ONE_RANK_JOBS = ("sample", "predict", "export")
 
 
+# argparse takes these for negative numbers, and other words that begin with - for options.
+_NEGATIVE: Final = re.compile(r"-(?:[0-9]+|[0-9]*\.[0-9]+)?")
+
+
 def sweep_arguments(values: Mapping[str, str], form: object = None) -> list[str]:
     """Return a sweep task's values as arguments: ``--lr 0.1``, ``--flag`` for true, nothing for false.
 
-    form: that of the sweep. If it is ``key=value``, the arguments are ``lr=0.1``, ``flag=true``.
+    form: that of the sweep. With ``key=value`` and ``--key=value``, true and false are also values.
+        ``--key value``: each value is an argument of its own. Default: as ``--key value``, but
+        ``--lr=-1e-3`` for a value that a program could take for an option.
     """
-    if form == "key=value":
-        return [f"{key}={value}" for key, value in values.items()]
+    if form in {"key=value", "--key=value"}:
+        dashes = "--" if form == "--key=value" else ""
+        return [f"{dashes}{key}={value}" for key, value in values.items()]
     words = []
     for key, value in values.items():
-        if value != "false":
-            words += [f"--{key}"] if value == "true" else [f"--{key}", value]
+        looks_like_option = value.startswith("-") and not _NEGATIVE.fullmatch(value)
+        if value == "true":
+            words.append(f"--{key}")
+        elif looks_like_option and form is None:
+            words.append(f"--{key}={value}")
+        elif value != "false":
+            words += [f"--{key}", value]
     return words
 
 

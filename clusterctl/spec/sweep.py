@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, mod
 
 from clusterctl.errors import BadValueError
 from clusterctl.spec.base import UNKNOWN, Model, Toggle
+from clusterctl.spec.job import sweep_arguments
 from clusterctl.spec.names import MAX_ARRAY_SIZE, MAX_COUNT
 from clusterctl.spec.units import shown
 
@@ -47,9 +48,10 @@ class Goal(StrEnum):
 
 
 class Form(StrEnum):
-    """How a task gets its values as arguments: ``--lr 0.1``, or ``lr=0.1`` as Hydra reads them."""
+    """How a task gets a value as arguments: ``--lr 0.1``, ``--lr=0.1``, or ``lr=0.1`` for Hydra."""
 
     OPTION = "--key value"
+    JOINED = "--key=value"
     PAIR = "key=value"
 
 
@@ -163,8 +165,9 @@ class Sweep(Model):
     )
     form: Form | None = Field(
         None,
-        description="how the program gets a value: `--key value`, or `key=value` as for Hydra; default: the "
-        "latter if all of the program's other arguments have this form, or a key begins with +",
+        description="how the program gets a value: `--key value`, `--key=value`, or `key=value` as "
+        "for Hydra; default: `key=value` if all of the program's other arguments have this form, or a "
+        "key begins with +; otherwise `--key value`, and `--key=value` for values such as -1e-3 and -x",
     )
     metric: str | None = Field(None, description="the metric that ranks the tasks", examples=["eval_loss"])
     goal: Goal | None = Field(
@@ -219,17 +222,19 @@ class Sweep(Model):
         return all(values.get(other) in allowed for other, allowed in self.when.get(key, {}).items())
 
     def for_arguments(self, args: Sequence[str]) -> Self:
-        """Return the sweep with its ``form``. Default: the form of the program's other arguments."""
+        """Return the sweep with the form ``key=value`` if the keys or the other arguments ask for it."""
         is_of_hydra = any(not _OPTION.fullmatch(key) for values in self.tasks for key in values)
-        form = self.form or (Form.PAIR if is_of_hydra or are_pairs(args) else Form.OPTION)
+        form = self.form or (Form.PAIR if is_of_hydra or are_pairs(args) else None)
         return self.model_copy(update={"form": form})
 
     @property
     def record(self) -> dict[str, Any]:
-        """The content of sweep-tasks.json: the values of each task, and the metric that ranks the tasks."""
+        """The content of sweep-tasks.json: each task's values and arguments, and the ranking metric."""
         goal = self.goal or (goal_of(self.metric) if self.metric else None)
         ranking = {"metric": self.metric, "goal": goal}
-        return {"version": 1, **ranking, "keys": self.keys, "form": self.form, "tasks": self.tasks}
+        arguments = [sweep_arguments(values, self.form) for values in self.tasks]
+        record = {"version": 1, **ranking, "keys": self.keys, "form": self.form}
+        return {**record, "tasks": self.tasks, "arguments": arguments}
 
     @property
     def keys(self) -> list[str]:

@@ -64,7 +64,8 @@ Time = Annotated[int, Field(ge=0, le=1 << 40)]  # Unix seconds
 class SweepRecord(TypedDict, total=False):
     """The options that a sweep varies (``keys``), and the metric and goal (min, max) that rank its tasks.
 
-    form: that of a task's arguments: ``--key value`` or ``key=value``.
+    form: that of a task's arguments, such as ``key=value``. None: ``--key value``, or ``--key=value`` for a
+        value that begins with a dash.
     """
 
     version: int

@@ -217,6 +217,9 @@ def set_variables(nodes: Sequence[str]) -> None:
     # srun ignores SLURM_CPUS_PER_TASK.
     if "SLURM_CPUS_PER_TASK" in os.environ:
         set_for_this_job(SRUN_CPUS_PER_TASK=os.environ["SLURM_CPUS_PER_TASK"])
+    # After `#SBATCH --export=NONE`, srun would pass none of a script's variables to its steps, not even PATH.
+    for name in ("SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV"):
+        os.environ.pop(name, None)
     set_rendezvous(nodes)
     # A program that works without output writes to this file to show its progress.
     os.environ["CLUSTERCTL_HEARTBEAT"] = os.path.abspath("heartbeat")
@@ -306,7 +309,7 @@ def is_task_folder(name: str) -> bool:
 
 
 def take_sweep_values(files: str) -> list[str]:
-    """Return this task's options in sweep-tasks.json as arguments. Set variables SWEEP_NAME to the values.
+    """Return this task's arguments in sweep-tasks.json. Set variables SWEEP_NAME to the values.
 
     files: the folder of the task's program, which gets them in sweep-values.json.
     """
@@ -315,19 +318,15 @@ def take_sweep_values(files: str) -> list[str]:
         with open("../sweep-tasks.json") as file:
             sweep = json.load(file)
         values = dict(sweep["tasks"][int(number)])
+        words = list(sweep["arguments"][int(number)])
     except (OSError, ValueError, LookupError, TypeError) as exc:
         task.complain(f"sweep-tasks.json does not contain valid values of task {number}: {exc!r}")
         sys.exit(2)
     with open(f"{files}/sweep-values.json", "w") as file:
         file.write(json.dumps(values) + "\n")
-    words: list[str] = []
     for key, value in values.items():
         variable = "".join(letter if letter.isalnum() else "_" for letter in key.lstrip("+"))
         os.environ[f"SWEEP_{variable.upper()}"] = value
-        if sweep.get("form") == "key=value":
-            words.append(f"{key}={value}")
-        elif value != "false":
-            words += [f"--{key}"] if value == "true" else [f"--{key}", value]
     return words
 
 

@@ -297,10 +297,11 @@ print(json.dumps([sys.argv[1:], os.environ["SWEEP_LR_X"], open("sweep-values.jso
 """
 
 
-@pytest.mark.parametrize("form", Form)
+@pytest.mark.parametrize("form", [None, *Form])
 def test_a_task_of_a_sweep_is_started_with_its_values(batch, form):
     script = user_script(batch.folder, "p.py", SWEPT)
-    sweep = Sweep(grid={"++lr-x": ["0.1", "2 $x"], "on": "true", "off": "false"}, form=form)
+    values = {"on": "true", "off": "false", "shift": "-1e-3", "layers": "[64,64]", "text": "a='b', \"c\"\n"}
+    sweep = Sweep(grid={"++lr-x": ["0.1", "2 $x"], **values}, form=form)
     job = JobSpec(name="j", script=script, sweep=sweep, array=sweep.array, args=("a",))
     batch.environment["SLURM_ARRAY_TASK_ID"] = "1"
     assert batch.run(rendered(job))[0] == 2  # by hand, without the list

@@ -137,11 +137,24 @@ def test_a_bundled_program_stays_first_on_its_path():
     assert """ PYTHONPATH="$payload":'/my libs' """ in text
 
 
-def test_ranks_see_all_variables_despite_export_lines(batch):
-    script = user_script(batch.folder, "p.py", "#!/usr/bin/env python3\n#SBATCH --export=NONE\nprint()\n")
-    text = rendered(JobSpec(name="j", script=script, nodes=2))
-    srun = "srun --mpi=pmix --kill-on-bad-exit=1 --export=ALL"
-    assert text.index("#SBATCH --export=NONE") < text.index(srun)
+@pytest.mark.parametrize("setting", ["SLURM_EXPORT_ENV=NONE", "SLURM_EXPORT_ENV=SEED=7", "SRUN_EXPORT_ENV=A"])
+@pytest.mark.parametrize(
+    ("name", "text", "launcher"),
+    [
+        ("p.py", "#SBATCH -N2 --export=NONE", "srun"),
+        ("p.py", "#SBATCH -N2", "mpirun"),
+        ("p.sh", "srun hostname", "srun"),
+        ("p.sh", "mpirun hostname", "srun"),
+    ],
+)
+def test_steps_get_all_variables_despite_export_lines(batch, setting, name, text, launcher):
+    """After `#SBATCH --export`, sbatch sets a variable with which srun and mpirun's srun leave out PATH."""
+    variable, _, value = setting.partition("=")
+    for command in ("srun", "mpirun"):
+        play(batch.folder.parent / "bin" / command, f'echo "steps get ${{{variable}-ALL}}"')
+    batch.environment[variable] = value
+    job = JobSpec(name="j", script=user_script(batch.folder, name, f"{text}\n"), launcher=launcher, nodes=2)
+    assert batch.run(rendered(job))[1] == "steps get ALL\n"
 
 
 @pytest.fixture

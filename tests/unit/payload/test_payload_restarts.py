@@ -234,7 +234,7 @@ def test_jobs_status_is_that_of_the_first_failed_rank(
     [
         ("srun --mpi=pmix python task.py mpirun", "srun"),
         ("env A=1 srun python task.py", "srun"),
-        ("env SLURM_EXPORT_ENV=ALL mpirun -np 2 env -C /files python", "mpirun"),
+        ("env A=1 mpirun -np 2 env -C /files python", "mpirun"),
         ("env -C /files SLURM_SUBMIT_DIR=/files bash run.sh srun", ""),
         ("python task.py mpirun", ""),
         ("bash run.sh", ""),

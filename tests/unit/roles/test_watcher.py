@@ -62,7 +62,7 @@ class Slurm:
     calls: list[str] = field(default_factory=list)
     fenced: list[tuple[str, str]] = field(default_factory=list)
 
-    def ask(self, *argv: str, text: str = "") -> str:  # noqa: PLR0911
+    def ask(self, *argv: str, text: str = "") -> str:
         assert not text
         self.calls.append(" ".join(argv))
         if self.broken and self.broken in self.calls[-1]:

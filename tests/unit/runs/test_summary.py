@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.runs import series
-from clusterctl.runs.series import config_of, summarize
+from clusterctl.runs.series import config_of, config_of_task, summarize
+from clusterctl.spec.job import sweep_arguments
+from clusterctl.spec.sweep import Form
 from clusterctl.state.ledger import Metric
 
 
@@ -24,6 +26,34 @@ def test_options_of_any_program_are_its_configuration() -> None:
     options = {"lr": 0.001, "epochs": 5, "name": "a", "offset": -3, "x": "", "seed": "0x1"}
     options |= {"optimizer.lr": 0.1, "db/type": "a=b"}
     assert config_of(words) == (switches | options, ["train.csv", "b", "./c=d"])
+
+
+def test_words_that_begin_with_a_dash_are_values_if_they_are_numbers() -> None:
+    words = "--low -1e-3 --high -inf --tag=-x --nan -nan -v".split()
+    assert config_of(words) == ({"low": -0.001, "high": "-inf", "tag": "-x", "nan": "-nan", "v": True}, [])
+
+
+def test_texts_that_only_resemble_numbers_are_kept() -> None:
+    words = [
+        f"--x{n}={text}" for n, text in enumerate(("007", "1_000", "0x1", " 5", "1e3", "+2", ".5", "0.10"))
+    ]
+    assert [*config_of(words)[0].values()] == ["007", "1_000", "0x1", " 5", 1000, 2, 0.5, 0.1]
+
+
+@pytest.mark.parametrize("form", [None, *Form])
+def test_values_of_a_task_are_its_configuration_as_they_were_written(form: Form | None) -> None:
+    values = {"tag": "-x", "shift": "-1e-3", "layers": "[64,64]", "why": "a=b, 'c'", "name": "", "n": "007"}
+    values |= {"+opt/sgd.lr": "2", "batch-size": "64"}
+    expected = {"tag": "-x", "shift": -0.001, "layers": "[64,64]", "why": "a=b, 'c'", "name": "", "n": "007"}
+    assert config_of_task(values, form) == {**expected, "opt/sgd.lr": 2, "batch_size": 64}
+    if form != Form.OPTION:
+        del values["+opt/sgd.lr"]
+        assert config_of(sweep_arguments(values, form))[0] == {**expected, "batch_size": 64}
+
+
+def test_switches_of_a_task_are_booleans_if_it_gets_them_as_options_alone() -> None:
+    assert config_of_task({"fast": "true", "slow": "false"}) == {"fast": True}
+    assert config_of_task({"fast": "true"}, "key=value") == {"fast": "true"}
 
 
 def test_each_metric_has_its_last_lowest_and_highest_value(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 from typing import Any
 
@@ -101,19 +102,46 @@ def test_values_are_options_and_switches() -> None:
     ]
 
 
+# Values that a program could take for an option.
+DASHED = ["-1e-3", "-inf", "-x", "--c", "-0.5,2", "-a b", "-1_0", "-.5e2", "-1.", "-0x1f", "-ä", "--tag=x"]
+
+
+@pytest.mark.parametrize("value", DASHED)
+def test_value_that_begins_with_a_dash_is_an_argument_with_its_key(value: str) -> None:
+    assert sweep_arguments({"x": value}) == [f"--x={value}"]
+    assert sweep_arguments({"x": value}, Form.OPTION) == ["--x", value]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--x")
+    parser.add_argument("--tag", action="store_true")
+    assert parser.parse_args(sweep_arguments({"x": value, "tag": "true"})).x == value
+
+
+@pytest.mark.parametrize(
+    "value", ["-3", "-0.5", "-.5", "-", "1e-3", "", "a,b", "[1, 2]", "'a'", "k=v", "$x\n"]
+)
+def test_value_that_no_program_takes_for_an_option_is_an_argument_of_its_own(value: str) -> None:
+    """Shell scripts often read only this form."""
+    assert sweep_arguments({"x": value}) == ["--x", value]
+    assert sweep_arguments({"x": value}, Form.JOINED) == [f"--x={value}"]
+
+
+def test_joined_form_passes_true_and_false_verbatim() -> None:
+    assert sweep_arguments({"a": "true", "b": "false"}, Form.JOINED) == ["--a=true", "--b=false"]
+
+
 @pytest.mark.parametrize(
     ("keys", "args", "form"),
     [
         ("lr", "model=resnet ++x.y=1 ~z=", "key=value"),
         ("+optimizer.lr", "", "key=value"),
         ("db/type@main", "--help", "key=value"),
-        ("optimizer.lr", "", "--key value"),
-        ("lr", "model=resnet --fast", "--key value"),
-        ("lr", "data/x.csv model=resnet", "--key value"),
-        ("lr", "=1", "--key value"),
+        ("optimizer.lr", "", None),
+        ("lr", "model=resnet --fast", None),
+        ("lr", "data/x.csv model=resnet", None),
+        ("lr", "=1", None),
     ],
 )
-def test_form_of_values_follows_the_other_arguments(keys: str, args: str, form: str) -> None:
+def test_form_of_values_follows_the_other_arguments(keys: str, args: str, form: str | None) -> None:
     sweep = Sweep.model_validate({"grid": {key: ["1"] for key in keys.split()}})
     assert sweep.for_arguments(args.split()).record["form"] == form
     for chosen in Form:
@@ -148,5 +176,6 @@ def test_its_record_has_all_keys_and_the_goal() -> None:
         "keys": ["a", "b_c"],
         "form": None,
         "tasks": ({"a": "1"}, {"++b-c": "2"}),
+        "arguments": [["--a", "1"], ["--++b-c", "2"]],
     }
     assert Sweep.model_validate({"grid": {"a": ["1", "2"]}, "parallel": 1}).array == "0-1%1"
