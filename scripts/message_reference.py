@@ -34,6 +34,7 @@ REFUSALS: Final = tuple(
 )
 # Positions of the arguments for code, message, cause and fix.
 POSITIONS: Final = {
+    "Explanation": (0, 1, None, 2),
     "Finding": (2, 3, 4, 5),
     "Failure": (0, 1, None, 4),
     "Notice": (0, 1, None, None),

@@ -325,8 +325,8 @@ def _failure(diagnosis: Diagnosis, kind: type[ClusterctlError]) -> Failure:
 
 
 def _fix_of(diagnosis: Diagnosis) -> str:
-    has_log = diagnosis.state != JobState.PENDING
-    return diagnosis.fix + (f"; the whole log: clusterctl logs {diagnosis.job_id}" if has_log else "")
+    log = f"; the whole log: clusterctl logs {diagnosis.job_id}" if diagnosis.has_log else ""
+    return diagnosis.fix + log
 
 
 @dataclass(frozen=True, slots=True)

@@ -281,13 +281,14 @@ class StepInfo:
     """A job step in Slurm's accounting. The first step is the job itself.
 
     cancelled_by: uid of the user that cancelled the step, or "".
-    peak, peak_host: largest memory of a task, in bytes, and its node.
+    peak, peak_host, peak_task: largest memory of a task, in bytes, its node and its number in the step.
     """
 
     id: str
     cancelled_by: str = ""
     peak: int = 0
     peak_host: str = ""
+    peak_task: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """Diagnosis of a job: why it failed or waits, from the scheduler's answers and the job's logs.
 
-``diagnose`` is a pure function. The possible causes are in data/causes.toml; the first cause that matches is
-the diagnosis. Usually a single rank fails first, and other ranks fail as a consequence. The launcher's
-messages tell the first failed rank, and this rank's own log, if it exists, has the error.
+``diagnose`` is a pure function. The possible causes are in data/causes.toml, and those that need more than
+a pattern in causes.py; the first cause that matches is the diagnosis. Usually a single rank fails first, and
+other ranks fail as a consequence. The launcher's messages tell the first failed rank, and this rank's own
+log, if it exists, has the error.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from clusterctl.scheduler import causes
 from clusterctl.scheduler.attempts import LastAttempt
 from clusterctl.scheduler.base import JobInfo, JobState, Outcome, StepInfo
+from clusterctl.scheduler.causes import Explanation
 from clusterctl.scheduler.failed_rank import (
     LOST_SERVER,
     Failed,
@@ -38,6 +41,10 @@ _DATA: Final = Path(__file__).with_name("data") / "causes.toml"
 # Placeholders for files of this machine.
 _LOCAL: Final = frozenset({"above", "beside", "elsewhere", "home", "listed", "own", "venv"})
 _WORD_COLUMNS = 200
+# The end of a line in place of an empty log.
+WROTE_NOTHING: Final = "wrote nothing to its log"
+_READ_THE_LOG: Final = re.compile(r"read the (?:end of the )?log(?:: `clusterctl logs`|, [^;]*)?")
+_NO_LOG: Final = "submit again with more output: `set -x` in a shell script shows each command"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +85,8 @@ class Evidence:
     left_here: called with a file, or the path of a module, that the job did not find. Returns placeholder ->
         text for the causes that depend on the files of this machine.
     excluded: patterns of files that were not sent (--exclude).
+    script: text of the job's script, if this machine still has it as it was sent. "": unknown.
+    was_read: whether the job's logs were read, so that an empty log is known to be empty.
     is_foreign: whether other people operate the cluster.
     """
 
@@ -93,6 +102,8 @@ class Evidence:
     folder: str = ""
     left_here: Callable[..., Mapping[str, str]] = lambda _, is_module: {}  # noqa: ARG005
     excluded: tuple[str, ...] = ()
+    script: str = ""
+    was_read: bool = False
     is_foreign: bool = False
 
 
@@ -127,6 +138,12 @@ class Diagnosis:
         return replace(self, lines=lines)
 
     @property
+    def has_log(self) -> bool:
+        """Whether the job may have written a log. A pending job has none."""
+        is_empty = any(WROTE_NOTHING in line for line in self.lines[:1])
+        return self.state != JobState.PENDING and not is_empty
+
+    @property
     def summary(self) -> str:
         """A line such as ``job 12 (train) failed: out of memory on demo-train-2: 3.9 GiB used of 4 GiB``."""
         outcome = JobState(self.state).outcome
@@ -154,29 +171,31 @@ def catalogue() -> Catalogue:
 def diagnose(evidence: Evidence) -> Diagnosis:
     """Return the reason why a job failed, was cancelled or waits."""
     case = _Case.of(evidence)
-    cause, words = case.find()
-    if (writer := case.writer_of(cause)) != case.failed:
+    found = case.find()
+    if (writer := case.writer_of(found)) != case.failed:
         case = _Case.of(evidence, writer)
-        cause, words = case.find()
-    shown = cause
+        found = case.find()
+    code, cause, fix = found.code, found.cause, found.fix
     for stop in catalogue().causes:
         if stop.stop and stop.stop == evidence.attempt.stop:
-            words = {"cause": fill_in(cause.cause, words), "fix": fill_in(cause.fix, words)}
-            shown = stop
-    job, failed = evidence.job, case.failed
+            words = {"cause": found.cause, "fix": found.fix}
+            code, cause, fix = stop.code, fill_in(stop.cause, words), fill_in(stop.fix, words)
+    if evidence.was_read and not case.error.shown:
+        fix = _READ_THE_LOG.sub(_NO_LOG, fix)
+    job, failed = evidence.job, found.failed or case.failed
     return Diagnosis(
         job_id=job.id,
         name=job.name,
         state=job.state.value,
         reason=job.reason,
-        code=shown.code,
-        cause=fill_in(shown.cause, words),
-        fix=fill_in(shown.fix, words),
+        code=code,
+        cause=cause,
+        fix=fix,
         rank=failed.rank,
         host=failed.host,
         exit_code=failed.exit_code,
         signal=failed.signal,
-        lines=case.error.lines_from(_search(cause.log, case.error.text)) if job.ended else (),
+        lines=case.error.lines_from(found.match) if job.ended else (),
     )
 
 
@@ -215,6 +234,7 @@ class _Case:
             noise=catalogue().noise,
             consequences=catalogue().consequence,
             show_noise=failed.rank is None,
+            is_shared=failed.rank is not None and (rank_log is None or "ChildFailedError" in raw),
         )
         lost = evidence.lost or nodes_lost_by(raw)
         own_end = failed_by_itself(failed, raw, evidence.ends)
@@ -223,6 +243,7 @@ class _Case:
         is_explained |= bool(error.tracebacks) and not error.is_consequence
         if lost and not is_explained:
             failed = Failed(host=next(iter(lost)))
+        failed = _largest(failed, raw, evidence.steps)
         words = _words(replace(evidence, lost=lost), failed)
         if _STOPPED.search(raw) and evidence.attempt.signal:
             # The payload stops with the exit code of SIGTERM at each signal.
@@ -237,20 +258,39 @@ class _Case:
         words["unexplained"] = "" if is_explained else "1"
         return cls(evidence, failed, raw, error, words)
 
-    def find(self) -> tuple[Cause, dict[str, str]]:
-        """Return the first cause that applies, and placeholder -> value for its texts."""
-        return next(
-            (cause, words)
-            for cause in catalogue().causes
-            if not cause.stop and (words := self.words_of(cause)) is not None
+    def find(self) -> Explanation:
+        """Return the first cause that applies."""
+        functions = dict(causes.BEFORE)
+        for cause in catalogue().causes:
+            for function in functions.pop(cause.code, ()) if self.evidence.job.ended else ():
+                if (found := function(self._facts)) is not None:
+                    return found
+            if not cause.stop and (words := self.words_of(cause)) is not None:
+                match = _search(cause.log, self.error.evidence)
+                return Explanation(cause.code, fill_in(cause.cause, words), fill_in(cause.fix, words), match)
+        raise AssertionError("the last cause always applies")
+
+    @property
+    def _facts(self) -> causes.FailedJob:
+        evidence = self.evidence
+        return causes.FailedJob(
+            job=evidence.job,
+            failed=self.failed,
+            raw=self.raw,
+            error=self.error,
+            at=self.words["at"],
+            left_here=lambda name: evidence.left_here(name, is_module=False),
+            excluded=self.words["excluded"],
+            ended=frozenset(evidence.ends),
+            script=evidence.script,
         )
 
-    def writer_of(self, cause: Cause) -> Failed:
+    def writer_of(self, cause: Explanation) -> Failed:
         """Return the rank that wrote the text by which ``cause`` applies.
 
         The rank that failed first may be silent, because the program reports its errors on another rank.
         """
-        match = _search(cause.log, self.error.text)
+        match = cause.match
         if match is None or self.failed.rank is None:
             return self.failed
         line = self.error.text[self.error.text.rfind("\n", 0, match.start()) + 1 :].partition("\n")[0]
@@ -272,7 +312,7 @@ class _Case:
         for patterns, text in (
             (reasons, job.reason),
             (cause.launcher, self.raw),
-            (cause.log, self.error.text),
+            (cause.log, self.error.evidence),
         ):
             if patterns:
                 if (match := _search(patterns, text)) is None:
@@ -335,6 +375,16 @@ def _words(evidence: Evidence, failed: Failed) -> dict[str, str]:
     return words | _memory(evidence, failed)
 
 
+def _largest(failed: Failed, log: str, steps: Sequence[StepInfo]) -> Failed:
+    """If slurmstepd killed a whole step for its memory, return the rank with the largest memory."""
+    killed = {match[1] for match in _STEP_KILLED.finditer(log)}
+    step = next((step for step in steps if step.id in killed and step.peak), None)
+    if step is None:
+        # srun names all tasks of the step, and it is unknown which task used the memory.
+        return replace(failed, rank=None) if killed and _KILLED_TASKS.search(log) else failed
+    return replace(failed, rank=step.peak_task, host=step.peak_host or failed.host)
+
+
 def _memory(evidence: Evidence, failed: Failed) -> dict[str, str]:
     match = _MEMORY.search(evidence.job.tres)
     nodes = max(1, len(evidence.job.nodes))
@@ -355,6 +405,10 @@ def _memory(evidence: Evidence, failed: Failed) -> dict[str, str]:
 
 
 _STOPPED: Final = re.compile(r"^stopped by a signal; ", re.MULTILINE)
+_STEP_KILLED: Final = re.compile(
+    r"^slurmstepd\S*: error: StepId=(\S+) exceeded (?:job |step )?memory limit", re.MULTILINE
+)
+_KILLED_TASKS: Final = re.compile(r"^srun: error: \S+: tasks \d+[-,]\S*: ", re.MULTILINE)
 _SEEN: Final = 0.8
 _UNITS: Final = {"": 1 << 20, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _MEMORY: Final = re.compile(r"\bmem=([0-9.]+)([KMGT]?)")

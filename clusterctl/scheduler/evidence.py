@@ -12,7 +12,7 @@ from clusterctl.errors import SchedulerError, TransportError
 from clusterctl.scheduler import remote_logs
 from clusterctl.scheduler.attempts import events_of, last_attempt
 from clusterctl.scheduler.base import JobInfo, JobState, Outcome, StepInfo
-from clusterctl.scheduler.diagnosis import Diagnosis, Evidence, diagnose, diagnose_waiting
+from clusterctl.scheduler.diagnosis import WROTE_NOTHING, Diagnosis, Evidence, diagnose, diagnose_waiting
 from clusterctl.scheduler.local_files import LocalFiles
 from clusterctl.scheduler.session import Session
 from clusterctl.state.submissions import CLIENT_FACTS, SOURCE_FILE
@@ -39,10 +39,10 @@ def diagnose_job(session: Session, job: JobInfo) -> Diagnosis:
         return diagnosis
     if logs.get("unread"):
         return diagnosis.with_lines(f"(the job's log can't be read: {logs['unread']})")
+    if logs.get("gone"):
+        return diagnosis.with_lines("(the job's folder no longer exists)")
     writer = "the job" if diagnosis.rank is None else f"rank {diagnosis.rank}"
-    return diagnosis.with_lines(
-        "(the job's folder no longer exists)" if logs.get("gone") else f"({writer} wrote nothing to its log)"
-    )
+    return diagnosis.with_lines(f"({writer} {WROTE_NOTHING})")
 
 
 def diagnose_jobs(
@@ -71,6 +71,8 @@ def evidence_of(session: Session, job: JobInfo, logs: _Json) -> Evidence:
     files = session.ledger.kept(entry.token) if entry is not None else {}
     facts, source = (_read(files.get(name, b"{}")) for name in (CLIENT_FACTS, SOURCE_FILE))
     request = facts.get("job") or {}
+    program_dir = entry.program_dir if entry is not None else ""
+    local_files = LocalFiles.of(facts, source, program_dir)
     steps, canceller = _accounted(session, job)
     lost: Mapping[str, str] = {}
     with suppress(SchedulerError, TransportError):
@@ -85,9 +87,11 @@ def evidence_of(session: Session, job: JobInfo, logs: _Json) -> Evidence:
         lost=lost,
         steps=steps,
         cancelled_by=canceller,
-        folder=entry.program_dir if entry is not None else "",
-        left_here=LocalFiles.of(facts, source, entry.program_dir if entry is not None else "").find,
+        folder=program_dir,
+        left_here=local_files.find,
         excluded=tuple(request.get("exclude") or ()),
+        script=local_files.script_text(source),
+        was_read=bool(logs) and not logs.get("gone") and not logs.get("unread"),
         is_foreign=session.facts.is_foreign,
     )
 

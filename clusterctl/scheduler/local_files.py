@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from clusterctl.spec.job import holds_package, import_roots, repository_of
 from clusterctl.state.submissions import PROGRAM_FOLDER
 
 _MOST_FOLDERS = 5_000
+_MOST_SCRIPT = 1 << 20  # bytes
 _REQUIREMENTS = "requirements.txt"
 
 
@@ -45,6 +48,20 @@ class LocalFiles:
         start = str((request.get("project") or {}).get("start") or ".")
         requirements, is_alone = str(request.get("requirements") or ""), request.get("folder") is False
         return cls(folder, script, start, sent, remote, requirements, is_alone)
+
+    def script_text(self, source: Mapping[str, Any]) -> str:
+        """Return the text of the script as it was sent; "" if it has changed since then, or is not text.
+
+        source: the job's list of files (source.json).
+        """
+        if self.script is None:
+            return ""
+        hashes = {file.get("sha256") for file in source.get("files", ()) if isinstance(file, Mapping)}
+        with suppress(OSError, ValueError):
+            content = self.script.read_bytes() if self.script.stat().st_size <= _MOST_SCRIPT else b""
+            if hashlib.sha256(content).hexdigest() in hashes:
+                return content.decode()
+        return ""
 
     def find(self, name: str, *, is_module: bool) -> dict[str, str]:
         """Return placeholder -> text for the causes in causes.toml that depend on this machine's files.

@@ -18,6 +18,8 @@ _FRAMES = 3  # of a traceback
 _MESSAGE_LINES = 8  # of an exception
 _TAIL_LINES = 10
 _MOST_LINES = 200
+# A program that writes more lines after an error has handled the error.
+_LINES_AFTER_ERROR = 25
 _COLUMNS = 400
 _LONGEST = 2 * _COLUMNS
 _LABEL: Final = re.compile(r"^\[(?:rank|default)\d+\]: ?", re.MULTILINE)
@@ -42,6 +44,26 @@ _FRAME: Final = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+)(?:, in (
 _IMPORTER: Final = re.compile(r"\b(?:runpy|importlib)\b")
 # Exceptions that programs raise about their own values.
 _OWN: Final = re.compile(r"(?:Value|Type|Key|Index|Lookup|Attribute|Assertion|NotImplemented)Error\b")
+# Lines by which a program reports that it keeps running: by their level, or in words. NCCL writes its errors
+# with the level WARN.
+_LEVEL: Final = re.compile(
+    r"^(?:[\[\d][\w.,:/+ \]-]{0,40}?[\]:, ] *)?\[?"
+    r"(?:(?:WARN(?:ING)?|INFO|DEBUG|NOTICE|TRACE)\b|(?i:warn(?:ing)?|note|hint|info):|[WI] \S+:|[WI]\d{4} )"
+    r"|\bNCCL (?:INFO|TRACE)\b|\b(?i:warning): |^\S*\b\w*Warning: |^\S+:\d+: \w*Warning: ",
+)
+_CONTINUES: Final = re.compile(
+    r"\b(?:retry(?:ing)?\b(?! limit)|trying (?:again|another|port|the next)|will (?:try again|retry)"
+    r"|fall(?:ing|s) back|skipp(?:ing|ed)|ignor(?:ed|ing)|evict(?:ed|ing)|reconnect(?:ed|ing)"
+    r"|disabling|continuing|us(?:ing|e[sd]) (?:the )?(?:cpu|default|\S.* instead))\b",
+    re.IGNORECASE,
+)
+_GIVES_UP: Final = re.compile(
+    r"\b(?:giv(?:es?|ing) up|gave up|exceeded|exhausted|fatal|abort(?:s|ed|ing)?|exiting|cannot continue)\b",
+    re.IGNORECASE,
+)
+# Indented lines belong to the line above. wandb writes a summary after an exception.
+_NO_STATEMENT: Final = re.compile(r"\s|$|wandb: |-{20,}$|={20,}$")
+_BANNER: Final = re.compile(r"^-{70,}\n(?:.*\n){1,60}?-{70,}$", re.MULTILINE)
 _LIBRARY: Final = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<frozen ")
 
 
@@ -105,14 +127,17 @@ class Traceback:
 
 @dataclass(frozen=True, slots=True)
 class ProgramError:
-    """Error message of a program. ``text`` is searched for causes; ``shown`` is shown to the user.
+    """Error message of a program. ``shown`` is shown to the user.
 
+    text: the messages of the tracebacks, or the end of the log. evidence: the same text, with blanks in place
+        of lines that are not the error; it is searched for causes.
     tracebacks: the exception to report, then the exceptions before and after it. Empty: the end of a log.
     is_consequence: whether the end of another rank raised the exception.
     is_own: whether all exceptions in ``text`` are of types that no call of the system raises.
     """
 
     text: str
+    evidence: str
     shown: tuple[str, ...]
     tracebacks: tuple[Traceback, ...] = ()
     is_consequence: bool = False
@@ -123,6 +148,17 @@ class ProgramError:
         """The last frame of the program, preferably in the reported exception."""
         frames = (traceback.own_frame for traceback in self.tracebacks)
         return next((frame for frame in frames if frame is not None), None)
+
+    @property
+    def source(self) -> tuple[str, ...]:
+        """The lines of source code in the tracebacks."""
+        frames = (frame for traceback in self.tracebacks for frame in traceback.frames)
+        return tuple(line.strip() for frame in frames for line in frame.shown)
+
+    @property
+    def last_lines(self) -> tuple[str, ...]:
+        """The last lines of the log that may be the error."""
+        return tuple([line for line in self.evidence.split("\n") if line.strip()][-_MESSAGE_LINES:])
 
     @property
     def shadow(self) -> str:
@@ -137,7 +173,13 @@ class ProgramError:
 
 
 def find_error(
-    rank_log: str | None, job_log: str, *, noise: Sequence[str], consequences: Sequence[str], show_noise: bool
+    rank_log: str | None,
+    job_log: str,
+    *,
+    noise: Sequence[str],
+    consequences: Sequence[str],
+    show_noise: bool,
+    is_shared: bool,
 ) -> ProgramError:
     """Return the last exception that is not a consequence of another rank's end, or the end of the log.
 
@@ -145,21 +187,51 @@ def find_error(
         of other ranks about this rank's end are ignored.
     noise: patterns of messages to ignore. consequences: patterns of exceptions that are a consequence.
     show_noise: use the launcher's messages if the logs have no other text.
+    is_shared: whether several ranks write to a log, so that lines after an error may be of other ranks.
     """
     consequence = re.compile("|".join(consequences))
     texts = (_without(noise, rank_log or ""), _without(noise, job_log))
     last_resort = texts[1] if rank_log is None or _TRACEBACK.search(texts[0]) else None
     for text in texts:
-        chains = list(_chains(text))
+        chains = [chain for end, chain in _chains(text) if is_shared or _is_last_word(text[end:])]
         primary = [chain for chain in chains if not consequence.search(chain[-1].message)]
         if primary or (chains and text is last_resort):
             return _error_of((primary or chains)[-1], is_consequence=not primary)
     if rank_log is not None and not texts[0].strip():
         lines = (line for line in _TRACEBACK.sub("", texts[1]).split("\n") if not consequence.search(line))
-        return ProgramError("\n".join([*lines][-_MOST_LINES:]), ())
+        said = "\n".join([*lines][-_MOST_LINES:])
+        return ProgramError(said, _without_handled(said), ())
     text = next(filter(str.strip, (*texts, job_log if show_noise else "")), "")
     last = [line for line in text.split("\n") if line.strip()]
-    return ProgramError("\n".join(last[-_MOST_LINES:]), tuple(_shown_lines(last[-_TAIL_LINES:])))
+    said = "\n".join(last[-_MOST_LINES:])
+    evidence = _without_handled(said, most=_MOST_LINES if is_shared else _LINES_AFTER_ERROR)
+    return ProgramError(said, evidence, tuple(_shown_lines(last[-_TAIL_LINES:])))
+
+
+def _is_last_word(rest: str) -> bool:
+    """Return whether a program wrote only a few lines after an exception: ``rest``, the end of its log."""
+    rest = _TRACEBACK.sub("", rest)
+    after = (line for line in rest.split("\n") if not _NO_STATEMENT.match(line))
+    return sum(1 for _ in after) <= _LINES_AFTER_ERROR
+
+
+def _without_handled(text: str, most: int = _MOST_LINES) -> str:
+    """Return the end of a log with blanks in place of the lines after which the program kept running.
+
+    most: number of lines at the end that may hold the error. A banner of a launcher counts as a line.
+    """
+    lines = text.split("\n")
+    starts = {text.count("\n", 0, match.start()): match[0].count("\n") for match in _BANNER.finditer(text)}
+    in_banners = {number for start, count in starts.items() for number in range(start + 1, start + count + 1)}
+    seen = 0
+    for number in reversed(range(len(lines))):
+        line = lines[number]
+        is_handled = _LEVEL.search(line) or (_CONTINUES.search(line) and not _GIVES_UP.search(line))
+        if is_handled or seen >= most:
+            lines[number] = " " * len(line)
+        elif number in starts or (number not in in_banners and not _NO_STATEMENT.match(line)):
+            seen += 1
+    return "\n".join(lines)
 
 
 def _error_of(chain: Sequence[Traceback], *, is_consequence: bool) -> ProgramError:
@@ -171,13 +243,16 @@ def _error_of(chain: Sequence[Traceback], *, is_consequence: bool) -> ProgramErr
     is_new = bool(last) and not any(re.search(r"\braise\b", line) for line in last) and not main.is_remote
     messages = [traceback.message for traceback in (tracebacks[:1] if is_new else tracebacks)]
     is_own = all(_OWN.match(message) for message in messages)
-    return ProgramError(
-        "\n".join(messages), tuple(_shown_lines(main.shown)), tracebacks, is_consequence, is_own
-    )
+    said = "\n".join(messages)
+    shown = tuple(_shown_lines(main.shown))
+    return ProgramError(said, said, shown, tracebacks, is_consequence, is_own)
 
 
-def _chains(text: str) -> Iterator[list[Traceback]]:
-    """Yield lists of exceptions. A list holds an exception and the exceptions from which it was raised."""
+def _chains(text: str) -> Iterator[tuple[int, list[Traceback]]]:
+    """Yield (end in the text, list of exceptions).
+
+    A list holds an exception and the exceptions from which it was raised.
+    """
     chain: list[Traceback] = []
     end = 0
     for match in _TRACEBACK.finditer(text):
@@ -187,14 +262,14 @@ def _chains(text: str) -> Iterator[list[Traceback]]:
         between = text[end : match.start()]
         is_original = bool(chain) and _ORIGINAL.match(text, end) is not None
         if chain and not is_original and not _CHAINED.fullmatch(between):
-            yield chain
+            yield end, chain
             chain = []
         traceback = Traceback.of(match, is_remote=is_original or match["remote"] is not None)
         # The original exception came before the exception with its text.
         chain.insert(len(chain) - is_original, traceback)
         end = match.end()
     if chain:
-        yield chain
+        yield end, chain
 
 
 def _shown_lines(lines: Iterable[str]) -> Iterator[str]:

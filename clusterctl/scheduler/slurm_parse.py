@@ -273,6 +273,7 @@ def _step(record: _Record) -> StepInfo:
         cancelled_by[1] if cancelled_by else "",
         int(float(size[1]) * (1 << _UNITS[size[2]])) if size else 0,
         record["MaxRSSNode"],
+        _time(record["MaxRSSTask"]),
     )
 
 
@@ -321,7 +322,9 @@ SACCT: Final = Query(
     partial(_jobs, "sacct", "JobID"),
 )
 STEPS: Final = Query(
-    ("sacct", "--noheader", "--parsable"), "JobID State MaxRSS MaxRSSNode".split(), partial(map, _step)
+    ("sacct", "--noheader", "--parsable"),
+    "JobID State MaxRSS MaxRSSNode MaxRSSTask".split(),
+    partial(map, _step),
 )
 SINFO: Final = Query(
     ("sinfo", "--noheader", "--Node"),

@@ -176,7 +176,7 @@ def said(log: str, **job: object) -> Diagnosis:
         ("disk-quota", TRACEBACK + "OSError: [Errno 122] Disk quota exceeded: 'x'\n"),
         ("read-only-file-system", TRACEBACK + "OSError: [Errno 30] Read-only file system: '/usr/x'\n"),
         ("too-many-files", TRACEBACK + "OSError: [Errno 24] Too many open files: '/dev/null'\n"),
-        ("too-many-processes", TRACEBACK + "BlockingIOError: [Errno 11] Resource temporarily unavailable\n"),
+        ("too-many-processes", TRACEBACK.replace("main()", "pid = os.fork()") + "BlockingIOError: [Errno 11] Resource temporarily unavailable\n"),
         ("permission-denied", TRACEBACK + "PermissionError: [Errno 13] Permission denied: '/etc/x'\n"),
         ("shared-memory", TRACEBACK + "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory.\n"),
         ("arguments", "usage: train.py [-h] [--lr LR]\ntrain.py: error: unrecognized arguments: --lrr 1\n"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,48 @@ def test_file_of_the_user_is_named(tmp_path, case):
     assert found.code == code
     assert words.format(top=tmp_path) in found.fix
     assert ("--include" in found.fix) is ("--include" in words or code == "missing-file")
+
+
+def own(message: str) -> str:
+    return TRACEBACK.replace("main()", "load()") + f"{message}\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "home"),
+    [
+        (own("FileNotFoundError: no samples in data/waves"), "data/waves"),
+        (own("FileNotFoundError: no samples in data/waves/*.txt."), "data/waves"),
+        (own(f"ValueError: 0 files match '{REMOTE}/data/waves/**'"), "data/waves"),
+        (own("RuntimeError: Couldn't find any class folder in data/waves."), "data/waves"),
+        (own("datasets.exceptions.DataFilesNotFoundError: No data files found in 'data'"), "data"),
+        ("reading the samples\nerror: data/waves/a.txt is missing\n", "data/waves/a.txt"),
+        ("fit: can't open data/waves/a.txt\n", "data/waves/a.txt"),
+        # Near misses: a path that is not missing, that was sent, or that this machine does not have either.
+        (own("ValueError: data/waves has 3 channels, expected 2"), ""),
+        (own("FileNotFoundError: no samples in data/other"), ""),
+        (own("FileNotFoundError: no samples in sent/waves"), ""),
+        ("warning: data/waves is empty, falling back to zeros\nepoch 1\nbad loss\n", ""),
+        ("wrote data/waves/a.txt\nno convergence\n", ""),
+        (own("ValueError: no key in a/b"), ""),
+    ],
+)
+def test_own_error_about_unsent_data_names_the_data(tmp_path, log: str, home: str) -> None:
+    write(tmp_path, "train.py", "data/waves/a.txt", "sent/waves/readme")
+    found = diagnosed(tmp_path, "", log, ("sent/waves/readme",))
+    assert (found.code == "file-stayed-at-home") == bool(home), found
+    assert (f"--include {home}" in found.fix) == bool(home), found
+
+
+def test_script_is_read_only_as_it_was_sent(tmp_path):
+    write(tmp_path, "train.py")
+    text = "#!/bin/bash\nset -e\nread a\n"
+    (tmp_path / "train.py").write_text(text)
+    facts = {"folder": str(tmp_path), "job": {"script": str(tmp_path / "train.py")}}
+    source = {"files": [{"path": "train.py", "sha256": hashlib.sha256(text.encode()).hexdigest()}]}
+    files = LocalFiles.of(facts, source, REMOTE)
+    assert files.script_text(source) == text
+    (tmp_path / "train.py").write_text("#!/bin/bash\n")
+    assert files.script_text(source) == ""
 
 
 @pytest.mark.parametrize(

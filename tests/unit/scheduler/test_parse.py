@@ -110,12 +110,16 @@ def test_how_squeue_says_it_in_each_version(said, exit_code, signal):
 
 
 def test_steps_tell_memory_and_who_cancelled():
-    lines = ["12.0|CANCELLED by 10000|4091904K|n2|", "12.batch|COMPLETED|0||", "12.1|FAILED|3.5G|n1|"]
+    lines = [
+        "12.0|CANCELLED by 10000|4091904K|n2|3|",
+        "12.batch|COMPLETED|0|||",
+        "12.1|FAILED|3.5G|n1|0|",
+    ]
     found = slurm_parse.STEPS.parse("\n".join(lines).replace("|", CAPTURED) + "\n", CAPTURED)
     assert found == (
-        StepInfo("12.0", "10000", 4091904 << 10, "n2"),
+        StepInfo("12.0", "10000", 4091904 << 10, "n2", 3),
         StepInfo("12.batch"),
-        StepInfo("12.1", "", int(3.5 * (1 << 30)), "n1"),
+        StepInfo("12.1", "", int(3.5 * (1 << 30)), "n1", 0),
     )
 
 

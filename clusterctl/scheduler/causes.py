@@ -1,0 +1,336 @@
+"""Causes of failed jobs whose evidence is more than a pattern in a log. See data/causes.toml for the others.
+
+Each function looks at the facts of a job, and returns an explanation, or None if its cause does not apply.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from clusterctl.scheduler.base import JobInfo
+from clusterctl.scheduler.failed_rank import Failed
+from clusterctl.scheduler.program_error import ProgramError
+
+# Returns placeholder -> text for a file of this machine (see ``LocalFiles.find``).
+FindHere = Callable[[str], Mapping[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a job failed.
+
+    match: the text in the log's evidence that shows it, if it is in the log.
+    failed: the rank that failed first, if it is another than in ``FailedJob``.
+    """
+
+    code: str
+    cause: str
+    fix: str
+    match: re.Match[str] | None = None
+    failed: Failed | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FailedJob:
+    """The facts of a failed job that the functions read.
+
+    raw: the job's log with the launcher's messages. at: the place of the failure, " in rank 1 on n2" or "".
+    left_here: searches this machine for a file that the job did not find.
+    excluded: " and without --exclude PATTERN" if --exclude was used, or "".
+    ended: ranks with a record of how they failed. script: the text of the job's script, or "".
+    """
+
+    job: JobInfo
+    failed: Failed
+    raw: str
+    error: ProgramError
+    at: str
+    left_here: FindHere
+    excluded: str
+    ended: Collection[int]
+    script: str
+
+
+# --- Input ---------------------------------------------------------------------------------------
+# A prompt at the end of a line, and what programs say if nobody can answer.
+_NO_INPUT: Final = re.compile(
+    r"^EOFError: EOF when reading a line$"
+    r"|could not read (?:Username|Password) for .*: (?:No such device or address|terminal prompts disabled)"
+    r"|^sudo: a (?:terminal|password) is required"
+    r"|^Host key verification failed\.$"
+    r"|\[[Yy]/[Nn]\](?::|\?)? *(?:Abort(?:ed)?[.!]?)?$"
+    r"|\((?:yes/no|y/n|Y/n|y/N|\[y\]/n)[^)]*\)\?? *:? *(?:Abort(?:ed)?[.!]?|Exiting\.?)?$"
+    r"|^the input device is not a TTY"
+    r"|^(?:EOFError|CondaSystemExit|click\.exceptions\.Abort)\b.*$",
+    re.MULTILINE,
+)
+_ASKS: Final = re.compile(r"\b(?:input|getpass|prompt|confirm|ask|tcgetattr|raw_input)\s*\(", re.IGNORECASE)
+_NO_TERMINAL: Final = re.compile(
+    r"^(?:termios\.error|OSError): .*Inappropriate ioctl for device", re.MULTILINE
+)
+_HOST_KEY: Final = "Host key verification failed."
+_ANSWER: Final = (
+    "answer in advance: with an option such as --yes, a variable, or `yes | PROGRAM` in the script"
+)
+
+
+def no_input(facts: FailedJob) -> Explanation | None:
+    """A program asked a question. Evidence: its prompt is the end of the log, or a call that reads failed."""
+    match = _NO_INPUT.search(facts.error.evidence)
+    if match is not None and match[0].startswith(("EOFError", "CondaSystemExit", "click")):
+        # Files have ends, too.
+        is_asking = any(_ASKS.search(line) for line in facts.error.source) or not facts.error.tracebacks
+        match = match if is_asking else None
+    if match is None and any("tcgetattr" in line or "getpass" in line for line in facts.error.source):
+        match = _NO_TERMINAL.search(facts.error.evidence)
+    if match is None:
+        return None
+    fix = _ANSWER
+    if match[0] == _HOST_KEY:
+        fix = (
+            "accept the host's key before: run ssh once in `clusterctl ssh`, or use ssh-keyscan in the script"
+        )
+    return Explanation(
+        "no-input",
+        f"the program asks a question{facts.at}, and a job has no input: nobody can answer",
+        fix,
+        match,
+    )
+
+
+# A `read` of the script's own input: not in a loop or a pipe, and without a file.
+_READ: Final = re.compile(
+    r"^[ \t]*(?:if +)?(?:! +)?(?:IFS=\S* +)?read\b(?![^\n]*(?:<| -\w*[ut]))[^\n]*$", re.MULTILINE
+)
+_ENDS_AT_ERROR: Final = re.compile(
+    r"^[ \t]*set +-(?:\w*e|o +errexit)|^#!.* -\w*e|\bread\b[^\n]*\|\| *\{?[^\n]*\bexit\b", re.MULTILINE
+)
+
+
+def unanswered_read(facts: FailedJob) -> Explanation | None:
+    """`read` fails without input, and bash prints no prompt. Evidence: the script as it was sent."""
+    match = _READ.search(facts.script)
+    if match is None or facts.failed.exit_code != 1 or _ENDS_AT_ERROR.search(facts.script) is None:
+        return None
+    line = facts.script.count("\n", 0, match.start()) + 1
+    return Explanation(
+        "no-input",
+        f"exit code 1{facts.at}: line {line} of the script waits for an answer (`read`), "
+        "and a job has no input",
+        _ANSWER,
+    )
+
+
+# --- Files ---------------------------------------------------------------------------------------
+_NO_FILE = r"[Nn]o such file or directory"
+_OPEN = r"['\"`\u2018]"
+_CLOSE = r"['\"\u2019]"
+_NAME = r"(?P<file>[^'\"`\u2018\u2019\n]+)"
+# The name of the file in messages about a missing file, from the most to the least certain form.
+_NAMED: Final = tuple(
+    re.compile(pattern, re.MULTILINE)
+    for pattern in (
+        rf"(?P<file>[^'\":\s]+) cannot be read: {_NO_FILE}",
+        rf"can't open file {_OPEN}{_NAME}{_CLOSE}",
+        # coreutils, Fortran, awk
+        rf"{_OPEN}{_NAME}{_CLOSE}(?: for \w+)?: (?:\[Errno 2\] )?{_NO_FILE}",
+        rf"^tar: (?P<file>[^\n]+): Cannot \w+: {_NO_FILE}",
+        # Python
+        rf"(?:{_NO_FILE}|[Ff]ile [Nn]ot [Ff]ound|non-existent directory)[^\n'\"]*{_OPEN}{_NAME}{_CLOSE}",
+        # C++
+        rf"{_NO_FILE} \[(?P<file>[^\]\n]+)\]",
+        # Go
+        r"\b(?:open|stat|lstat|chdir|mkdir|readlink|remove) (?P<file>\S+): no such file or directory",
+        # bash and sh
+        rf"^\S+: line \d+: (?:cd: )?(?P<file>[^:\n]+): {_NO_FILE}",
+        rf"^\S+: \d+: (?:\.: |cd: )?(?:cannot (?:open|create) |can't cd to )?(?P<file>[^:\n]+): {_NO_FILE}",
+        # PROGRAM: FILE, and paths
+        rf"^\S+: (?P<file>[^'\":\s]+): (?:\[Errno 2\] )?{_NO_FILE}",
+        rf"(?<![^'\":\s])(?P<file>[^'\":\s]*[^'\":\s.]/[^'\":\s]*|/[^'\":\s]+|\.{{1,2}}/[^'\":\s]+"
+        rf"|[^'\":\s]+\.\w{{1,8}}): (?:\[Errno 2\] )?{_NO_FILE}",
+    )
+)
+_UNNAMED: Final = re.compile(_NO_FILE)
+# Words before the message that are the name of a call or of nothing.
+_CALLS: Final = re.compile(
+    r"(?:f?open(?:at|dir)?|l?stat|access|ch(?:dir|mod|own)|exec\w*|connect|bind|mmap|read(?:link)?|write"
+    r"|unlink|rename|mkdir|rmdir|fail(?:ed|ure)|[Ee]rror|fatal|file|reading|writing|main|perror)(?:\(\))?"
+)
+
+
+def _missing_name(error: ProgramError) -> tuple[str, re.Match[str]] | None:
+    """Return the file that the error names as missing, "" if the message has no name; None: no such error."""
+    for pattern in _NAMED:
+        for match in pattern.finditer(error.evidence):
+            if not _CALLS.fullmatch(match["file"]):
+                return match["file"], match
+    unnamed = _UNNAMED.search(error.evidence)
+    return ("", unnamed) if unnamed is not None else None
+
+
+def file_stayed_at_home(facts: FailedJob) -> Explanation | None:
+    """A file that is missing in the job exists on this machine, and was not sent."""
+    found = _missing_name(facts.error)
+    if found is None or not found[0]:
+        return None
+    file, match = found
+    here = facts.left_here(file)
+    if venv := here.get("venv"):
+        return Explanation(
+            "virtual-environment-not-sent",
+            f"no file {file}{facts.at}: virtual environments are not sent with jobs",
+            f"remove the line with {venv} from the script, and submit with --requirements requirements.txt "
+            "(such a file: pip freeze)",
+            match,
+        )
+    return _stayed(facts, file, here, match)
+
+
+def _stayed(
+    facts: FailedJob, file: str, here: Mapping[str, str], match: re.Match[str] | None
+) -> Explanation | None:
+    if home := here.get("home"):
+        return Explanation(
+            "file-stayed-at-home",
+            f"no file {file}{facts.at}: it exists on your machine, but was not sent with the job",
+            f"submit with --include {home}{facts.excluded}",
+            match,
+        )
+    if above := here.get("above"):
+        return Explanation(
+            "file-stayed-at-home",
+            f"no file {file}{facts.at}: it exists in {above} on your machine, and that folder was not sent",
+            f"submit with --folder {above}",
+            match,
+        )
+    return None
+
+
+# A program's own message about data that it did not find, and the paths in it.
+_LACKS: Final = re.compile(
+    r"\bno (?:\w+ ){1,4}?(?:in|at|under|below|for|found|matching|match)\b|\bno such\b|\bnot (?:found|exist)"
+    r"|\b(?:does|do|did)(?: not|n't) (?:exist|find|contain)|\bmissing\b|\bempty\b|\bfound 0\b"
+    r"|\b(?:(?:could|can)(?: ?not|n?'t)|unable to) (?:find|open|read|load)"
+    r"|\b0 (?:files|samples|images|examples|rows)\b",
+    re.IGNORECASE,
+)
+_PATH: Final = re.compile(r"[^\s'\"`\u2018\u2019<>|,;()\[\]{}]+")
+_MOST_PATHS = 20
+
+
+def data_stayed_at_home(facts: FailedJob) -> Explanation | None:
+    """The program itself says that it found no data at a path. The path exists here, and was not sent."""
+    text = facts.error.evidence if facts.error.tracebacks else "\n".join(facts.error.last_lines)
+    for line in text.split("\n"):
+        if _LACKS.search(line):
+            for path in _paths(line):
+                if found := _stayed(facts, path, facts.left_here(path), None):
+                    return found
+    return None
+
+
+def _paths(line: str) -> Iterator[str]:
+    """Yield the words of a line that may be paths. For a pattern such as data/*.txt, yield its folder."""
+    quoted = re.findall(r"['\"`\u2018]([^'\"`\u2018\u2019\n]+)['\"\u2019]", line)
+    words = (word.rstrip(".:,!?") for word in (*quoted, *_PATH.findall(line)))
+    for word in [word for word in words if "/" in word.strip("/") or word in quoted][:_MOST_PATHS]:
+        fixed = re.split(r"[^/]*[*?\[]", word, maxsplit=1)[0].rstrip("/")
+        if fixed and fixed not in (".", ".."):
+            yield fixed
+
+
+def missing_file(facts: FailedJob) -> Explanation | None:
+    """A file is missing, and this machine has no such file either."""
+    if (found := _missing_name(facts.error)) is None:
+        return None
+    file, match = found
+    if not file:
+        return Explanation(
+            "missing-file",
+            f"a file does not exist{facts.at}; the message does not name it",
+            "look for the file's name in the log's lines before the message, or in the program",
+            match,
+        )
+    return Explanation(
+        "missing-file",
+        f"no such file{facts.at}: {file}",
+        "use the path of the file on the cluster; upload data with `clusterctl put`, and files in the "
+        "script's folder with --include",
+        match,
+    )
+
+
+# --- Launchers -----------------------------------------------------------------------------------
+_LAUNCHERS = r"(?:mpirun|mpiexec|prterun|orterun|prted|orted)"
+_CRASHED: Final = re.compile(
+    rf"^\S+: line \d+: +\d+ (?:Segmentation fault|Aborted|Bus error)\s[^\n]*?\b(?P<what>{_LAUNCHERS})\b"
+    rf"|^\[[^\]\n]+\] \[ ?\d+\] (?:\S*/)?(?P<what2>{_LAUNCHERS}|lib(?:prrte|open-rte)\.so[\w.]*)\(",
+    re.MULTILINE,
+)
+
+
+def launcher_crashed(facts: FailedJob) -> Explanation | None:
+    """mpirun itself crashed. Evidence: bash names it as the crashed process, or it is in the stack."""
+    if facts.failed.rank is not None or not facts.failed.signal:
+        return None
+    if (match := _CRASHED.search(facts.raw)) is None:
+        return None
+    what = match["what"] or "mpirun"
+    return Explanation(
+        "launcher-crashed",
+        f"{what} itself crashed ({facts.failed.signal}){facts.at}, not the program that it started",
+        "submit again; if it crashes again, start the ranks with srun (--launcher srun), or use another MPI",
+    )
+
+
+# Slurm's PMIx plugin lost the connection to a rank that had not called MPI_Finalize, and ends the step.
+_LOST_RANK: Final = re.compile(
+    r"^slurmstepd\S*: error: .*mpi/pmix.*Error handler invoked: .*source = \[\S+:(?P<rank>\d+)\]",
+    re.MULTILINE,
+)
+_FAILED_TASK: Final = re.compile(r"^srun: error: \S+: tasks? (?P<tasks>[\d,-]+): ", re.MULTILINE)
+
+
+def left_mpi(facts: FailedJob) -> Explanation | None:
+    """A rank ended with exit code 0 while the others waited for it in MPI, and Slurm killed them.
+
+    Evidence: Slurm's PMIx lost this rank first, and there is neither a record nor a message of its failure.
+    """
+    lost = _LOST_RANK.search(facts.raw)
+    if lost is None or facts.error.tracebacks or facts.failed.signal not in {"SIGKILL", "SIGTERM"}:
+        return None
+    rank = int(lost["rank"])
+    failed = {number for match in _FAILED_TASK.finditer(facts.raw) for number in _numbers(match["tasks"])}
+    if rank in facts.ended or rank in failed or not failed:
+        return None
+    return Explanation(
+        "left-mpi",
+        f"rank {rank} ended with exit code 0 before MPI_Finalize, and Slurm then killed the other ranks",
+        "all ranks must take part in each collective and end with MPI_Finalize: look for sys.exit, os._exit "
+        f"or an early return in rank {rank} (`clusterctl logs --rank {rank}`)",
+        failed=Failed(rank=rank, host=facts.job.nodes[0] if len(facts.job.nodes) == 1 else ""),
+    )
+
+
+def _numbers(ranges: str) -> Iterator[int]:
+    """Yield the numbers of a list such as ``0-2,5``."""
+    for part in ranges.split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit() and int(last or first) - int(first) < _MOST_TASKS:
+            yield from range(int(first), int(last or first) + 1)
+
+
+_MOST_TASKS = 100_000
+
+
+Function = Callable[[FailedJob], Explanation | None]
+# Code in causes.toml -> the functions that come before its first entry.
+BEFORE: Final[Mapping[str, Sequence[Function]]] = {
+    "cuda-illegal-address": (launcher_crashed, left_mpi, no_input),
+    "modules-of-another-site": (file_stayed_at_home, data_stayed_at_home),
+    "noexec": (missing_file,),
+    "exit-code": (unanswered_read,),
+}

@@ -1,0 +1,288 @@
+"""Logs that contain the words of a cause whose evidence they are not, and failures told in unusual words.
+
+Each text of NEAR_MISSES names a cause by a word alone: in a warning, in a retry, in the program's own values,
+or long before the end. The cause must not be reported.
+"""
+
+# ruff: noqa: E501 - recorded lines
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from clusterctl.scheduler.base import StepInfo
+from clusterctl.scheduler.diagnosis import Diagnosis, Evidence, catalogue, diagnose
+from tests.unit.scheduler.test_diagnosis import JOB, TRACEBACK
+
+ENDED = "epoch 7: loss 0.31\nvalidation failed: accuracy 0.1 is below 0.5\n"
+EPOCHS = "".join(f"epoch {number}: loss {1 / (number + 1):.3f}\n" for number in range(60))
+
+
+def said(log: str, **job: Any) -> Diagnosis:
+    return diagnose(Evidence(job=replace(JOB, **{"exit_code": 3, "nodes": ("n1",), **job}), log=log))
+
+
+def raised(message: str, source: str = "main()") -> str:
+    return TRACEBACK.replace("main()", source) + f"{message}\n"
+
+
+# Code of the cause that is only resembled, and the log.
+NEAR_MISSES = (
+    ("out-of-memory", "cache exceeded memory limit, evicting 30 entries\n" + ENDED),
+    ("out-of-memory", raised("ValueError: srun: error: n1: task 0: Out Of Memory")),
+    ("cuda-illegal-address", raised("KeyError: 'an illegal memory access was encountered'") + EPOCHS + ENDED),
+    ("cuda-assert", "INFO last week's bug: device-side assert triggered\n" + ENDED),
+    ("shared-memory", "WARNING: out of shared memory, falling back to files\n" + ENDED),
+    ("segmentation-fault", "note: segmentation fault occurred in run 3\n" + ENDED),
+    ("cuda-out-of-memory", "CUDA out of memory with batch 64, retrying with 32\n" + EPOCHS + ENDED),
+    (
+        "cuda-out-of-memory",
+        raised("grpc._channel._InactiveRpcError: <_InactiveRpcError of RPC that terminated with:\n\tstatus = StatusCode.RESOURCE_EXHAUSTED\n\tdetails = \"Received message larger than max (5 vs. 4)\"\n>"),
+    ),
+    ("cuda-out-of-memory", "Exception in thread \"main\" java.lang.OutOfMemoryError: Java heap space\n\tat Main.main(Main.java:5)\n"),
+    ("java-memory", "INFO log4j: java.lang.OutOfMemoryError: handled by the pool\n" + ENDED),
+    ("host-memory", "test_alloc.py::test_MemoryError_is_caught PASSED\ntest_alloc.py::test_sum FAILED\n= 1 failed, 1 passed =\n"),
+    ("host-memory", "WARNING: Cannot allocate memory for the cache, using none instead\n" + ENDED),
+    ("worker-killed", "the last run ended with: died with <Signals.SIGKILL: 9>; skipping it\n" + ENDED),
+    ("windows-newlines", "INFO fixed $'\\\\r' in 3 files\n" + ENDED),
+    ("own-file-hides-package", raised("AttributeError: module 'config' has no attribute 'lr'")),
+    ("download-without-internet", "WARNING couldn't connect to 'https://huggingface.co' , using the cached files instead\n" + ENDED),
+    ("missing-module", "warning: No module named 'apex', using torch.optim instead\n" + ENDED),
+    ("missing-module", raised("ModuleNotFoundError: No module named 'apex'") + EPOCHS + ENDED),
+    ("module-stayed-at-home", "warning: No module named 'mine', falling back to the slow way\n" + ENDED),
+    ("own-module-not-found", "ImportError (ignored): No module named 'mine'\n" + ENDED),
+    ("relative-import-in-script", "note: attempted relative import with no known parent package is fine here\n" + ENDED),
+    ("missing-name", raised("ImportError: cannot import name 'x' from 'y' (/y.py)") + EPOCHS + ENDED),
+    ("glibc", "warning: version `GLIBC_2.38' not found, using the system's tool instead\n" + ENDED),
+    ("missing-library", "W tensorflow/stream_executor: Could not load dynamic library 'libcudart.so.11.0'; dlerror: libcudart.so.11.0: cannot open shared object file: No such file or directory\n" + ENDED),
+    ("undefined-symbol", "WARNING: undefined symbol: _ZN3c10 in the optional extension, ignored\n" + ENDED),
+    ("wrong-architecture", "skipping ./helper.arm64: Exec format error\n" + ENDED),
+    ("virtual-environment-not-sent", "note: .venv/bin/activate: No such file\n" + ENDED),
+    ("modules-of-another-site", "job.sh: line 3: module: command not found\n" + EPOCHS + ENDED),
+    ("command-not-found", "reading config\nconfig key lr_min: not found\n"),
+    ("command-not-found", "job.sh: line 3: nvidia-smi: command not found\n" + EPOCHS + ENDED),
+    ("missing-file", "cat: old.csv: No such file or directory\n" + EPOCHS + ENDED),
+    ("missing-file", "No such file or directory: 'cache.bin', continuing without a cache\n" + ENDED),
+    ("missing-file", raised("FileNotFoundError: [Errno 2] No such file or directory: 'x'") + EPOCHS + ENDED),
+    ("noexec", "INFO test: slurmstepd: execve(): /run/slurmd/slurm_script: Permission denied\n" + ENDED),
+    ("not-executable", "cat: /data/x: Permission denied\n"),
+    ("not-executable", "skipping /data/a: Permission denied\nskipping /data/b: Permission denied\nonly 3 of 5 files\n"),
+    ("read-only-file-system", raised("KeyError: 'Read-only file system'")),
+    ("disk-quota", "WARNING Disk quota exceeded for /home/ada, using /tmp instead\n" + ENDED),
+    ("disk-full", "WARN: No space left on device for the cache; disabling the cache\n" + ENDED),
+    ("disk-full", raised("ValueError: 80 requested and 0 written in column disk")),
+    ("too-many-files", "Too many open files, retrying with fewer\n" + ENDED),
+    ("too-many-processes", raised("BlockingIOError: [Errno 11] Resource temporarily unavailable", "data = sock.recv(4)")),
+    ("too-many-processes", raised("BlockingIOError: [Errno 11] Unable to synchronously open file (unable to lock file, errno = 11, error message = 'Resource temporarily unavailable')")),
+    ("permission-denied", "ada@login: Permission denied (publickey,password).\n"),
+    ("ssh-refused", raised("PermissionError: [Errno 13] Permission denied: 'publickey'")),
+    ("cuda-driver-too-old", "WARNING: The NVIDIA driver on your system is too old; using the CPU\n" + ENDED),
+    ("invalid-device-ordinal", "INFO docs: invalid device ordinal means a missing GPU\n" + ENDED),
+    ("no-gpu", "CUDA is not available, using the CPU\n" + ENDED),
+    ("no-gpu", "/env/torch/cuda/__init__.py:174: UserWarning: CUDA initialization: Found no NVIDIA driver on your system.\n" + ENDED),
+    ("cuda-no-kernel-image", raised("RuntimeError: no kernel image is available") + EPOCHS + ENDED),
+    ("cuda-version-library", "WARNING libcudnn.so.9: version mismatch, falling back to eager mode\n" + ENDED),
+    ("gpu-lost", 'ERROR:  column "Xid" does not exist\n'),
+    ("cuda-error", "INFO retry after CUDA error: misaligned address\n" + ENDED),
+    ("port-in-use", "Address already in use, trying another port\nlistening on 8081\n" + ENDED),
+    ("port-in-use", "port 8080: Address already in use\n" + EPOCHS + ENDED),
+    ("nccl-timeout", raised("KeyError: 'collective operation timeout'")),
+    ("nccl-network", "n1:7:7 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>\n" + ENDED),
+    ("nccl-usage", "INFO Duplicate GPU detected in the list, ignored\n" + ENDED),
+    ("nccl", "n1:7:7 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 0 nranks 2 - Init COMPLETE\n" + ENDED),
+    ("rendezvous", "[W1122 socket.cpp:697] The client socket has timed out after 1000ms while trying to connect to (n1, 1).\n" + ENDED),
+    ("connection-refused", "attempt 1: Connection refused, retrying in 5 s\nattempt 2: connected\n" + ENDED),
+    ("unknown-host", "WARNING Name or service not known: statsd, metrics are ignored\n" + ENDED),
+    ("no-network", raised("requests.exceptions.SSLError: HTTPSConnectionPool(host='x', port=443): Max retries exceeded with url: / (Caused by SSLError(SSLCertVerificationError(1, 'certificate verify failed')))")),
+    ("connection-lost", raised("ValueError: the trace has 'Broken pipe' in line 3")),
+    ("broken-pipe", "INFO BrokenPipeError: the viewer was closed\n" + ENDED),
+    ("gloo-interface", "INFO gloo.rv. Unable to resolve was fixed in 2.3\n" + ENDED),
+    ("gloo-connect", "[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1\n" + ENDED),
+    ("mpi-slots", "INFO not enough slots available in the queue of requests\n" + ENDED),
+    ("mpi-launch", raised("ValueError: the log says 'ORTE was unable to reliably start'")),
+    ("mpi-truncate", raised("KeyError: 'MPI_ERR_TRUNCATE'") + EPOCHS + ENDED),
+    ("mpi-error", "INFO returned MPI_ERR_PENDING, retrying\n" + ENDED),
+    ("arguments", "main.c:5:3: error: expected ';' before 'return'\nmake: *** [Makefile:3: main] Error 1\n"),
+    ("usage", "note: payload: error: was the old format\n" + ENDED),
+    ("syntax-error", "WARNING: job.sh: line 2: syntax error in an unused function\n" + ENDED),
+    ("assertion", raised("AssertionError: x") + EPOCHS + ENDED),
+    ("keyboard-interrupt", raised("KeyboardInterrupt") + EPOCHS + ENDED),
+    ("unpicklable", "/env/x.py:3: FutureWarning: You are using `torch.load` with `weights_only=False`\n  m = torch.load(p)\n" + ENDED),
+    ("python-exception", "could not read the cache\n" + raised("KeyError: 'a'") + EPOCHS + ENDED),
+    ("cpp-exception", "INFO terminate called after throwing an instance of 'x' is expected below\n" + ENDED),
+    ("no-input", "Overwrite? [y/N] y\noverwritten\n" + ENDED),
+    ("no-input", raised("EOFError: Ran out of input", "pickle.load(file)")),
+    ("launcher-crashed", "job.sh: line 3: 77 Segmentation fault      (core dumped) ./a.out\n"),
+    ("left-mpi", "slurmstepd-n1: error:  mpi/pmix_v5: _errhandler: n1 [0]: pmixp_client_v2.c:211: Error handler invoked: status = -61, source = [slurm.pmix.11.1:1]\nsrun: Job step aborted: Waiting up to 32 seconds for job step to finish.\nsrun: error: n1: task 1: Exited with exit code 3\n"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "log"), NEAR_MISSES)
+def test_diagnosis_of_a_resemblance_names_another_cause(code: str, log: str) -> None:
+    found = said(log)
+    assert found.code != code, found
+    # No other cause fires instead, unless the log is its evidence.
+    others = {"exit-code", "python-exception", "java-memory", "permission-denied", "ssh-refused"}
+    others |= {"segmentation-fault"} if "Segmentation" in log else set()
+    assert found.code in others, found
+
+
+def test_near_misses_cover_the_causes_that_read_logs() -> None:
+    """Causes that Slurm, a signal or a launcher reports have their evidence outside of the program's log."""
+    reading = {cause.code for cause in catalogue().causes if cause.log}
+    assert reading - {code for code, _ in NEAR_MISSES} == set()
+
+
+# Code, words that the cause has, and the log.
+UNUSUAL = (
+    ("missing-file", "ckpt/best.pt", "mv: cannot stat 'ckpt/best.pt': No such file or directory\n"),
+    ("missing-file", "results/run 3/", "cp: target 'results/run 3/': No such file or directory\n"),
+    ("missing-file", "data/*.csv", "ls: cannot access 'data/*.csv': No such file or directory\n"),
+    ("missing-file", "logs/fit.out", "tail: cannot open 'logs/fit.out' for reading: No such file or directory\n"),
+    ("missing-file", "data.tgz", "tar: data.tgz: Cannot open: No such file or directory\ntar: Error is not recoverable: exiting now\n"),
+    ("missing-file", "/data/x.bin", "terminate called after throwing an instance of 'std::filesystem::filesystem_error'\n  what():  filesystem error: cannot open file: No such file or directory [/data/x.bin]\n"),
+    ("missing-file", "conf.yml", "panic: open conf.yml: no such file or directory\n\ngoroutine 1 [running]:\n"),
+    ("missing-file", "out/tables", raised("OSError: Cannot save file into a non-existent directory: 'out/tables'")),
+    ("missing-file", "my data.csv", "job.sh: line 3: my data.csv: No such file or directory\n"),
+    ("missing-file", "does not name it", "epoch 1\nfopen: No such file or directory\n"),
+    ("missing-file", "does not name it", "Error: No such file or directory\n"),
+    ("no-input", "", raised("EOFError: EOF when reading a line", "a = input('Overwrite? [y/N] ')")),
+    ("no-input", "", raised("termios.error: (25, 'Inappropriate ioctl for device')", "old = termios.tcgetattr(fd)")),
+    ("no-input", "", "Cloning into 'x'...\nfatal: could not read Username for 'https://github.com': No such device or address\n"),
+    ("no-input", "", "sudo: a terminal is required to read the password; either use the -S option\nsudo: a password is required\n"),
+    ("no-input", "", "Overwrite run 7? [y/N]: Aborted!\n"),
+    ("no-input", "", "After this operation, 9 MB of additional disk space will be used.\nDo you want to continue? [Y/n] Abort.\n"),
+    ("no-input", "", "Host key verification failed.\n"),
+    ("disk-full", "", raised("sqlite3.OperationalError: database or disk is full")),
+    ("disk-full", "", raised("OSError: Not enough free space to write 640000000 bytes")),
+    ("disk-full", "80000000", raised("OSError: 80000000 requested and 0 written")),
+    ("shared-memory", "", raised("RuntimeError: unable to write to file </torch_4711_1234_0>: No space left on device (28)")),
+    ("unknown-host", "", "curl: (6) Could not resolve host: example.com\n"),
+    ("unknown-host", "", "wget: unable to resolve host address \u2018example.com\u2019\n"),
+    ("java-memory", "Java heap space", "Exception in thread \"main\" java.lang.OutOfMemoryError: Java heap space\n\tat Main.main(Main.java:5)\n"),
+    ("ssh-refused", "", "ada@login: Permission denied (publickey,password).\n"),
+    ("permission-denied", "/data/x", "cat: /data/x: Permission denied\n"),
+    ("too-many-processes", "", "OpenBLAS blas_thread_init: pthread_create failed for thread 5 of 64: Resource temporarily unavailable\n"),
+    ("connection-refused", "", "giving up after 5 retries: Connection refused\n"),
+    ("broken-pipe", "", raised("BrokenPipeError: [Errno 32] Broken pipe")),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "words", "log"), UNUSUAL)
+def test_diagnosis_names_the_cause_in_unusual_words(code: str, words: str, log: str) -> None:
+    found = said(log, exit_code=1)
+    assert (found.code, words in found.cause) == (code, True), found
+
+
+@pytest.mark.parametrize(
+    "log", [text for code, _, text in UNUSUAL if code == "missing-file"][-2:], ids=["call", "word"]
+)
+def test_missing_file_without_a_name_is_not_named(log: str) -> None:
+    """The word before the message is a call or no name at all."""
+    assert not {"fopen", "Error"} & set(said(log).cause.split())
+
+
+def test_lost_connection_is_not_said_to_be_of_a_rank() -> None:
+    message = "requests.exceptions.ConnectionError: ('Connection aborted.', ConnectionResetError(104, 'Connection reset by peer'))"
+    found = said(raised(message), exit_code=1)
+    assert (found.code, "another rank" in found.cause) == ("connection-lost", False)
+
+
+def test_error_before_warnings_is_still_the_cause() -> None:
+    warnings = "".join(f"WARNING: bad record {number}, skipped\n" for number in range(60))
+    assert said("solver: cannot write out.h5: No space left on device\n" + warnings).code == "disk-full"
+
+
+def test_traceback_before_a_summary_of_wandb_is_the_cause() -> None:
+    summary = "".join(f"wandb: loss {number}\n" for number in range(60))
+    assert said(raised("KeyError: 'a'") + summary, exit_code=1).code == "python-exception"
+
+
+def test_traceback_of_a_rank_is_the_cause_though_others_write_on() -> None:
+    log = raised("KeyError: 'a'") + EPOCHS + "srun: error: n1: task 1: Exited with exit code 1\n"
+    assert said(log, exit_code=1).code == "python-exception"
+
+
+SCRIPTS: Mapping[str, tuple[str, bool]] = {
+    "prompt": ("#!/bin/bash\nset -e\nread -rp 'Continue? [y/N] ' a\necho $a\n", True),
+    "errexit": ("#!/bin/bash -e\nread answer\n", True),
+    "exits": ("#!/bin/bash\nread -p 'Sure? ' a || exit 1\n", True),
+    "loop": ("#!/bin/bash\nset -e\nwhile read -r line; do ./x $line; done < list.txt\n", False),
+    "file": ("#!/bin/bash\nset -e\nread -r name < name.txt\n./x $name\n", False),
+    "word": ("#!/bin/bash\nset -e\n# read the data\n./reader\n", False),
+    "continues": ("#!/bin/bash\nread answer\n./x\n", False),
+    "here": ("#!/bin/bash\nset -e\nread a b <<< '1 2'\n./x\n", False),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_read_in_a_script_is_the_cause_only_without_input(name: str) -> None:
+    """bash prints no prompt without a terminal, so that the log is empty."""
+    script, is_cause = SCRIPTS[name]
+    found = diagnose(Evidence(job=JOB, script=script, was_read=True))
+    assert (found.code == "no-input") == is_cause, found
+    # The name of the cause outweighs the script.
+    evidence = Evidence(job=JOB, script=script, was_read=True, log="./x: No such file or directory\n")
+    assert diagnose(evidence).code == "missing-file"
+
+
+@pytest.mark.parametrize(("log", "reads"), [("", False), ("it went wrong\n", True)])
+@pytest.mark.parametrize(
+    "job", [{"exit_code": 3}, {"exit_code": 0, "signal": 3}, {"exit_code": 0, "signal": 6}]
+)
+def test_empty_log_is_not_said_to_be_worth_reading(log: str, job: Mapping[str, int], *, reads: bool) -> None:
+    found = diagnose(Evidence(job=replace(JOB, **job), log=log, was_read=True))
+    assert ("read the end of the log" in found.fix) == reads, found
+
+
+PMIX = """\
+slurmstepd-n1: error:  mpi/pmix_v5: _errhandler: n1 [0]: pmixp_client_v2.c:211: Error handler invoked: status = -61, source = [slurm.pmix.11.1:1]
+slurmstepd-n1: error: *** STEP 11.1 ON n1 CANCELLED AT 2026-11-27T22:15:19 ***
+srun: Job step aborted: Waiting up to 32 seconds for job step to finish.
+srun: error: n1: task 0: Killed
+srun: Terminating StepId=11.1
+"""
+
+
+def test_rank_that_left_mpi_with_exit_code_0_is_the_cause() -> None:
+    job = replace(JOB, exit_code=0, signal=9, nodes=("n1",))
+    evidence = Evidence(job=job, log=PMIX, ranks={0: "step 4\n", 1: "step 4\n"})
+    found = diagnose(evidence)
+    assert (found.code, found.rank, found.host) == ("left-mpi", 1, "n1")
+    # A rank with a record of its failure has not left with exit code 0.
+    assert diagnose(replace(evidence, ends={1: "5.0 3 n1"})).code == "exit-code"
+
+
+EXCEEDED = """\
+slurmstepd-n2: error: StepId=12.1 exceeded memory limit (991117312 > 524288000), being killed
+srun: Job step aborted: Waiting up to 32 seconds for job step to finish.
+srun: error: n2: tasks 0-1: Killed
+"""
+
+
+def test_out_of_memory_of_a_step_names_the_rank_with_the_largest_memory() -> None:
+    job = replace(JOB, exit_code=0, signal=9, nodes=("n2",), tres="cpu=2,mem=500M,node=1")
+    step = StepInfo("12.1", peak=968051712, peak_host="n2", peak_task=1)
+    found = diagnose(Evidence(job=job, log=EXCEEDED, steps=(StepInfo("12.0", peak=1), step)))
+    assert (found.code, found.rank) == ("out-of-memory", 1)
+    # Without accounting it is unknown which of the killed tasks used the memory.
+    assert diagnose(Evidence(job=job, log=EXCEEDED)).rank is None
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "/jobs/x/run.sh: line 3: 77 Segmentation fault      (core dumped) mpirun -np 2 ./a.out\n",
+        "[n1:77] Signal: Segmentation fault (11)\n[n1:77] [ 0] /lib/libc.so.6(+0x1)\n[n1:77] [ 1] /usr/bin/prterun(main+0x2)\n",
+    ],
+    ids=["bash", "stack"],
+)
+def test_crash_of_mpirun_is_not_of_the_program(log: str) -> None:
+    assert said(log, exit_code=139).code == "launcher-crashed"
+    assert said(log.replace("mpirun", "./b.out").replace("prterun", "b.out"), exit_code=139).code == (
+        "segmentation-fault"
+    )
