@@ -122,7 +122,7 @@ def shell(
         screen.note(f"job {allocation.job_id} holds {', '.join(allocation.nodes)} until you exit")
         for port in forwards:
             screen.note(f"localhost:{port.local} forwards to port {port.remote} of {allocation.nodes[0]}")
-        argv = allocation.argv(command or [], folder.path, terminal=terminal)
+        argv = allocation.argv(command or [], folder.path, terminal=terminal, forwards=forwards)
         code, answer = _run(screen, argv, {"job_id": allocation.job_id, "nodes": allocation.nodes})
         files = folder.changes
         if isinstance(files, TransportError):

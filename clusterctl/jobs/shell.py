@@ -92,7 +92,14 @@ class Allocation:
     _ssh: OpenSSH
     _controller: str
 
-    def argv(self, command: Sequence[str], folder: str, *, terminal: bool) -> list[str]:
+    def argv(
+        self,
+        command: Sequence[str],
+        folder: str,
+        *,
+        terminal: bool,
+        forwards: Sequence[Forward] = (),
+    ) -> list[str]:
         """Return the local command line to run ``command`` (empty: a shell) on the first node.
 
         command: the words of a command, or a single line for bash.
@@ -100,9 +107,12 @@ class Allocation:
         The command runs in Slurm's interactive step, so job steps started in it can use the whole allocation.
 
         folder: the session's folder on the cluster. terminal: connect a terminal.
+        forwards: ports of the node that the session claims, so that it can say if they are in use.
         """
         # As in a job that sbatch starts.
         variables = {**self._environment, "SLURM_SUBMIT_DIR": folder}
+        if forwards:
+            variables["CLUSTERCTL_FORWARDED"] = " ".join(str(forward.remote) for forward in forwards)
         settings = [f"{name}={value}" for name, value in variables.items()]
         step = ["srun", "--interactive", "--preserve-env", "--nodes=1", "--ntasks=1", "--quiet"]
         step += ["--pty"] if terminal else []

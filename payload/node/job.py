@@ -43,7 +43,7 @@ from contextlib import suppress
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, ROOT)
 
-from payload.node import restarts, task
+from payload.node import ports, restarts, task
 from payload.node.first import end_unless_first
 from payload.node.requeue import (
     DOWN,
@@ -60,8 +60,6 @@ from payload.node.requeue import (
 )
 
 RANK_VARIABLES = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK".split()
-# These ports are above the ranges of the kernel and srun.
-FIRST_PORT, PORTS = 65000, 536
 # After a failure, telemetry may wait for a dead node. It must not delay the requeue.
 TELEMETRY_END_S, TELEMETRY_FAILED_S = 3.0, 0.3
 # After an abort, slurmstepd kills the ranks of a node at once. If srun still waits after this time, a
@@ -210,8 +208,11 @@ def run(words: Sequence[str]) -> int:
     return status
 
 
-def set_variables(nodes: Sequence[str]) -> None:
-    """Set the variables of a job. The current folder is the job's. nodes: the job's nodes, without Slurm."""
+def set_variables(nodes: Sequence[str], *, hand_on: bool = False) -> None:
+    """Set the variables of a job. The current folder is the job's. nodes: the job's nodes, without Slurm.
+
+    hand_on: whether a program that replaces this process keeps the port of the job.
+    """
     if "SLURM_JOB_ID" not in os.environ:
         task.take_host_variables()
     # srun ignores SLURM_CPUS_PER_TASK.
@@ -220,7 +221,7 @@ def set_variables(nodes: Sequence[str]) -> None:
     # After `#SBATCH --export=NONE`, srun would pass none of a script's variables to its steps, not even PATH.
     for name in ("SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV"):
         os.environ.pop(name, None)
-    set_rendezvous(nodes)
+    set_rendezvous(nodes, hand_on=hand_on)
     # A program that works without output writes to this file to show its progress.
     os.environ["CLUSTERCTL_HEARTBEAT"] = os.path.abspath("heartbeat")
     # If an operation of NCCL exceeds its time-out, PyTorch writes each rank's last operations to such a file.
@@ -229,8 +230,18 @@ def set_variables(nodes: Sequence[str]) -> None:
 
 
 def shell(program: list[str]) -> int:
-    """Replace this process by a program that has the variables of a job."""
-    set_variables([])
+    """Replace this process by a program that has the variables of a job.
+
+    The variable CLUSTERCTL_FORWARDED has the ports of this node that `clusterctl shell` forwards. The session
+    claims these ports, so that a later session knows that they are in use.
+    """
+    set_variables([], hand_on=True)
+    for port in os.environ.pop("CLUSTERCTL_FORWARDED", "").split():
+        if not ports.claim(int(port), hand_on=True):
+            task.complain(
+                f"port {port} of {task.host_name()} is already in use, so `--forward {port}` leads to a "
+                f"program of another session or job: start yours on another PORT, with --forward {port}:PORT"
+            )
     return task.become(program)
 
 
@@ -330,18 +341,21 @@ def take_sweep_values(files: str) -> list[str]:
     return words
 
 
-def set_rendezvous(nodes: Sequence[str]) -> None:
+def set_rendezvous(nodes: Sequence[str], *, hand_on: bool) -> None:
     """Set MASTER_ADDR and MASTER_PORT, at which PyTorch's ranks meet. `submit --env` overrides them.
 
-    The port depends on the job's id. No process on this node is listening on the port now.
+    hand_on: whether a program that replaces this process keeps the port.
     """
     # If another job submitted this job, sbatch has passed on its variables.
     for name in RANK_VARIABLES:
         os.environ.pop(name, None)
-    listening = task.text_of("/proc/net/tcp") + task.text_of("/proc/net/tcp6")
     job = os.environ.get("SLURM_JOB_ID") or os.environ.get("CLUSTERCTL_JOB_ID", "").lstrip("m") or "0"
-    ports = [FIRST_PORT + (int(job) + offset) % PORTS for offset in range(PORTS)]
-    port = next((port for port in ports if f":{port:04X} " not in listening), ports[-1])
+    port, is_of_jobs = ports.claim_job_port(int(job), hand_on=hand_on)
+    if not is_of_jobs:
+        task.complain(
+            f"no port from {ports.FIRST_PORT} to {ports.FIRST_PORT + ports.PORTS - 1} is free on "
+            f"{task.host_name()}, so MASTER_PORT is {port}, which a firewall between the nodes may block"
+        )
     set_for_this_job(MASTER_ADDR=nodes[0] if nodes else task.host_name(), MASTER_PORT=str(port))
 
 

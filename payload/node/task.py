@@ -231,7 +231,10 @@ def rank(words: Sequence[str]) -> int:
 
 
 def describe_rank(launcher: str, per_node: int) -> None:
-    """Set PyTorch's variables, such as RANK, unless `submit --env` has set them. per_node: ranks per node."""
+    """Set PyTorch's variables, such as RANK, unless `submit --env` has set them, and this node's HOSTNAME.
+
+    per_node: ranks per node.
+    """
     get = os.environ.get
     if launcher == "torchrun":
         variables = {"NODE_RANK": get("GROUP_RANK", "0")}
@@ -255,6 +258,8 @@ def describe_rank(launcher: str, per_node: int) -> None:
         }
     for name, value in variables.items():
         os.environ.setdefault(name, value)
+    # Launchers pass on the name of the node on which the job's script runs.
+    os.environ["HOSTNAME"] = os.uname().nodename
     if launcher == "mpirun" and "SLURM_JOB_ID" in os.environ:
         os.environ.update(slurm_variables(variables, per_node))
 

@@ -20,7 +20,19 @@ APPTAINER = Path(__file__).with_name("apptainer")
 HASH = "0123456789abcdef"
 PARTITION = {"name": "train", "nodes": 2}
 FACTS = facts_of_spec(ClusterSpec.model_validate({"version": 1, "name": "demo", "partitions": [PARTITION]}))
-NODE = ("__init__", "first", "hang", "job", "native", "rank", "requeue", "restarts", "stacks", "task")
+NODE = (
+    "__init__",
+    "first",
+    "hang",
+    "job",
+    "native",
+    "ports",
+    "rank",
+    "requeue",
+    "restarts",
+    "stacks",
+    "task",
+)
 HOSTILE = ("$HOME", "; false", "|", *(name.decode(errors="ignore") for name in HOSTILE_NAMES))
 
 

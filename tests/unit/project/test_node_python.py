@@ -22,6 +22,7 @@ PROGRAMS = sorted(
         ROOT / "payload" / "node" / "job.py",
         ROOT / "payload" / "node" / "requeue.py",
         ROOT / "payload" / "node" / "native.py",
+        ROOT / "payload" / "node" / "ports.py",
         ROOT / "payload" / "node" / "python_stacks.py",
         ROOT / "payload" / "node" / "restarts.py",
         ROOT / "payload" / "node" / "stacks.py",
