@@ -19,6 +19,7 @@ from clusterctl.cli.output import Screen
 from clusterctl.errors import ClusterctlError, CollectError, Notice, UsageError, excluded, unaccompanied
 from clusterctl.runs.collect import collect_runs
 from clusterctl.runs.compare import Difference, compare, compare_losses
+from clusterctl.runs.curve import STEP
 from clusterctl.runs.find import (
     FIELDS,
     TIMES,
@@ -215,10 +216,7 @@ def _table(screen: Screen, rows: Sequence[Row], keys: Sequence[str]) -> list[str
 
 def _cell(row: Row, key: str) -> str:
     value = row.value(key)
-    if value is None and key in row.metrics and row.metrics[key].nonfinite:
-        # The metric is NaN or infinite.
-        return "nan"
-    return shown_value(value, key)
+    return (row.nonfinite(key) if value is None else None) or shown_value(value, key)
 
 
 def shown_value(value: Value, key: str = "") -> str:
@@ -309,17 +307,19 @@ def _about(row: Row) -> list[tuple[str, str]]:
 
 
 def _metric_table(screen: Screen, row: Row) -> list[str]:
-    def at(value: float | None, step: int | None) -> str:
-        return shown_value(value) + (f" at {step}" if value is not None and step is not None else "")
-
     def line(name: str, metric: Metric) -> list[str]:
-        step = "" if metric.nonfinite_step is None else f", first at {metric.nonfinite_step}"
+        axis = "" if metric.axis == STEP else f"{metric.axis} "
+
+        def at(value: Value, place: float | None) -> str:
+            return shown_value(value) + ("" if value is None or place is None else f" at {axis}{place}")
+
+        first = at(f"{metric.nonfinite:,}, first", metric.nonfinite_step)
         return [
             name,
-            "nan" if metric.last is None and metric.nonfinite else at(metric.last, metric.last_step),
+            at(row.nonfinite(f"metric.{name}") or metric.last, metric.last_step),
             at(metric.min, metric.min_step),
             at(metric.max, metric.max_step),
-            f"{metric.nonfinite}{step}" if metric.nonfinite else "",
+            (str(metric.nonfinite) if metric.nonfinite_step is None else first) if metric.nonfinite else "",
         ]
 
     rows = [line(name, metric) for name, metric in row.metrics.items()]

@@ -5,22 +5,31 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_left
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 from typing import Any, Final, TypeAlias
 
 from clusterctl.runs.compare import mapping
+from clusterctl.runs.curve import STEP, Column, Curve, Sample
 from clusterctl.runs.find import Row
+from clusterctl.runs.metric_files import Block, MetricFiles, finite, is_number
 from clusterctl.runs.page import Chart, Kind, Section, Series, Table, rounded, thinned
-from clusterctl.runs.series import Record, finite, is_number, records
+from clusterctl.spec.names import first_few
 
 MOST_LINES: Final = 16  # per chart
 # The clocks of hosts differ a little, and Slurm reports whole seconds.
 CLOCK_S: Final = 2.0
 MOST_CHARTS: Final = 16
-_MOST_POINTS: Final = 50_000  # per metric
+_MOST_STALLS: Final = 100
+# A sum of this many windows of ten steps is damaged.
+_MOST_WINDOWS: Final = 50_000
+# The report and the table of a scaling have the medians of these metrics.
+SPEEDS: Final = ("samples_per_s", "tokens_per_s")
+EXPOSED: Final = "comm_exposed_ms"
+# The name of a chart's metrics without words for training and evaluation, and the axis of their values.
+_Group: TypeAlias = tuple[str, str]
 # Metrics of training and of evaluation that are shown in the same chart.
 _SPLIT: Final = re.compile(r"^(?:(train(?:ing)?)|val(?:id(?:ation)?)?|eval(?:uation)?|test|dev)[/_.]")
 # Metrics of the bundled `train` that the report shows in sentences or in charts of their own.
@@ -29,8 +38,6 @@ _OWN_CHARTS: Final = frozenset(
 )
 # The parts of a step's time.
 PARTS: Final = ("compute", "exposed communication", "data")
-# The (step, value) points of a metric in a run.
-_Curve: TypeAlias = Sequence[tuple[float, float]]
 _SEED: Final = re.compile(r"(?:.*[._-])?(?:seed|random_state)", re.IGNORECASE)
 # Units of metrics, by the ends of their names. A share of 1 is shown in percent.
 _SHARE: Final = "share"
@@ -63,88 +70,150 @@ _MULTIPLE: Final = 1e-4
 
 
 @dataclass
+class RankTimes:
+    """The computing of each rank, by the evaluations of the bundled `train`.
+
+    means: milliseconds per step. slowest: the number of windows in which each rank was the slowest.
+    """
+
+    windows: int = 0
+    means: list[float] = field(default_factory=list)
+    slowest: list[float] = field(default_factory=list)
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        means, slowest, windows = (line.get(key) for key in ("compute_ms", "slowest", "windows"))
+        if isinstance(means, list) and isinstance(slowest, list) and isinstance(windows, int):
+            complete = len(means) == len(finite_values(means)) == len(finite_values(slowest)) == len(slowest)
+            if complete and 0 < windows < _MOST_WINDOWS and len(means) == len(self.means or means):
+                totals = [mean * self.windows for mean in self.means] or [0.0] * len(means)
+                self.windows += windows
+                self.means = [
+                    (total + mean * windows) / self.windows for total, mean in zip(totals, means, strict=True)
+                ]
+                earlier = self.slowest or [0] * len(means)
+                self.slowest = [sum(pair) for pair in zip(earlier, slowest, strict=True)]
+
+
+@dataclass
 class ProgramMetrics:
     """The metrics that the program of a run or task wrote over time, with times in milliseconds.
 
-    steps: (step, (compute, communication, data)). step_ms: the times of all steps, also without these parts.
-    stalls: step -> time for a checkpoint. hosts: rank -> host. times: (step, Unix seconds).
-    seconds: the duration that the program measured since its last start.
+    curves: by the name of the metric.
+    samples: the values of metrics whose median is needed, and as ``STEP`` the times of steps.
+    parts: a curve for each of PARTS, over the steps that have them all.
+    stalls: step and time of the last checkpoints. stall_ms: the sum of all, of which there are stall_count.
+    hosts: rank -> host. seconds: the duration that the program measured since its last start.
     given: the options that the user set; None if the program does not tell.
+    left_out: sentences on metrics that were not read.
+    has_clock: whether the times in the curves are by the same clock as those of the job.
     """
 
-    series: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
-    steps: list[tuple[float, Sequence[float]]] = field(default_factory=list)
-    step_ms: list[float] = field(default_factory=list)
-    times: list[tuple[float, float]] = field(default_factory=list)
-    stalls: dict[int, float] = field(default_factory=dict)
+    curves: dict[str, Curve] = field(default_factory=lambda: defaultdict(Curve))
+    samples: dict[str, Sample] = field(default_factory=dict)
+    parts: Sequence[Curve] = field(default_factory=lambda: [Curve() for _ in PARTS])
+    stalls: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_MOST_STALLS))
+    stall_ms: float = 0.0
+    stall_count: int = 0
     hosts: dict[int, str] = field(default_factory=dict)
-    compute: list[tuple[Sequence[float], Sequence[float], int]] = field(default_factory=list)
+    ranks: RankTimes = field(default_factory=RankTimes)
     began: float | None = None
     ended: float | None = None
+    has_clock: bool = True
     seconds: float | None = None
     pipelined: bool = False
     is_ours: bool = False
     given: frozenset[str] | None = None
+    left_out: Sequence[str] = ()
 
     @classmethod
-    def of(cls, row: Row) -> ProgramMetrics:
+    def of(cls, row: Row, metric: str = "") -> ProgramMetrics:
+        """Return the metrics of a run or a task. metric: a metric whose median is needed."""
         metrics = cls()
-        for number, record in enumerate(records(row.folder)):
-            metrics._add(number, record)
+        metrics.samples = {name: Sample() for name in (*SPEEDS, EXPOSED, metric, STEP)}
+        files = MetricFiles(row.folder)
+        for block in files.blocks():
+            metrics._add(block)
+        metrics.left_out = files.left_out
         start, end = row.record.start_time or 0, row.record.end_time or math.inf
         for moment in (metrics.began, metrics.ended):
             if moment is not None and not start - CLOCK_S <= moment <= end + CLOCK_S:
                 # The program used another clock, such as the seconds since its start.
                 metrics.began = metrics.ended = None
-                metrics.times.clear()
+                metrics.has_clock = False
         return metrics
+
+    def median(self, name: str) -> float | None:
+        """Return the median of a metric, or of the times of steps (``STEP``); None without values."""
+        return self.samples[name].median()
 
     @property
     def mean_step_ms(self) -> float | None:
         """The mean time of a step, without checkpoints and evaluations; None if the program is another's."""
-        total = sum(sum(parts) for _, parts in self.steps)
-        return total / len(self.steps) if self.steps and total < math.inf else None
+        totals = self.part_means
+        return sum(totals) if totals and sum(totals) < math.inf else None
 
-    def _add(self, number: int, record: Record) -> None:
-        line, x = record.line, float(number if record.step is None else record.step)
-        for name, value in record.values.items():
-            _append(self.series[name], (x, value))
-        if record.time is not None:
-            self.began = min(self.began or record.time, record.time)
-            self.ended = max(self.ended or record.time, record.time)
-            if record.values:
-                _append(self.times, (x, record.time))
-        match record.kind:
+    @property
+    def part_means(self) -> list[float]:
+        """The mean time of each part of a step; [] if the program is another's."""
+        wholes = [curve.whole for curve in self.parts]
+        return [whole.mean for whole in wholes if whole is not None and whole.mean is not None]
+
+    def _add(self, block: Block) -> None:
+        for name, column in block.columns.items():
+            self.curves[name].extend(block.axis, column)
+            if name in self.samples:
+                self.samples[name].extend(column.ys)
+        if times := [time for time in block.place.times or () if time is not None]:
+            self.began = min(times if self.began is None else (self.began, *times))
+            self.ended = max(times if self.ended is None else (self.ended, *times))
+        match block.kind:
             case "run":
-                self.is_ours = True
-                listed = line.get("ranks")
-                ranks = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
-                self.hosts = {number: str(row.get("host", "")) for number, row in enumerate(ranks)}
-                self.pipelined = mapping(line, "config").get("pp", 1) != 1
-                given = line.get("given")
-                self.given = frozenset(map(str, given)) if isinstance(given, list) else None
+                for line in block.lines:
+                    self._add_start(line)
             case "iteration":
-                self._add_step(x, line)
+                self._add_steps(block)
             case "result":
-                self.seconds = finite(line.get("seconds"))
+                self.seconds = finite(block.lines[-1].get("seconds"))
             case "checkpoint":
-                self.stalls |= {int(x): 1e3 * seconds for seconds in finite_values([line.get("stall_s")])}
+                for x, line in zip(block.place.xs or (), block.lines, strict=True):
+                    for seconds in finite_values([line.get("stall_s")]):
+                        self.stalls.append((x, 1e3 * seconds))
+                        self.stall_ms += 1e3 * seconds
+                        self.stall_count += 1
             case "evaluation":
-                self._add_windows(line)
+                for line in block.lines:
+                    self.ranks.add(line)
 
-    def _add_step(self, x: float, line: Mapping[str, Any]) -> None:
-        seconds, exposed, data = (finite(line.get(key)) for key in ("seconds", "comm_exposed_ms", "data_ms"))
-        if seconds is not None:
-            _append(self.step_ms, 1e3 * seconds)
-            if exposed is not None and data is not None:
-                _append(self.steps, (x, (max(0.0, 1e3 * seconds - exposed - data), exposed, data)))
+    def _add_start(self, line: Mapping[str, Any]) -> None:
+        self.is_ours = True
+        listed = line.get("ranks")
+        ranks = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
+        self.hosts = {number: str(row.get("host", "")) for number, row in enumerate(ranks)}
+        self.pipelined = mapping(line, "config").get("pp", 1) != 1
+        given = line.get("given")
+        self.given = frozenset(map(str, given)) if isinstance(given, list) else None
 
-    def _add_windows(self, line: Mapping[str, Any]) -> None:
-        means, slowest, windows = (line.get(key) for key in ("compute_ms", "slowest", "windows"))
-        if isinstance(means, list) and isinstance(slowest, list) and isinstance(windows, int):
-            complete = len(means) == len(finite_values(means)) == len(finite_values(slowest)) == len(slowest)
-            if complete and 0 < windows < _MOST_POINTS:
-                self.compute.append((means, slowest, windows))
+    def _add_steps(self, block: Block) -> None:
+        columns = [block.columns.get(key) for key in ("seconds", EXPOSED, "data_ms")]
+        seconds, *others = columns
+        if seconds is None:
+            return
+        steps_ms = [1e3 * value for value in seconds.ys]
+        self.samples[STEP].extend(steps_ms)
+        exposed, data = others
+        if exposed is None or data is None or not len(seconds.ys) == len(exposed.ys) == len(data.ys):
+            return
+        rows = [*zip(steps_ms, exposed.ys, data.ys, seconds.xs or (), strict=True)]
+        if not math.isfinite(sum(map(sum, (steps_ms, exposed.ys, data.ys)))):
+            rows = [row for row in rows if all(map(math.isfinite, row))]
+        xs = [x for *_, x in rows]
+        compute = [max(0.0, step - wait - load) for step, wait, load, _ in rows]
+        for curve, ys in zip(
+            self.parts,
+            (compute, [row[1] for row in rows], [row[2] for row in rows]),
+            strict=True,
+        ):
+            curve.extend(block.axis, Column(xs, ys))
 
 
 def unit_of(name: str) -> str:
@@ -171,6 +240,8 @@ def line_chart(
         values = {x: math.nan if value is None else value / y_size for x, value in line.points}
         points = [(place / x_size, values[place]) for place in sorted(values)]
         smooth = () if line.marks or len(points) < _SMOOTH_FROM else _means(points)
+        if line.smooth:
+            smooth = [(place / x_size, value / y_size) for place, value in line.smooth]
         drawn.append(replace(line, points=thinned(points), smooth=smooth))
     end = None if x_end is None else x_end / x_size
     return _on_axis(Chart(title, drawn, x_unit, y_unit, x_end=end), unit)
@@ -252,46 +323,89 @@ def metrics_section(
     A run has the same color in all charts. The metrics of a single run have a color each. Metrics that never
     changed are listed instead. A multiple of another metric is named in the title of that metric's chart.
     """
-    groups: dict[str, list[str]] = defaultdict(list)
+    groups: dict[_Group, list[str]] = defaultdict(list)
     unchanged: list[str] = []
-    shown: dict[Sequence[Sequence[float]], list[_Values]] = defaultdict(list)
-    multiples: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    shown: dict[Any, list[_Values]] = defaultdict(list)
+    multiples: dict[_Group, list[tuple[str, str]]] = defaultdict(list)
     is_bundled = any(metrics.is_ours for metrics in runs.values())
     listed = {
-        name: [metrics.series.get(name, ()) for metrics in runs.values()]
-        for name in dict.fromkeys(name for metrics in runs.values() for name in metrics.series)
+        name: {title: metrics.curves[name] for title, metrics in runs.items() if name in metrics.curves}
+        for name in dict.fromkeys(name for metrics in runs.values() for name in metrics.curves)
         if not (name in _OWN_CHARTS and is_bundled) and not (only and name not in only)
     }
+    drawn_values = [
+        _Values(name, axis, {title: curve for title, curve in curves.items() if curve.axis == axis})
+        for name, curves in listed.items()
+        for axis in dict.fromkeys(curve.axis for curve in curves.values())
+    ]
     # Metrics with a single value come last: they have no chart, or are in that of another metric.
-    for name, curves in sorted(listed.items(), key=lambda each: max(map(len, each[1])) == 1):
-        values = _Values(name, curves)
-        is_alone = len(runs) == 1 and _SPLIT.sub("", name) not in groups
-        if len({*values.ys}) == 1 and (is_alone or any(len(curve) > 1 for curve in curves)):
-            unchanged.append(f"{name} {with_unit(values.highest, unit_of(name))}")
+    for values in sorted(drawn_values, key=lambda values: values.count == 1):
+        is_alone = len(runs) == 1 and values.group not in groups
+        if len({*values.ys}) == 1 and (is_alone or values.count > 1):
+            unchanged.append(f"{values.name} {with_unit(values.highest, unit_of(values.name))}")
             continue
-        alike = shown[tuple(tuple(x for x, _ in curve) for curve in curves)]
-        factors = ((other.name, values.factor(other)) for other in alike)
-        first, factor = next(((first, factor) for first, factor in factors if factor), ("", None))
+        alike = shown[values.places]
+        factors = ((other, values.factor(other)) for other in alike)
+        first, factor = next(((first, factor) for first, factor in factors if factor), (values, None))
         if factor is None:
             alike.append(values)
-            groups[_SPLIT.sub("", name)].append(name)
+            groups[values.group].append(values.name)
         else:
             times = "the same as" if factor == 1 else f"{factor:.4g} times"
-            multiples[_SPLIT.sub("", first)].append((f"{name} is {times}", first))
+            multiples[first.group].append((f"{values.name} is {times}", first.name))
     if len(groups) > MOST_CHARTS:
         missing.append(f"charts of {len(groups) - MOST_CHARTS} more metrics")
+    for title, metrics in runs.items():
+        missing.extend(f"{title}: {text}" if title else text for text in metrics.left_out)
     drawn = sorted(groups, key=_order)[:MOST_CHARTS]
     charts = [_metric_chart(group, groups[group], runs, multiples[group]) for group in drawn]
     lines = [f"a single value each, so without a chart: {', '.join(unchanged)}"] if unchanged else []
-    return Section("Metrics", lines, charts)
+    return Section("Metrics", [*lines, *_place_lines(listed)], charts)
+
+
+def _place_lines(listed: Mapping[str, Mapping[str, Curve]]) -> Iterator[str]:
+    """Yield sentences on values that a chart does not have. listed: metric -> title of a run -> curve."""
+    repeated: dict[str, list[str]] = defaultdict(list)
+    unplaced: dict[str, list[str]] = defaultdict(list)
+    for name, curves in listed.items():
+        for title, curve in curves.items():
+            where = f" of {title}" if title else ""
+            if curve.repeated:
+                counts = f"{curve.repeated:,} of {curve.count:,} values{where} have"
+                repeated[f"{counts} the {curve.axis} of an earlier value, or one before it"].append(name)
+            if curve.unplaced:
+                counts = f"{curve.unplaced:,} of {curve.count:,} values{where} have"
+                unplaced[f"{counts} no {curve.axis}"].append(name)
+    for text, names in repeated.items():
+        yield (
+            f"{first_few(names, MOST_LINES)}: {text}, for example after a restart; charts have the latest "
+            "values"
+        )
+    for text, names in unplaced.items():
+        yield f"{first_few(names, MOST_LINES)}: {text}, and are not in charts"
 
 
 class _Values:
-    """The values of a metric in all runs. ys: None for NaN. count: the most values in a run."""
+    """The values of a metric in runs, by the same axis. ys: None for NaN. count: the most values in a run.
 
-    def __init__(self, name: str, curves: Sequence[_Curve]) -> None:
-        self.name, self.count = name, max(map(len, curves))
-        self.ys = [None if math.isnan(y) else y for curve in curves for _, y in curve]
+    Of a curve with very many values, ``ys`` and ``places`` are those of its buckets.
+    """
+
+    def __init__(self, name: str, axis: str, curves: Mapping[str, Curve]) -> None:
+        self.name = name
+        self.group: _Group = _SPLIT.sub("", name), axis
+        self.count = max(curve.count for curve in curves.values())
+        buckets = [bucket for curve in curves.values() for bucket in curve.buckets]
+        self.places = tuple(
+            (title, curve.size, tuple(bucket.first.x for bucket in curve.buckets))
+            for title, curve in curves.items()
+        )
+        points = (
+            point
+            for bucket in buckets
+            for point in ((bucket.first,) if bucket.count == 1 else (bucket.low, bucket.high, bucket.gap))
+        )
+        self.ys = [None if point is None or math.isnan(point.y) else point.y for point in points]
         numbers = [y for y in self.ys if y is not None]
         self.lowest, self.highest = min(numbers, default=math.nan), max(numbers, default=math.nan)
 
@@ -300,21 +414,27 @@ class _Values:
         if self.ys == other.ys:
             return 1.0
         factor, height = self.highest / (other.highest or 1.0), self.highest - self.lowest
-        is_multiple = self.count >= _MULTIPLE_FROM and all(
-            y == y0 if y is None or y0 is None else abs(y - factor * y0) <= _MULTIPLE * min(abs(y), height)
-            for y, y0 in zip(self.ys, other.ys, strict=True)
+        is_multiple = (
+            self.count >= _MULTIPLE_FROM
+            and len(self.ys) == len(other.ys)
+            and all(
+                y == y0
+                if y is None or y0 is None
+                else abs(y - factor * y0) <= _MULTIPLE * min(abs(y), height)
+                for y, y0 in zip(self.ys, other.ys, strict=True)
+            )
         )
         return factor if is_multiple and factor > 0 else None
 
 
-def _order(group: str) -> tuple[int, str]:
+def _order(group: _Group) -> tuple[int, _Group]:
     """Return a sort key: losses and accuracies come first."""
     words = ("loss", "acc", "perplexity", "bits", "samples_per_s", "tokens_per_s")
-    return next((rank for rank, word in enumerate(words) if word in group), len(words)), group
+    return next((rank for rank, word in enumerate(words) if word in group[0]), len(words)), group
 
 
 def _metric_chart(
-    group: str,
+    group: _Group,
     names: Sequence[str],
     runs: Mapping[str, ProgramMetrics],
     multiples: Sequence[tuple[str, str]],
@@ -324,40 +444,39 @@ def _metric_chart(
     multiples: words such as "mfu is 0.01 times", and the name of the metric that is drawn.
     """
     is_single = len(names) == 1
-    title = names[0] if is_single else group
+    base, axis = group
+    title = names[0] if is_single else base
     marked = [name for name in names if _is_evaluation(name)]
     is_marked = len(runs) > 1 and 0 < len(marked) < len(names)
     notes = [f"markers: {', '.join(marked)}"] if is_marked else []
     notes += [f"{words} {'this' if is_single else name}" for words, name in multiples]
     more = f" ({', '.join(notes)})" if notes else ""
-    return line_chart(f"{title}{more}", _metric_lines(names, runs), unit=unit_of(names[0]))
+    return line_chart(f"{title}{more}", _metric_lines(names, axis, runs), axis, unit_of(names[0]))
 
 
-def _metric_lines(names: Sequence[str], runs: Mapping[str, ProgramMetrics]) -> list[Series]:
+def _metric_lines(names: Sequence[str], axis: str, runs: Mapping[str, ProgramMetrics]) -> list[Series]:
     lines = []
     for number, (title, metrics) in enumerate(runs.items()):
         for at, name in enumerate(names):
-            if points := metrics.series.get(name):
+            curve = metrics.curves.get(name)
+            if curve is not None and curve.axis == axis:
                 words = [title, name] if len(names) > 1 else [title or name]
                 color, marks = number if len(runs) > 1 else at, _is_evaluation(name)
                 full_name = " ".join(filter(None, words))
-                lines.append(Series(full_name, points, color, marks, run=title))
+                smooth = () if curve.is_complete or marks else curve.means(_SMOOTH)
+                lines.append(Series(full_name, curve.points(), color, marks, smooth=smooth, run=title))
     return lines
 
 
 def loss_lines(metrics: ProgramMetrics) -> list[Series]:
     """Return the losses of a run by Unix time; [] if the program did not log its loss with the time."""
-    names = [name for name in metrics.series if _SPLIT.sub("", name) == "loss"]
-    # Of a repeated step the last time counts.
-    times = sorted(dict(metrics.times).items())
-    if not times:
-        return []
+    names = [name for name in metrics.curves if _SPLIT.sub("", name) == "loss"]
     lines = []
-    for line in _metric_lines(names, {"": metrics}):
-        # After very many steps, not all of their times are known.
-        ats = [min(bisect_left(times, (x,)), len(times) - 1) for x, _ in line.points]
-        points = [(times[at][1], y) for at, (_, y) in zip(ats, line.points, strict=True)]
-        lines.append(replace(line, points=points))
+    for at, name in enumerate(names if metrics.has_clock else ()):
+        points = (point for bucket in metrics.curves[name].buckets for point in bucket.points())
+        timed = [(point.time, point.y) for point in points if point.time is not None]
+        if timed:
+            lines.append(Series(name, timed, at, _is_evaluation(name)))
     return lines
 
 
@@ -373,18 +492,17 @@ def _is_evaluation(name: str) -> bool:
 
 
 def step_charts(metrics: ProgramMetrics) -> Iterator[Chart]:
-    if metrics.steps:
-        size = math.ceil(len(metrics.steps) / 100)
-        chunks = [metrics.steps[at : at + size] for at in range(0, len(metrics.steps), size)]
-        areas = [
-            Series(name, [(part[-1][0], sum(times[at] for _, times in part) / len(part)) for part in chunks])
-            for at, name in enumerate(PARTS)
-        ]
-        unit = "ms" if size == 1 else f"ms, mean of {size} steps"
+    if metrics.part_means:
+        curves = metrics.parts
+        areas = [Series(name, curve.means(100)) for name, curve in zip(PARTS, curves, strict=True)]
+        size = math.ceil(len(curves[0].buckets) / 100) * curves[0].size
+        unit = "ms" if size == 1 else f"ms, mean of {size:,} steps"
         yield Chart("Parts of a step", areas, y=unit, kind=Kind.AREAS)
     if metrics.stalls:
-        stalls = [(str(step), stall) for step, stall in sorted(metrics.stalls.items())[-100:]]
-        yield Chart("Checkpoints", [Series("wait of rank 0", stalls)], y="ms", kind=Kind.BARS)
+        stalls = [(f"{step:.15g}", stall) for step, stall in metrics.stalls]
+        count = metrics.stall_count
+        title = f"Checkpoints (the last {len(stalls)} of {count:,})" if count > len(stalls) else "Checkpoints"
+        yield Chart(title, [Series("wait of rank 0", stalls)], y="ms", kind=Kind.BARS)
 
 
 def parameter_chart(key: str, metric: str, tasks: Sequence[Row]) -> Chart:
@@ -418,6 +536,7 @@ def seeds_section(
     if len(others) == len(keys) or all(len(titles) == 1 for titles in groups.values()):
         return Section("Seeds")
     unit, cells, lines = unit_of(metric), [], []
+    stride, axis = 1, STEP
     for number, (values, titles) in enumerate(groups.items()):
         results = [float(str(rows[title].value(metric))) for title in titles]
         spread = stdev(results) if len(results) > 1 else None
@@ -425,7 +544,11 @@ def seeds_section(
         shown = ["-" if figure is None else with_unit(figure, unit) for figure in figures]
         cells.append([*map(str, values), str(len(titles)), *shown])
         name = ", ".join(f"{key}={value}" for key, value in zip(others, values, strict=True))
-        curves = [dict(runs[title].series.get(metric, ())) for title in titles if title in runs]
+        found = [runs[title].curves.get(metric) for title in titles if title in runs]
+        drawn_curves = [curve for curve in found if curve is not None]
+        axis = drawn_curves[0].axis if drawn_curves else axis
+        stride = max([stride, *(curve.size for curve in drawn_curves)])
+        curves = [dict(curve.thin()) for curve in drawn_curves if curve.axis == axis]
         if steps := sorted(set(curves[0]).intersection(*curves[1:])) if len(curves) > 1 else []:
             means = [(step, fmean(curve[step] for curve in curves)) for step in steps]
             drawn = thinned(means)
@@ -434,16 +557,10 @@ def seeds_section(
             lines.append(Series(name or f"{len(curves)} seeds", drawn, number, spread=band))
     head = (*others, "seeds", f"{metric}: mean", "standard deviation", "lowest", "highest")
     title = f"{metric}: mean of the seeds, and their lowest and highest values"
-    charts = [_on_axis(Chart(title, lines, y=metric), unit)] if lines else []
+    title += f", of one of {stride:,} values" if stride > 1 else ""
+    charts = [_on_axis(Chart(title, lines, axis, metric), unit)] if lines else []
     return Section("Seeds", charts=charts, tables=[Table(head, cells)])
 
 
 def finite_values(values: Iterable[Any]) -> list[float]:
     return [number for number in map(finite, values) if number is not None]
-
-
-def _append(values: list[Any], value: Any) -> None:
-    """Append a value. If the list becomes very long, drop every second value."""
-    values.append(value)
-    if len(values) > _MOST_POINTS:
-        del values[1::2]

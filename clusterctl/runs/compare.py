@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from clusterctl.errors import CollectError
+from clusterctl.runs.curve import ROW, STEP
 from clusterctl.runs.find import FIELDS, Row, is_usual
-from clusterctl.runs.series import config_of, flat, records
+from clusterctl.runs.metric_files import MetricFiles
+from clusterctl.runs.series import config_of, flat
 from clusterctl.state.ledger import Value
 from clusterctl.state.submissions import ENVIRONMENT_FILE, SOURCE_FILE
 from clusterctl.transport.remote_open import read_json
@@ -29,7 +31,7 @@ _MAX_BYTES: Final = 64 << 20
 _MAX_FILES: Final = 50
 # Two image names may differ only at the end, so long texts are compared in full.
 _LONGEST: Final = 1 << 16  # characters
-_MAX_LOSSES: Final = 1 << 20
+_MAX_LOSSES: Final = 1 << 21
 _MOST_MIB: Final = 1 << 40  # of a node
 
 
@@ -52,59 +54,95 @@ class Losses:
 
     a, b: the number of steps of the first and the second run. first: the first step with different losses.
     largest: the largest difference; None if a differing loss is NaN or infinite, or if all losses are equal.
+    axis: what a step is: ``step``, ``epoch``, or ``row`` if the program wrote neither.
+    complete: whether all losses were compared. Of very many, only the first are.
     """
 
     identical: bool
     steps: int
     a: int
     b: int
-    first: int | None = None
+    first: float | None = None
     largest: float | None = None
+    axis: str = STEP
+    complete: bool = True
 
     def __str__(self) -> str:
-        steps = f"{self.steps} step{'s' if self.steps != 1 else ''}"
-        totals = "" if self.a == self.b == self.steps else f" of {self.a} and {self.b}"
+        steps = f"{self.steps:,} {self.axis}{'s' if self.steps != 1 else ''}"
+        totals = "" if self.a == self.b == self.steps else f" of {self.a:,} and {self.b:,}"
+        limit = "" if self.complete else f"; only the first {_MAX_LOSSES:,} losses of each run were compared"
         if self.identical:
-            return f"identical over {steps}{totals}"
+            return f"identical over {steps}{totals}{limit}"
         gap = "is not finite" if self.largest is None else f"is {self.largest:.3g}"
-        return f"different from step {self.first} on, of {steps}{totals}: the largest difference {gap}"
+        first = "" if self.first is None else f"{self.first:,}"
+        text = f"different from {self.axis} {first} on, of {steps}{totals}: the largest difference {gap}"
+        return text + limit
 
 
 def compare_losses(a: Row, b: Row) -> Losses | None:
     """Compare two runs' metrics with ``loss`` in their names. Return None if no step is in both runs."""
-    losses_a, losses_b = _losses(a), _losses(b)
-    pairs = {key: (loss, losses_b[key]) for key, loss in losses_a.items() if key in losses_b}
-    if not pairs:
+    losses_a, complete_a = _losses(a)
+    losses_b, complete_b = _losses(b)
+    wrong: list[tuple[float, str]] = []
+    largest = 0.0  # infinite after a difference that is not finite
+    common: dict[tuple[str, str], set[float]] = defaultdict(set)
+    for (task, name, axis), own in losses_a.items():
+        other = losses_b.get((task, name, axis), {})
+        places = own.keys() & other.keys()
+        common[task, axis] |= places
+        pairs = ((place, own[place], other[place]) for place in places)
+        differ = [
+            (place, abs(x - y)) for place, x, y in pairs if x != y and not (math.isnan(x) and math.isnan(y))
+        ]
+        if differ:
+            wrong.append((min(place for place, _ in differ), axis))
+            gaps = [gap for _, gap in differ]
+            largest = max(largest, *gaps) if all(map(math.isfinite, gaps)) else math.inf
+    if not any(common.values()):
         return None
-    wrong = {key: (x, y) for key, (x, y) in pairs.items() if x != y and not (math.isnan(x) and math.isnan(y))}
-    gaps = [abs(x - y) for x, y in wrong.values()]
-    steps, steps_a, steps_b = (
-        len({(task, step) for task, _, step in losses}) for losses in (pairs, losses_a, losses_b)
-    )
+    first, axis = min(wrong, default=(None, next(axis for (_, axis), places in common.items() if places)))
     return Losses(
         not wrong,
-        steps,
-        steps_a,
-        steps_b,
-        first=min((step for _, _, step in wrong), default=None),
-        largest=max(gaps) if gaps and all(map(math.isfinite, gaps)) else None,
+        sum(map(len, common.values())),
+        _count_steps(losses_a),
+        _count_steps(losses_b),
+        first=first,
+        largest=largest if wrong and math.isfinite(largest) else None,
+        axis=axis,
+        complete=complete_a and complete_b,
     )
 
 
-def _losses(row: Row) -> dict[tuple[str, str, int], float]:
-    """Return (array task, metric, step) -> loss. For losses without a step, count the steps from 1."""
-    losses: dict[tuple[str, str, int], float] = {}
-    counts: Counter[tuple[str, str]] = Counter()
+# (array task, metric, axis) -> step -> loss
+_LossesOfRun: TypeAlias = dict[tuple[str, str, str], dict[float, float]]
+
+
+def _count_steps(losses: _LossesOfRun) -> int:
+    steps: dict[tuple[str, str], set[float]] = defaultdict(set)
+    for (task, _, axis), own in losses.items():
+        steps[task, axis] |= own.keys()
+    return sum(map(len, steps.values()))
+
+
+def _losses(row: Row) -> tuple[_LossesOfRun, bool]:
+    """Return the losses of a run, and whether these are all. For losses without a step, count from 1."""
+    losses: _LossesOfRun = defaultdict(dict)
+    total = 0
     tasks = row.tasks or [row]
     for task in tasks:
         number = task.number if len(tasks) > 1 else ""
-        for record in records(task.folder):
-            for name, value in record.values.items():
-                if "loss" in name.lower() and "scale" not in name.lower() and len(losses) < _MAX_LOSSES:
-                    counts[number, name] += 1
-                    step = counts[number, name] if record.step is None else record.step
-                    losses[number, name, step] = value
-    return losses
+        for block in MetricFiles(task.folder).blocks():
+            for name, column in block.columns.items():
+                if "loss" not in name.lower() or "scale" in name.lower():
+                    continue
+                total += len(column.ys)
+                if total > _MAX_LOSSES:
+                    return losses, False
+                own = losses[number, name, block.axis]
+                # Lines of other metrics do not count.
+                xs = range(len(own) + 1, len(own) + 1 + len(column.ys)) if block.axis == ROW else column.xs
+                own.update(zip(xs or (), column.ys, strict=True))
+    return losses, True
 
 
 def compare(a: Row, b: Row) -> tuple[Difference, ...]:
@@ -225,8 +263,8 @@ def _data(row: Row) -> dict[str, Value]:
     """Return the sizes and checksums of training data that the first line of metrics.jsonl lists."""
     tasks: dict[str, Mapping[str, Value]] = {}
     for task in row.tasks or [row]:
-        first = next(records(task.folder), None)
-        data = flat(mapping(first.line, "data")) if first else {}
+        first = next(MetricFiles(task.folder).blocks(), None)
+        data = flat(mapping(first.lines[0], "data")) if first is not None and first.lines else {}
         # The configuration has the path of the data.
         data.pop("name", None)
         tasks[task.number] = {

@@ -100,6 +100,14 @@ class Row:
             return _metric_value(self.metrics, rest)
         return self.config[key] if key in self.config else _metric_value(self.metrics, key)
 
+    def nonfinite(self, key: str) -> str | None:
+        """Return ``nan``, ``inf`` or ``-inf`` if that is the last value of a metric; otherwise None."""
+        metric = self.metrics.get(key) or self.metrics.get(key.removeprefix("metric."))
+        if metric is None or metric.last is not None or not metric.nonfinite:
+            return None
+        # A record of an earlier version does not tell which.
+        return metric.last_nonfinite or "nan"
+
     def known_keys(self) -> Iterator[str]:
         """Yield all keys that ``value`` accepts, except ``KEY.min`` and ``KEY.max``."""
         yield from FIELDS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -151,8 +152,15 @@ def _filter(rows: Sequence[Row], query: RunQuery) -> list[Row]:
         _reject_keys_of_tasks(rows, [key])
         reject_unknown_keys(rows, [key])
         meets_condition = _condition(key, operator, expected, [row.value(key) for row in rows])
-        selected = [row for row in selected if meets_condition(row.value(key))]
+        selected = [row for row in selected if meets_condition(_compared(row, key))]
     return selected
+
+
+def _compared(row: Row, key: str) -> Value:
+    """Return the value of a key for a condition; NaN or infinity if it is the last value of a metric."""
+    value = row.value(key)
+    text = row.nonfinite(key) if value is None else None
+    return value if text is None else float(text)
 
 
 def _condition(key: str, operator: str, text: str, values: Sequence[Value]) -> Callable[[Value], bool]:
@@ -175,6 +183,9 @@ def _condition(key: str, operator: str, text: str, values: Sequence[Value]) -> C
         )
     if key == "tags" and operator in {"=", "=="}:
         return lambda value: text in str(value).split(",")
+
+    if isinstance(expected, float) and math.isnan(expected):
+        return lambda value: operator in {"=", "=="} and isinstance(value, float) and math.isnan(value)
 
     def holds(value: Value) -> bool:
         if _is_number(value):

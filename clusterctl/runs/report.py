@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -21,8 +20,8 @@ from clusterctl.runs.charts import (
     CLOCK_S,
     MOST_LINES,
     PARTS,
+    SPEEDS,
     ProgramMetrics,
-    finite_values,
     fitting_unit,
     metrics_section,
     parameter_chart,
@@ -62,8 +61,6 @@ from clusterctl.state.submissions import ENVIRONMENT_FILE, RUN_FILE
 
 # Columns for further metrics in a ranking.
 _MORE_METRICS: Final = 4
-# The verdict has the medians of these metrics.
-_SPEEDS: Final = ("samples_per_s", "tokens_per_s")
 
 
 def report_of(rows: Sequence[Row]) -> Report:
@@ -107,8 +104,10 @@ def _run_report(row: Row) -> Report:
     nodes = nodes_section(row, facts, missing)
     lines = result_lines(row.folder)
     results = results_section(lines)
-    if not facts.series and not results.tables:
-        missing.append("metrics: the program wrote no metrics.jsonl, TensorBoard file or metrics.csv")
+    if not facts.curves and not results.tables:
+        missing.append(
+            "metrics: the program wrote no metrics.jsonl, TensorBoard file, metrics.csv or trainer_state.json"
+        )
     speed, ranks = list(_speed_lines(facts)), _rank_section(facts)
     restarts = restarts_in(row.folder, row.record.attempts)
     hangs = [
@@ -200,51 +199,54 @@ def _metric_changes(row: Row, facts: ProgramMetrics) -> Iterator[str]:
     changed = [
         name
         for name in metric_names([row])
-        if name not in _SPEEDS and row.metrics[name].min != row.metrics[name].max
+        if name not in SPEEDS and row.metrics[name].min != row.metrics[name].max
     ]
     for name in changed[:2]:
-        metric, points = row.metrics[name], facts.series.get(name, ())
-        if metric.last is None or len(points) <= 1:
+        curve = facts.curves.get(name)
+        whole = curve.whole if curve is not None else None
+        if curve is None or whole is None or whole.count <= 1:
             continue
-        ends = {points[0][1], metric.last}
+        metric, first = curve.metric(), whole.first.y
+        if metric.last is None:
+            continue
         spread = f", between {shown(metric.min)} and {shown(metric.max)}"
-        spread = spread if {metric.min, metric.max} != ends else ""
+        spread = spread if {metric.min, metric.max} != {first, metric.last} else ""
         if is_usual(name):
             best = metric.max if goal_of(name) == Goal.MAX else metric.min
             spread = f", at best {shown(best)}" if best != metric.last else ""
-        values = f"{shown(points[0][1])} to {shown(metric.last)}{spread}"
-        yield f"{name} went from {values}, in {metric.count} values"
+        yield f"{name} went from {shown(first)} to {shown(metric.last)}{spread}, in {metric.count:,} values"
     for name, metric in row.metrics.items():
         if metric.nonfinite:
-            first = "" if metric.nonfinite_step is None else f", first at step {metric.nonfinite_step}"
-            yield f"{name} was NaN or infinite in {metric.nonfinite} of {metric.count} values{first}"
+            place = metric.nonfinite_step
+            first_at = "" if place is None else f", first at {metric.axis} {place:,}"
+            counts = f"{metric.nonfinite:,} of {metric.count:,} values"
+            yield f"{name} was NaN or infinite in {counts}{first_at}"
 
 
 def _speed_lines(facts: ProgramMetrics) -> Iterator[str]:
-    for name in _SPEEDS:
-        if values := finite_values(y for _, y in facts.series.get(name, ())):
-            unit = name.removesuffix("_per_s")
-            yield f"median speed: {shown(statistics.median(values))} {unit} per second"
-    if facts.steps:
-        sums = {name: sum(parts[index] for _, parts in facts.steps) for index, name in enumerate(PARTS)}
-        sums |= {"checkpoints": sum(facts.stalls.values())} if facts.stalls else {}
+    for name in SPEEDS:
+        if (median := facts.median(name)) is not None:
+            unit, stride = name.removesuffix("_per_s"), facts.samples[name].stride
+            of = f" of one of {stride} values" if stride > 1 else ""
+            yield f"median speed{of}: {shown(median)} {unit} per second"
+    if means := facts.part_means:
+        count = facts.parts[0].count
+        sums = {name: mean * count for name, mean in zip(PARTS, means, strict=True)}
+        sums |= {"checkpoints": facts.stall_ms} if facts.stalls else {}
         total = sum(sums.values())
         if 0 < total < math.inf:
             shares = ", ".join(f"{100 * value / total:.0f} % {name}" for name, value in sums.items())
-            yield f"mean time of a step: {shown(total / len(facts.steps))} ms, of which {shares}"
+            yield f"mean time of a step: {shown(total / count)} ms, of which {shares}"
 
 
 def _rank_section(facts: ProgramMetrics) -> Section:
-    count = len(facts.compute[0][0]) if facts.compute else 0
-    evaluations = [values for values in facts.compute if len(values[0]) == count]
-    windows = sum(weight for _, _, weight in evaluations)
+    ranks = facts.ranks
+    means, count = ranks.means, len(ranks.means)
     if count <= 1:
         return Section("Ranks")
-    means = [sum(times[rank] * weight for times, _, weight in evaluations) / windows for rank in range(count)]
-    slowest = [sum(slow[rank] for _, slow, _ in evaluations) for rank in range(count)]
     hosts = [facts.hosts.get(rank) or "" for rank in range(count)]
     pipelined = "stages of a pipeline are not compared"
-    text = pipelined if facts.pipelined else compare_ranks(means, slowest, windows, hosts)
+    text = pipelined if facts.pipelined else compare_ranks(means, ranks.slowest, ranks.windows, hosts)
     bars = [(f"{rank} {hosts[rank]}".strip(), mean) for rank, mean in enumerate(means)]
     chart = Chart("Computing per step", [Series("mean", bars)], "rank", "ms, mean", Kind.BARS)
     return Section("Ranks", [text], [chart])

@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.errors import CollectError, UsageError
-from clusterctl.runs.charts import ProgramMetrics, finite_values, with_covers
+from clusterctl.runs.charts import EXPOSED, SPEEDS, ProgramMetrics, with_covers
 from clusterctl.runs.compare import environment_of, hardware_of, mapping
+from clusterctl.runs.curve import STEP
 from clusterctl.runs.find import Row, is_usual, metric_names, reject_unknown_keys, runs_of_scaling
+from clusterctl.runs.metric_files import finite
 from clusterctl.runs.page import Chart, Report, Section, Series, Table
-from clusterctl.runs.series import events_in, finite
+from clusterctl.runs.series import events_in
 from clusterctl.runs.telemetry import FIGURES, node_use
 from clusterctl.scheduler.attempts import program_seconds
 from clusterctl.scheduler.base import JobState
@@ -29,7 +31,6 @@ from clusterctl.scheduler.directives import Directives
 from clusterctl.spec.sweep import Goal, goal_of
 from clusterctl.spec.units import GIB_MIB
 
-_THROUGHPUT: Final = ("samples_per_s", "tokens_per_s")
 _TIME: Final = "time_s"
 _STEP: Final = "step_ms"
 _SPEED_UP: Final = "speed_up"
@@ -246,7 +247,7 @@ def scaling_of(rows: Sequence[Row]) -> Scaling:
     if metric is not None:
         reject_unknown_keys(done, [metric], as_metrics=True)
     else:
-        metric = next((name for name in _THROUGHPUT if any(name in part.metrics for part in done)), _TIME)
+        metric = next((name for name in SPEEDS if any(name in part.metrics for part in done)), _TIME)
     facts = [_Facts.of(part, metric) for part in done]
     missing += [f"{each.row.shown}: no {metric} was recorded" for each in facts if metric not in each.figures]
     titles = dict.fromkeys(each.title for each in facts)
@@ -289,7 +290,7 @@ class _Facts:
         listed = [host.get("gpus") for host in hosts if isinstance(host, Mapping)]
         gpus = [str(mapping(gpu).get("name")) for each in listed if isinstance(each, list) for gpu in each]
         keys = (row.run.sweep or {}).get("keys") or []
-        metrics = ProgramMetrics.of(row)
+        metrics = ProgramMetrics.of(row, metric)
         seconds, clock = _seconds(row, metrics)
         return cls(
             row,
@@ -334,19 +335,12 @@ def _seconds(row: Row, metrics: ProgramMetrics) -> tuple[float | None, str]:
 
 def _figures(row: Row, metrics: ProgramMetrics, metric: str, seconds: float | None) -> dict[str, float]:
     """Return the figures of a run, in the order of the table. The program may have recorded few of them."""
-    values = {
-        **{
-            name: finite_values(value for _, value in metrics.series.get(name, ()))
-            for name in ("comm_exposed_ms", metric)
-        },
-        _STEP: metrics.step_ms,
-    }
-    medians = {name: statistics.median(listed) for name, listed in values.items() if listed}
 
     def measured(name: str, key: str) -> float | None:
-        return medians[name] if name in medians else finite(row.value(f"metric.{key}"))
+        median = metrics.median(name)
+        return finite(row.value(f"metric.{key}")) if median is None else median
 
-    step, exposed = measured(_STEP, "iteration_ms"), measured("comm_exposed_ms", "comm_exposed_ms")
+    step, exposed = measured(STEP, "iteration_ms"), measured(EXPOSED, EXPOSED)
     figures = {_TIME: seconds, _STEP: step, metric: seconds if metric == _TIME else measured(metric, metric)}
     figures |= {"comm_exposed_percent": 100 * exposed / step if exposed is not None and step else None}
     usual = [name for name in metric_names([row]) if is_usual(name)]
@@ -412,6 +406,4 @@ def _published_figures(target: Mapping[str, Any], metric: str, first: int, ranks
         return {}
     speed_up = throughput[str(ranks)] / throughput[str(first)]
     figures = {_EFFICIENCY: 100 * speed_up * first / ranks, "gpu_percent": _published()["gpu_percent"]}
-    return figures | (
-        {metric: throughput[str(ranks)]} if target["models"] and metric == _THROUGHPUT[0] else {}
-    )
+    return figures | ({metric: throughput[str(ranks)]} if target["models"] and metric == SPEEDS[0] else {})

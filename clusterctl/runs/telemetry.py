@@ -6,16 +6,22 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.runs.charts import CLOCK_S, ProgramMetrics, line_chart, loss_lines, with_unit
+from clusterctl.runs.curve import Column, Curve
 from clusterctl.runs.find import Row
+from clusterctl.runs.metric_files import finite
 from clusterctl.runs.page import Chart, Section, Series, rounded
-from clusterctl.runs.series import finite, gpus_of, samples_of
+from clusterctl.runs.series import gpus_of, samples_of
 
 _MOST_NODES: Final = 16
+# Samples that are read at a time.
+_MANY: Final = 4096
+_TIME: Final = "time"
 _MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
 
@@ -62,30 +68,24 @@ def nodes_section(row: Row, metrics: ProgramMetrics, missing: list[str]) -> Sect
     A figure with a single sample per node is a line of text. ``missing``: gets messages.
     """
     record, nodes = row.record, row.record.nodes[:_MOST_NODES]
-    every = {node: _samples(row.folder, node) for node in nodes}
     start, end = record.start_time or -math.inf, record.end_time or math.inf
-    samples = {
-        node: [each for each in rows if start - CLOCK_S <= each[0] <= end + CLOCK_S]
-        for node, rows in every.items()
-    }
-    times = [time for rows in samples.values() for time, _ in rows]
+    samples = {node: _NodeSamples.of(row.folder, node, start - CLOCK_S, end + CLOCK_S) for node in nodes}
+    times = [time for each in samples.values() for time in each.ends]
     times += [time for time in (metrics.began, metrics.ended) if time is not None]
     start, end = record.start_time or min(times, default=0.0), max([record.end_time or 0.0, *times])
-    if silent_nodes := [node for node, rows in every.items() if not rows]:
+    if silent_nodes := [node for node, each in samples.items() if not each.count]:
         missing.append(f"the telemetry of {', '.join(silent_nodes)}")
-    if other_nodes := [node for node, rows in every.items() if rows and not samples[node]]:
+    if other_nodes := [node for node, each in samples.items() if each.count and not each.ends]:
         missing.append(f"samples at the time of the job: compare the clocks of {', '.join(other_nodes)}")
     if len(record.nodes) > len(nodes):
         missing.append(f"in the charts, {len(record.nodes) - len(nodes)} more nodes")
     charts, texts = [], []
     for figure in FIGURES:
         lines = [
-            Series(
-                node, [(time, values[figure.title]) for time, values in rows if figure.title in values], at
-            )
-            for at, (node, rows) in enumerate(samples.items())
+            Series(node, each.curves[figure.title].points(), at)
+            for at, (node, each) in enumerate(samples.items())
+            if figure.title in each.curves
         ]
-        lines = [line for line in lines if line.points]
         if any(len(line.points) > 1 for line in lines):
             charts.append(_time_chart(figure.title, lines, figure.unit, row, (start, end)))
         elif lines:
@@ -113,18 +113,45 @@ def node_use(folder: Path, nodes: Sequence[str], span: tuple[float, float] | Non
     span: the first and the last moment, in Unix seconds. None: the whole job.
     """
     start, end = span or (-math.inf, math.inf)
-    times = [sample for node in nodes[:_MOST_NODES] for sample in _samples(folder, node)]
-    samples = [values for time, values in times if start <= time <= end]
+    samples = [_NodeSamples.of(folder, node, start, end) for node in nodes[:_MOST_NODES]]
     use = {}
     for figure in (each for each in FIGURES if each.key):
-        if values := [sample[figure.title] / figure.size for sample in samples if figure.title in sample]:
-            use[figure.key] = max(values) if figure.is_highest else statistics.fmean(values)
+        wholes = [each.curves[figure.title].whole for each in samples if figure.title in each.curves]
+        if found := [whole for whole in wholes if whole is not None and whole.high is not None]:
+            mean = sum(whole.total for whole in found) / sum(whole.finite for whole in found)
+            highest = max(whole.high.y for whole in found if whole.high is not None)
+            use[figure.key] = (highest if figure.is_highest else mean) / figure.size
     return use
 
 
-def _samples(folder: Path, node: str) -> list[tuple[float, Mapping[str, float]]]:
-    """Return (Unix time, {chart title: value}) for each sample of a node."""
-    return [(sample["time"], _figures(sample)) for sample in samples_of(folder, node)]
+@dataclass
+class _NodeSamples:
+    """The samples of a node in a span of time.
+
+    curves: chart title -> values by Unix time. ends: the earliest and the latest time, [] if there are none.
+    count: the number of samples at any time.
+    """
+
+    curves: dict[str, Curve] = field(default_factory=dict)
+    ends: Sequence[float] = ()
+    count: int = 0
+
+    @classmethod
+    def of(cls, folder: Path, node: str, start: float, end: float) -> _NodeSamples:
+        found, samples = cls(), samples_of(folder, node)
+        while listed := [*islice(samples, _MANY)]:
+            found.count += len(listed)
+            inside = [sample for sample in listed if start <= sample["time"] <= end]
+            times = [sample["time"] for sample in inside]
+            found.ends = [min([*found.ends, *times]), max([*found.ends, *times])] if times else found.ends
+            points: dict[str, list[tuple[float, float]]] = defaultdict(list)
+            for sample in inside:
+                for title, value in _figures(sample).items():
+                    points[title].append((sample["time"], value))
+            for title, placed in points.items():
+                xs, ys = zip(*placed, strict=True)
+                found.curves.setdefault(title, Curve()).extend(_TIME, Column(xs, ys))
+        return found
 
 
 def _figures(line: Mapping[str, Any]) -> dict[str, float]:

@@ -48,6 +48,11 @@ class EventFiles:
     def __init__(self) -> None:
         self._left = _MAX_BYTES
 
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the limit was reached, so that a file was not read to its end."""
+        return self._left <= 0
+
     def events(self, file: BinaryIO) -> Iterator[Event]:
         """Yield in order those events in a file that contain scalars."""
         rest = os.fstat(file.fileno()).st_size

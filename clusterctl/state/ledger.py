@@ -5,7 +5,6 @@ Unknown keys in run.json are ignored, because another version of clusterctl may 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,35 +25,26 @@ class _Stored(BaseModel):
 
 @dataclass(slots=True)
 class Metric:
-    """A metric of a run: its last, lowest and highest value, each with its step if the program reports steps.
+    """A metric of a run: its last, lowest and highest value, each with its place.
 
-    last: None if the last value is NaN or infinite. nonfinite: number of values that are NaN or infinite.
-    nonfinite_step: the first step with such a value.
+    axis: what the places (``last_step`` ...) are: ``step``, ``epoch``, or ``row`` if there is neither.
+    last: None if the last value is NaN or infinite. last_nonfinite: then ``nan``, ``inf`` or ``-inf``.
+    nonfinite: number of values that are NaN or infinite. nonfinite_step: the first place of such a value.
+    repeated: number of values with a place that an earlier value has, or is behind.
     """
 
     last: float | None = None
-    last_step: int | None = None
+    last_step: int | float | None = None
     min: float | None = None
-    min_step: int | None = None
+    min_step: int | float | None = None
     max: float | None = None
-    max_step: int | None = None
+    max_step: int | float | None = None
     count: int = 0
     nonfinite: int = 0
-    nonfinite_step: int | None = None
-
-    def add(self, value: float, step: int | None = None) -> None:
-        self.count += 1
-        self.last_step = step
-        if not math.isfinite(value):
-            self.last = None
-            self.nonfinite_step = self.nonfinite_step if self.nonfinite else step
-            self.nonfinite += 1
-            return
-        self.last = value
-        if self.min is None or value < self.min:
-            self.min, self.min_step = value, step
-        if self.max is None or value > self.max:
-            self.max, self.max_step = value, step
+    nonfinite_step: int | float | None = None
+    last_nonfinite: str | None = None
+    axis: str = "step"
+    repeated: int = 0
 
 
 Value = str | int | Annotated[float, Field(allow_inf_nan=False)] | bool | None
@@ -124,6 +114,7 @@ class TaskRecord(_Stored):
     end_time: Time | None = None
     config: dict[str, Value] = {}
     metrics: dict[str, Metric] = {}
+    left_out: tuple[str, ...] = ()
     interruptions: tuple[dict[str, Any], ...] = ()
     attempts: tuple[AttemptRecord, ...] = ()
     gpu_energy_j: float | None = None
@@ -192,6 +183,7 @@ class RunRecord(_Stored):
     diagnosis: why the job failed or was cancelled.
     args: arguments of the program. config: the program's options and its configuration in metrics.jsonl.
         Each task of an array has its own ``config`` and ``metrics``.
+    left_out: sentences on metrics that the program wrote and that ``metrics`` does not have.
     tags, note: set by the user. sweep: the varied options of a sweep, and how its tasks are ranked.
     shares_machine: whether the nodes are containers of the same machine.
     scaling: set for a job of a scaling. The runs of a scaling have the same name.
@@ -227,6 +219,7 @@ class RunRecord(_Stored):
     args: tuple[str, ...] = ()
     config: dict[str, Value] = {}
     metrics: dict[str, Metric] = {}
+    left_out: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     note: str | None = None
     sweep: SweepRecord | None = None

@@ -81,7 +81,8 @@ def test_what_differs_is_said_before_and_after(run: str, said: Said) -> None:
     answer = json.loads(said("-o", "json", *words)[0])
     assert answer["differences"][1] == {"key": "lr", "a": 1, "b": "2"}
     assert answer["losses"].pop("largest") == pytest.approx(1)
-    assert answer["losses"] == {"identical": False, "steps": 3, "a": 3, "b": 3, "first": 1}
+    counts = {"steps": 3, "a": 3, "b": 3, "first": 1}
+    assert answer["losses"] == {"identical": False, "axis": "step", "complete": True, **counts}
     assert differences(said, run, "2") == (["clusterctl", "lr"], False)
 
 

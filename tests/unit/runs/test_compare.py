@@ -150,7 +150,7 @@ NAN = float("nan")
         (
             [{"loss": 3}, {"loss": 2}],
             [{"loss": 3}, {"loss": 1}],
-            Losses(False, 2, 2, 2, first=2, largest=1.0),
+            Losses(False, 2, 2, 2, first=2, largest=1.0, axis="row"),
         ),
         ([*losses(9), *losses(3, 2)], losses(3, 2), Losses(True, 2, 2, 2)),  # it began again
         (losses(3, name="val_loss"), losses(3, name="Train/Loss"), None),

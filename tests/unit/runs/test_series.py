@@ -16,14 +16,26 @@ from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.proto.tensor_pb2 import TensorProto
 from tensorboardX.record_writer import RecordWriter
 
-from clusterctl.runs import series, tensorboard
-from clusterctl.runs.series import records, summarize
+from clusterctl.runs import metric_files, tensorboard
+from clusterctl.runs.curve import STEP
+from clusterctl.runs.metric_files import Block, MetricFiles
+from clusterctl.runs.series import summarize
 
-Point = tuple[str, int | None, float]
+Point = tuple[str, float | None, float]
 
 
 def points(folder: Path) -> list[Point]:
-    return [(name, one.step, value) for one in records(folder) for name, value in one.values.items()]
+    """Each value with its step, in the order of the files; None for a value without a step."""
+    return [
+        (name, x if block.axis == STEP else None, value)
+        for block in blocks(folder)
+        for name, column in block.columns.items()
+        for x, value in zip(column.xs or (), column.ys, strict=True)
+    ]
+
+
+def blocks(folder: Path) -> list[Block]:
+    return list(MetricFiles(folder).blocks())
 
 
 def board(folder: Path, *scalars: tuple[str, float, int]) -> Path:
@@ -54,11 +66,12 @@ def test_scalars_have_their_names_steps_and_times(tmp_path: Path) -> None:
     losses = (("loss/train", 2.0, 1), ("loss/train", 1.5, 2))
     board(tmp_path / "runs/Nov23_10-00-00_demo-1", *losses, ("epoch", 1, 2))
     (tmp_path / "runs/checkpoint").mkdir()
-    found = list(records(tmp_path))
-    assert [(one.values, one.step, one.time, one.kind, one.line) for one in found] == [
-        ({"loss/train": 2.0}, 1, 1.5, "", {}),
-        ({"loss/train": 1.5}, 2, 2.5, "", {}),
-    ]
+    (block,) = blocks(tmp_path)
+    (name,) = block.columns
+    column = block.columns[name]
+    assert (name, block.axis, column.xs, column.ys, column.times) == (
+        "loss/train", "step", (1, 2), (2.0, 1.5), (1.5, 2.5)
+    )  # fmt: skip
     loss = summarize(tmp_path).metrics["loss/train"]
     assert (loss.last, loss.last_step, loss.max, loss.count) == (1.5, 2, 2.0, 2)
 
@@ -99,7 +112,7 @@ def test_the_bundled_train_and_other_programs_that_write_both(tmp_path: Path) ->
         (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
     assert points(ours) == [("loss", 1, 9.0)]
     assert points(other) == [("loss", 1, 9.0), ("accuracy", 1, 0.5)]
-    assert [one.line.get("kind") for one in records(other)] == ["start", "iteration", None]
+    assert [block.kind for block in blocks(other)] == ["start", "iteration", ""]
 
 
 def test_folders_tell_names_apart_and_starts_of_a_program_do_not(tmp_path: Path) -> None:
@@ -205,7 +218,11 @@ def test_each_cut_and_each_flipped_byte_is_borne(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("limit", "value", "most"),
-    [("tensorboard._MAX_BYTES", 1000, 15), ("series._MAX_FILES", 2, 20), ("series._MAX_ENTRIES", 2, 20)],
+    [
+        ("tensorboard._MAX_BYTES", 1000, 15),
+        ("metric_files._MAX_FILES", 2, 20),
+        ("metric_files._MAX_ENTRIES", 2, 20),
+    ],
 )
 def test_files_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, most: int
@@ -215,7 +232,7 @@ def test_files_are_bounded(
         (tmp_path / f"{number}/a.tfevents.1").write_bytes(framed(GOOD) * 10)
     assert len(points(tmp_path)) == 40
     module, name = limit.split(".")
-    monkeypatch.setattr({"series": series, "tensorboard": tensorboard}[module], name, value)
+    monkeypatch.setattr({"metric_files": metric_files, "tensorboard": tensorboard}[module], name, value)
     assert 0 <= len(points(tmp_path)) <= most
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.runs import series
+from clusterctl.runs import metric_files
 from clusterctl.runs.series import config_of, config_of_task, summarize
 from clusterctl.spec.job import sweep_arguments
 from clusterctl.spec.sweep import Form
@@ -80,8 +80,9 @@ def test_a_loss_that_is_no_number_any_more_is_told(tmp_path: Path) -> None:
     values = ((1, 1.0), (4, float("nan")), (7, float("inf")), (9, 10**400))
     lines(tmp_path, *({"loss": loss, "step": step} for step, loss in values))
     assert summarize(tmp_path).metrics["loss"] == Metric(
-        last_step=7, min=1.0, min_step=1, max=1.0, max_step=1, count=3, nonfinite=2, nonfinite_step=4
-    )
+        last_step=7, min=1.0, min_step=1, max=1.0, max_step=1, count=3, nonfinite=2, nonfinite_step=4,
+        last_nonfinite="inf",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -101,24 +102,29 @@ def test_what_is_no_record_is_left_out(tmp_path: Path, text: str) -> None:
 
 
 def test_names_and_values_are_bounded_and_can_be_printed(tmp_path: Path) -> None:
-    many = {"\x1b[31m\u202e" * 100: 1, **{f"m{number}": number for number in range(1000)}}
+    many = {"\x1b[31m\u202e" * 100: 1, **{f"m{number}": number for number in range(1099)}}
     lines(tmp_path, {"config": {"\x1b[2J": "\x1b[31m" * 100, **many}}, many)
     found = summarize(tmp_path)
-    assert (len(found.config), len(found.metrics)) == (200, 200)
+    assert (len(found.config), len(found.metrics)) == (1000, 1000)
+    assert [text[:17] for text in found.left_out] == ["100 of 1,100 metr"]
     assert all(name.isprintable() and len(name) <= 100 for name in (*found.config, *found.metrics))
     assert all(not isinstance(value, str) or value.isprintable() for value in found.config.values())
 
 
-def test_of_a_very_large_file_the_first_line_and_the_end(
+def test_summarize_says_what_of_a_very_large_file_it_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(series, "_MAX_BYTES", 1000)
+    monkeypatch.setattr(metric_files, "_MAX_BYTES", 1000)
+    monkeypatch.setattr(metric_files, "_MAX_LINE", 100)
     lines(tmp_path, {"config": {"lr": 1}}, *({"step": n, "loss": float(n)} for n in range(1000)))
     found = summarize(tmp_path)
     assert found.config == {"lr": 1}
     loss = found.metrics["loss"]
     assert (loss.last, loss.max) == (999.0, 999.0)
     assert 900 < (loss.min or 0) < 999
+    (left_out,) = found.left_out
+    assert "metrics.jsonl" in left_out
+    assert "1000 B" in left_out
 
 
 @pytest.mark.parametrize("kind", ["gone", "link", "pipe", "folder"])

@@ -1,0 +1,561 @@
+"""Reads the metrics that a job's program wrote to metrics.jsonl, TensorBoard's files, metrics.csv or the
+trainer_state.json of Transformers.
+
+The job controls these files, so the bytes read, the number of names and their lengths are limited. What a
+limit leaves out is listed.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import math
+import os
+import re
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from io import BufferedReader
+from itertools import chain, groupby, islice, takewhile
+from operator import itemgetter, lt
+from pathlib import Path
+from typing import Any, Final
+
+from clusterctl.errors import printable
+from clusterctl.runs.curve import EPOCH, ROW, STEP, Column
+from clusterctl.runs.tensorboard import EventFiles
+from clusterctl.state.submissions import METRICS_FILE, SOURCE_FILE
+from clusterctl.transport.remote_open import open_file, read_json
+from clusterctl.transport.tree import format_size
+
+MAX_DEPTH: Final = 4
+MAX_NAMES: Final = 1000
+MAX_TEXT: Final = 100
+_CSV_FILE: Final = "metrics.csv"
+# A CSV file without one of these columns does not hold metrics.
+_OVER_TIME: Final = frozenset({"step", "epoch"})
+_EVENTS: Final = "tfevents"
+# Transformers' Trainer writes it beside the model, and into each checkpoint. It has all steps until then.
+_STATE_FILE: Final = "trainer_state.json"
+_CHECKPOINT: Final = re.compile(r"checkpoint-\d+/")
+# Where values belong, the best place first.
+_PLACES: Final = (
+    ("step", STEP),
+    ("global_step", STEP),
+    ("_step", STEP),
+    ("iteration", STEP),
+    ("epoch", EPOCH),
+)
+_TIMES: Final = ("time", "_timestamp")
+# Columns of Lightning and of exports of W&B that are not metrics.
+AXES: Final = frozenset("time step epoch iteration global_step _step _timestamp _runtime".split())
+# A line may tell the program's configuration.
+CONFIG: Final = "config"
+# Prefixes of metric names by the line's ``kind``.
+_PREFIX: Final = {"evaluation": "eval_"}
+_NO_SERIES: Final = frozenset({"run", "result"})
+# The key of the name of the run to which a line belongs, if several write to the same file.
+_RUN: Final = "run"
+_RUN_KEY: Final = re.compile(rb'"run"\s*:\s*"')
+_MOST_RUNS: Final = 16
+_LARGEST: Final = 1 << 1023
+_CHUNK: Final = 1 << 20
+_MAX_BYTES: Final = 1 << 30
+_MAX_LINE: Final = 1 << 20
+_MAX_LINES: Final = 1 << 25
+_MAX_STATE: Final = 64 << 20
+_MAX_SOURCE: Final = 32 << 20
+_MAX_ENTRIES: Final = 200_000
+_MAX_FILES: Final = 100
+_MAX_DROPPED: Final = 100_000
+_MAX_SHAPES: Final = 1000
+_ROWS: Final = 1 << 14
+# Folders that a program creates at each start: Lightning's, SummaryWriter's, or a date and time.
+_OF_A_START: Final = re.compile(r"version_\d+|[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d_.+|\d{8}[-_T]?\d{4,6}")
+_DIGITS: Final = re.compile(r"([0-9]+)")
+
+_Line = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Metrics that a program wrote one after the other. columns: name -> the values.
+
+    axis: what the places in ``columns`` are.
+    place: the places and the times of the lines, without values.
+    lines: for metrics.jsonl, the JSON objects. kind: their ``kind``.
+    """
+
+    columns: Mapping[str, Column]
+    axis: str
+    place: Column
+    kind: str = ""
+    lines: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass
+class MetricFiles:
+    """The files with metrics below the folder of a run or an array task.
+
+    left_out: sentences on the data that were left out, complete after the last block.
+    """
+
+    folder: Path
+    left_out: list[str] = field(default_factory=list)
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the metrics, file by file.
+
+        Lines of metrics.jsonl come first, then metrics of other names from TensorBoard event files below the
+        folder, Lightning's metrics.csv and Transformers' trainer_state.json. For clusterctl's own ``train``,
+        only metrics.jsonl is read.
+        """
+        names = Names()
+        is_ours = False
+        for block in self._json_blocks(names):
+            is_ours |= block.kind == "run"
+            yield block
+        paths = [] if is_ours else self._metric_files()
+        tables = [path for path in paths if path.endswith(_CSV_FILE)]
+        states = [path for path in paths if path.endswith(_STATE_FILE)]
+        events = [path for path in paths if path not in {*tables, *states}]
+        for source in (
+            self._event_blocks(names, events),
+            self._csv_blocks(names, tables),
+            self._state_blocks(names, states),
+        ):
+            names.keep_others_only()
+            yield from source
+        self.left_out += names.left_out()
+
+    def _json_blocks(self, names: Names) -> Iterator[Block]:
+        runs = self._runs()
+        rows = 0
+        for lines in json_lines(self.folder, METRICS_FILE, self.left_out):
+            yield from _blocks_of(lines, names, rows, runs=runs)
+            rows += len(lines)
+
+    def _runs(self) -> frozenset[str]:
+        """Return the names of the runs that wrote to metrics.jsonl; empty if it has those of a single run."""
+        found: set[str] = set()
+        for chunk in _chunks(self.folder, METRICS_FILE, []):
+            if _RUN_KEY.search(chunk):
+                for line in _objects(chunk):
+                    if isinstance(run := line.get(_RUN), str) and line.get("kind") not in _NO_SERIES:
+                        found.add(run)
+            if len(found) > _MOST_RUNS:
+                self.left_out.append(
+                    f"{METRICS_FILE} has lines of more than {_MOST_RUNS} runs (`{_RUN}`), whose values are "
+                    "not told apart"
+                )
+                return frozenset()
+        return frozenset(found) if len(found) > 1 else frozenset()
+
+    def _metric_files(self) -> list[str]:
+        """Return the sorted files with metrics that the job created or changed below a folder."""
+        paths: list[str] = []
+        entries = 0
+        folders = deque([""])
+        while folders and entries < _MAX_ENTRIES:
+            parent = folders.popleft()
+            with suppress(OSError), os.scandir(self.folder / parent) as scan:
+                for entry in scan:
+                    entries += 1
+                    path = f"{parent}{entry.name}"
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(f"{path}/")
+                    elif _EVENTS in entry.name or entry.name in {_CSV_FILE, _STATE_FILE}:
+                        paths.append(path)
+        if folders:
+            self.left_out.append(f"files with metrics after the first {_MAX_ENTRIES:,} files and folders")
+        sent = _submitted_files(self.folder) if paths else {}
+        paths = sorted((path for path in paths if not _is_as_submitted(self.folder, path, sent)), key=_order)
+        if len(paths) > _MAX_FILES:
+            self.left_out.append(f"{len(paths) - _MAX_FILES:,} of {len(paths):,} files with metrics")
+        return paths[:_MAX_FILES]
+
+    def _event_blocks(self, names: Names, paths: Sequence[str]) -> Iterator[Block]:
+        if not paths:
+            return
+        reader = EventFiles()
+        for prefix, path in zip(_prefixes(paths), paths, strict=True):
+            with suppress(OSError), open_below(self.folder, path) as file:
+                events = reader.events(file)
+                while listed := list(islice(events, _ROWS)):
+                    scalars: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
+                    for event in listed:
+                        for tag, value in event.scalars.items():
+                            scalars[tag].append((event.step, value, event.time))
+                    for tag, points in scalars.items():
+                        name = None if tag in AXES else names.shown(prefix + tag)
+                        if name is not None:
+                            xs, ys, times = zip(*points, strict=True)
+                            times = tuple(map(finite, times))
+                            place = _column(xs, xs, times)
+                            yield Block({name: _column(xs, ys, times)}, STEP, place)
+            if reader.is_exhausted:
+                self.left_out.append(f"the rest of TensorBoard's files from the middle of {path} on")
+                return
+
+    def _csv_blocks(self, names: Names, paths: Sequence[str]) -> Iterator[Block]:
+        paths = [path for path in paths if not _OVER_TIME.isdisjoint(next(self._csv_rows(path, []), ()))]
+        row = 0
+        for prefix, path in zip(_prefixes(paths), paths, strict=True):
+            rows = self._csv_rows(path, self.left_out)
+            head = next(rows, [])
+            while listed := list(islice(rows, _ROWS)):
+                lines = (dict(zip(head, cells, strict=False)) for cells in listed)
+                numbers = [
+                    {key: number for key, cell in line.items() if (number := _number(cell)) is not None}
+                    for line in lines
+                ]
+                yield from _blocks_of(numbers, names, row, prefix)
+                row += len(listed)
+
+    def _csv_rows(self, path: str, left_out: list[str]) -> Iterator[list[str]]:
+        lines = (
+            line.decode(errors="replace")
+            for chunk in _chunks(self.folder, path, left_out)
+            for line in chunk.split(b"\n")
+        )
+        rows = csv.reader(lines)
+        try:
+            yield from rows
+        except csv.Error:
+            left_out.append(f"rows of {path} after the first {rows.line_num - 1:,}, where it is damaged")
+
+    def _state_blocks(self, names: Names, paths: Sequence[str]) -> Iterator[Block]:
+        longest: dict[str, list[_Line]] = {}
+        for path in paths:
+            with suppress(OSError, ValueError, TypeError, KeyError):
+                if (self.folder / path).stat().st_size > _MAX_STATE:
+                    self.left_out.append(f"{path}, which is larger than {format_size(_MAX_STATE)}")
+                    continue
+                state = read_json(os.fsencode(self.folder), os.fsencode(path), _MAX_STATE)
+                history = [line for line in state["log_history"] if isinstance(line, dict)]
+                key = _CHECKPOINT.sub("", path)
+                longest[key] = max(longest.get(key, []), history, key=len)
+        row = 0
+        for prefix, history in zip(_prefixes([*longest]), longest.values(), strict=True):
+            yield from _blocks_of(history, names, row, prefix)
+            row += len(history)
+
+
+class Names:
+    """The printable names of metrics: at most MAX_NAMES."""
+
+    def __init__(self) -> None:
+        self._kept: set[str] = set()
+        self._dropped: set[str] = set()
+        self._earlier: frozenset[str] = frozenset()
+        self._cache: dict[str, str | None] = {}
+
+    def keep_others_only(self) -> None:
+        """From now on return None for the names that there are."""
+        self._earlier = frozenset(self._kept)
+        self._cache.clear()
+
+    def shown(self, key: str) -> str | None:
+        """Return the printable name of a metric; None if its values are left out."""
+        if key in self._cache:
+            return self._cache[key]
+        name: str | None = printable(key[:MAX_TEXT])[:MAX_TEXT]
+        if name in self._earlier:
+            name = None
+        elif name not in self._kept and len(self._kept) >= MAX_NAMES:
+            if len(self._dropped) < _MAX_DROPPED:
+                self._dropped.add(str(name))
+            name = None
+        else:
+            self._kept.add(str(name))
+        if len(self._cache) < _MAX_DROPPED:
+            self._cache[key] = name
+        return name
+
+    def left_out(self) -> Iterator[str]:
+        if count := len(self._dropped):
+            more = "more than " if count == _MAX_DROPPED else ""
+            total = f"{more}{len(self._kept) + count:,}"
+            yield f"{more}{count:,} of {total} metrics: the first {MAX_NAMES:,} names are kept"
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number (also NaN or infinity) that fits a float."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return isinstance(value, float) or abs(value) < _LARGEST
+
+
+def finite(value: Any) -> float | None:
+    """Return the value if it is a finite number, otherwise None."""
+    return float(value) if is_number(value) and math.isfinite(value) else None
+
+
+def _number(cell: str) -> float | None:
+    try:
+        return float(cell)
+    # The cell of a metric that was not logged at this step is empty.
+    except ValueError:
+        return None
+
+
+def open_below(folder: Path, path: str) -> BufferedReader:
+    """Open a regular file below a folder without following links. Raises OSError."""
+    return os.fdopen(open_file(os.fsencode(folder), os.fsencode(path)), "rb")
+
+
+def json_lines(folder: Path, name: str, left_out: list[str]) -> Iterator[list[_Line]]:
+    """Yield the JSON objects in a file's lines, many at a time. left_out: gets sentences on the others."""
+    if (folder / name).is_file() and _is_as_submitted(folder, name, _submitted_files(folder)):
+        return
+    for chunk in _chunks(folder, name, left_out):
+        yield _objects(chunk)
+
+
+def _chunks(folder: Path, name: str, left_out: list[str]) -> Iterator[bytes]:
+    """Yield a file in chunks of whole lines, without very long lines.
+
+    Of a very large file, yield the first line and the end. left_out: gets sentences on the rest.
+    """
+    long_lines = lines = 0
+    with suppress(OSError), open_below(folder, name) as file:
+        rest = b""
+        # The chunk begins within a line that is left out.
+        is_within = False
+        if (size := os.fstat(file.fileno()).st_size) > _MAX_BYTES + _MAX_LINE:
+            first = file.readline(_MAX_LINE)
+            if first.endswith(b"\n"):
+                yield first
+            file.seek(size - _MAX_BYTES)
+            is_within = True
+            left_out.append(
+                f"{name} has {format_size(size)}: only its first line and the last "
+                f"{format_size(_MAX_BYTES)} were read"
+            )
+        while chunk := file.read(_CHUNK):
+            if is_within:
+                _, newline, chunk = chunk.partition(b"\n")
+                is_within = not newline
+            whole, newline, tail = chunk.rpartition(b"\n")
+            if newline:
+                lines += whole.count(b"\n") + 1
+                if lines > _MAX_LINES:
+                    left_out.append(f"lines of {name} after the first {_MAX_LINES:,}")
+                    break
+                yield rest + whole
+                rest = tail
+            else:
+                rest += tail
+            if len(rest) > _MAX_LINE:
+                rest, is_within = b"", True
+                long_lines += 1
+        else:
+            if rest:
+                yield rest
+    if long_lines:
+        left_out.append(f"{long_lines:,} lines of {name} of more than {format_size(_MAX_LINE)}")
+
+
+def _objects(chunk: bytes) -> list[_Line]:
+    return _parsed([line for line in chunk.removeprefix(b"\xef\xbb\xbf").split(b"\n") if line.strip()])
+
+
+def _parsed(lines: Sequence[bytes]) -> list[_Line]:
+    """Return the lines that are JSON objects. A running job may have written half of the last line."""
+    # Parsing many lines at once is faster.
+    values: Sequence[Any] = ()
+    with suppress(ValueError, RecursionError):
+        values = json.loads(b"[%b]" % b",".join(lines))
+    if len(values) == len(lines):
+        return [value for value in values if isinstance(value, dict)]
+    if len(lines) == 1:
+        return []
+    half = len(lines) // 2
+    return _parsed(lines[:half]) + _parsed(lines[half:])
+
+
+def _blocks_of(
+    lines: Sequence[_Line],
+    names: Names,
+    row: int,
+    prefix: str = "",
+    *,
+    runs: frozenset[str] = frozenset(),
+) -> Iterator[Block]:
+    """Yield lines as blocks. row: the number of lines before them. runs: the runs that wrote to the file."""
+    numbered = list(zip(range(row + 1, row + 1 + len(lines)), lines, strict=True))
+    if not runs:
+        yield from _shaped(numbered, names, prefix)
+        return
+    by_run: dict[Any, list[tuple[int, _Line]]] = defaultdict(list)
+    for number, line in numbered:
+        name = line.get(_RUN)
+        by_run[name if isinstance(name, str) else None].append((number, line))
+    for name, part in by_run.items():
+        yield from _shaped(part, names, prefix if name is None else f"{name}/{prefix}")
+
+
+def _shaped(numbered: Sequence[tuple[int, _Line]], names: Names, prefix: str) -> Iterator[Block]:
+    """Yield a block for lines with the same keys."""
+    groups: dict[tuple[str, ...], list[tuple[int, _Line]]] = {}
+    for each in numbered:
+        groups.setdefault(tuple(each[1]), []).append(each)
+    parts: Iterable[Sequence[tuple[int, _Line]]] = groups.values()
+    keys = [*chain.from_iterable(shape for shape in groups)]
+    if len(groups) > 1 and len({*keys} - AXES) < len([key for key in keys if key not in AXES]):
+        # The order of the values of a metric matters, also if lines have other metrics, too.
+        parts = (list(part) for _, part in groupby(numbered, lambda each: tuple(each[1])))
+    for part in parts:
+        yield from _block(part, names, prefix)
+
+
+def _block(part: Sequence[tuple[int, _Line]], names: Names, prefix: str) -> Iterator[Block]:
+    rows, lines = zip(*part, strict=True)
+    head: _Line = lines[0]
+    if "kind" in head and len(kinds := [_kind(line) for line in lines]) > 1 and len({*kinds}) > 1:
+        for _, same in groupby(part, lambda each: _kind(each[1])):
+            yield from _block(list(same), names, prefix)
+        return
+    kind = _kind(head)
+    columns = {} if kind in _NO_SERIES else _columns(lines)
+    if nested := [key for key, column in columns.items() if dict in {*map(type, column)}]:
+        flat = [_flattened(line, nested) for line in lines]
+        yield from _shaped([*zip(rows, flat, strict=True)], names, prefix)
+        return
+    times = _times(lines)
+    for axis, start, end, xs in _places(rows, lines):
+        own_times = None if times is None else times[start:end]
+        place = _column(xs, xs, own_times)
+        shown: dict[str, Column] = {}
+        for key, values in columns.items():
+            column = _numbers(place, values if end - start == len(values) else values[start:end])
+            if column is not None:
+                name = names.shown(f"{prefix}{_PREFIX.get(kind, '')}{key}")
+                if name is not None:
+                    shown[name] = column
+        yield Block(shown, axis, place, kind, lines[start:end])
+
+
+def _kind(line: _Line) -> str:
+    kind = line.get("kind")
+    return kind if isinstance(kind, str) else ""
+
+
+def _columns(lines: Sequence[_Line]) -> dict[str, list[Any]]:
+    keys = (key for key in lines[0] if key not in AXES and key != CONFIG)
+    return {key: [*map(itemgetter(key), lines)] for key in keys}
+
+
+def _flattened(line: _Line, nested: Sequence[str]) -> _Line:
+    """Return the line with the numbers of nested objects as ``outer.inner``, as W&B names them."""
+    flat: _Line = {}
+
+    def add(key: str, value: Any, depth: int) -> None:
+        if not isinstance(value, dict):
+            flat[key] = value
+        elif depth < MAX_DEPTH:
+            for inner, one in value.items():
+                add(f"{key}.{inner}", one, depth + 1)
+
+    for key, value in line.items():
+        add(key, value, 0) if key in nested else flat.setdefault(key, value)
+    return flat
+
+
+def _times(lines: Sequence[_Line]) -> list[float | None] | None:
+    key = next((key for key in _TIMES if key in lines[0]), None)
+    if key is None:
+        return None
+    times = [finite(line[key]) for line in lines]
+    return None if all(time is None for time in times) else times
+
+
+def _places(rows: Sequence[int], lines: Sequence[_Line]) -> Iterator[tuple[str, int, int, Sequence[float]]]:
+    """Yield axis, start, end and places for parts of lines that have the same keys."""
+    keys = [(key, axis) for key, axis in _PLACES if key in lines[0]]
+    if not keys:
+        yield ROW, 0, len(lines), rows
+        return
+    key, axis = keys[0]
+    xs = list(map(itemgetter(key), lines))
+    if _are_finite(xs):
+        yield axis, 0, len(lines), xs
+        return
+    found: list[tuple[str, float]] = []
+    for row, line in zip(rows, lines, strict=True):
+        places = ((axis, line[key]) for key, axis in keys if finite(line[key]) is not None)
+        found.append(next(places, (ROW, row)))
+    start = 0
+    for axis, same in groupby(found, itemgetter(0)):
+        xs = [x for _, x in same]
+        yield axis, start, start + len(xs), xs
+        start += len(xs)
+
+
+def _are_finite(values: Sequence[Any]) -> bool:
+    """Return whether all values are finite numbers."""
+    if {*map(type, values)} <= {int, float}:
+        with suppress(OverflowError):
+            return math.isfinite(sum(values))
+    return False
+
+
+def _column(xs: Sequence[float], ys: Sequence[float], times: Sequence[float | None] | None) -> Column:
+    return Column(xs, ys, times, all(map(lt, xs, xs[1:])))
+
+
+def _numbers(place: Column, values: Sequence[Any]) -> Column | None:
+    """Return the values that are numbers, with their places; None if there are no numbers."""
+    kinds = {*map(type, values)}
+    if kinds == {float}:
+        return place._replace(ys=values)
+    if kinds <= {int, float}:
+        with suppress(OverflowError):
+            return place._replace(ys=[*map(float, values)])
+    ats = [at for at, value in enumerate(values) if is_number(value)]
+    if not ats:
+        return None
+    xs, times = place.xs, place.times
+    return Column(
+        None if xs is None else [xs[at] for at in ats],
+        [float(values[at]) for at in ats],
+        None if times is None else [times[at] for at in ats],
+        place.rises,
+    )
+
+
+def _order(path: str) -> list[str | int]:
+    """Return a sort key: file name, then folder, with numbers as integers (version_10 follows version_2)."""
+    parent, _, name = path.rpartition("/")
+    parts = _DIGITS.split(f"{name}/{parent}")
+    return [int(part) if number % 2 else part for number, part in enumerate(parts)]
+
+
+def _submitted_files(folder: Path) -> Mapping[str, str]:
+    try:
+        source = read_json(os.fsencode(folder), SOURCE_FILE.encode(), _MAX_SOURCE)
+        return {str(entry["path"]): str(entry["sha256"]) for entry in source["files"]}
+    except (OSError, ValueError, TypeError, KeyError):
+        # A task's folder has no SOURCE_FILE.
+        return {}
+
+
+def _is_as_submitted(folder: Path, path: str, sent: Mapping[str, str]) -> bool:
+    """Return whether a file has the sha256 in ``sent`` (path -> sha256): the job did not change the file."""
+    if path not in sent:
+        return False
+    with suppress(OSError), open_below(folder, path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == sent[path]
+    return False
+
+
+def _prefixes(paths: Sequence[str]) -> list[str]:
+    """Return a prefix for the metric names of each file, made from the file's folder, such as ``train/``.
+
+    Folders of repeated starts of a program (such as version_2) get the same prefix, as they are a single run.
+    """
+    folders = [[part for part in path.split("/")[:-1] if not _OF_A_START.fullmatch(part)] for path in paths]
+    common_levels = sum(1 for _ in takewhile(lambda level: len({*level}) == 1, zip(*folders, strict=False)))
+    return ["".join(f"{part}/" for part in parts[common_levels:]) for parts in folders]
