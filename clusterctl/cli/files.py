@@ -32,7 +32,9 @@ def put(
         done = files.put(screen.chosen(), paths, progress=progress)
     for path in done.skipped:
         screen.note(f"note: not sent, because it is neither a file nor a folder: {path}")
-    folder, skipped = done.sent.folder, [str(path) for path in done.skipped]
+    for path in done.own:
+        screen.note(f"note: not sent, because clusterctl keeps its keys or caches there: {path}")
+    folder, skipped = done.sent.folder, [str(path) for path in (*done.skipped, *done.own)]
     _show_transfer(screen, done.sent, started_at, "sent", folder=folder, where=folder, skipped=skipped)
 
 

@@ -11,18 +11,24 @@ from pathlib import Path
 from clusterctl.errors import MachineError, UsageError
 from clusterctl.scheduler.session import open_session
 from clusterctl.state.chosen import ChosenCluster
+from clusterctl.state.workspace import cache_home, state_home
 from clusterctl.transport.copies import Copies, record_copies
 from clusterctl.transport.get import Fetched, fetch
 from clusterctl.transport.put import Sent, Upload
-from clusterctl.transport.tree import Progress, list_items
+from clusterctl.transport.tree import Kind, Progress, list_items
 
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """The result of `put`. ``skipped`` paths were not sent because they are neither files nor folders."""
+    """The result of `put`.
+
+    skipped: paths that were not sent because they are neither files nor folders.
+    own: clusterctl's folders with keys and caches, which are not sent with a folder that contains them.
+    """
 
     sent: Sent
     skipped: tuple[Path, ...]
+    own: tuple[Path, ...] = ()
 
 
 def put(chosen: ChosenCluster, paths: Sequence[str], *, progress: Progress = lambda *_: None) -> Put:
@@ -39,6 +45,13 @@ def put(chosen: ChosenCluster, paths: Sequence[str], *, progress: Progress = lam
     _reject_empty(paths)
     local, remote = _split(paths)
     items, skipped = list_items([Path(path) for path in local])
+    own_folders = [path.resolve() for path in (state_home(), cache_home())]
+    own = tuple(
+        item.origin
+        for item in items
+        if "/" in item.path and item.kind is Kind.FOLDER and item.origin.resolve() in own_folders
+    )
+    items = tuple(item for item in items if not any(map(item.origin.is_relative_to, own)))
     with open_session(chosen) as session:
         if remote is None:
             remote = f"{session.facts.folder}/files" if session.facts.is_foreign else "."
@@ -53,7 +66,7 @@ def put(chosen: ChosenCluster, paths: Sequence[str], *, progress: Progress = lam
         # If this machine's disk is full, `down` treats the files on the cluster as only copies.
         with suppress(MachineError):
             record_copies(session.ledger.workspace, copies)
-    return Put(sent, tuple(skipped))
+    return Put(sent, tuple(skipped), own)
 
 
 def get(chosen: ChosenCluster, paths: Sequence[str], *, progress: Progress = lambda *_: None) -> Fetched:

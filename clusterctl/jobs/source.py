@@ -10,18 +10,26 @@ import shlex
 import stat
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from clusterctl.errors import Notice, UsageError, printable
 from clusterctl.jobs.project import project_obstacle
 from clusterctl.scheduler.script import is_array
 from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec.job import JobSpec, repository_of
-from clusterctl.state.submissions import TASK, token_of_run
+from clusterctl.spec.names import first_few
+from clusterctl.state.submissions import TASK, copied_folders, is_own_report, is_run
 from clusterctl.state.workspace import cache_home, state_home
-from clusterctl.transport.tree import Item, Kind, format_size, gitignore_spec, unreadable_error
+from clusterctl.transport.tree import (
+    Item,
+    Kind,
+    format_size,
+    gitignore_spec,
+    literal_pattern,
+    unreadable_error,
+)
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
@@ -76,7 +84,7 @@ def source_of(job: JobSpec) -> Source | None:
         walk = FolderWalk(
             folder,
             folder / job.place.script,
-            patterns("--include", job.include, folder),
+            Include.of(job.include, folder),
             patterns("--exclude", job.exclude, folder),
             # The script of an interactive session is a folder.
             has_tasks=not job.script.is_dir() and is_array(job, UserScript.read(job.script)),
@@ -137,31 +145,32 @@ class FolderWalk:
     """Walks through a project's folder and collects the files to send in ``items``.
 
     has_tasks: whether the job is an array, which has folders with the names task-0, task-1, ...
+    kept_back: paths of environments, caches, runs and reports that patterns of --include match.
+    not_source: clusterctl's own folders, and those into which `collect --all` copied the cluster's files.
     """
 
     folder: Path
     script: Path
-    include: Ignore
+    include: Include
     exclude: Ignore
     has_tasks: bool
     items: list[Item] = field(default_factory=list)
     folders: set[str] = field(default_factory=set)
     ours: list[str] = field(default_factory=list)
+    kept_back: list[str] = field(default_factory=list)
+    not_source: frozenset[Path] = frozenset()
     bytes: int = 0
     files: int = 0
 
     def run(self) -> None:
+        own = (state_home(), cache_home(), *copied_folders())
+        self.not_source = frozenset(path.resolve() for path in own)
         try:
-            pending = [(self.folder, rules_above(self.folder), False)]
+            pending = [_Folder(self.folder, rules_above(self.folder))]
             while pending:
-                folder, rules, ignored = pending.pop()
-                own_rules = read_gitignore(folder / GITIGNORE, folder)
-                rules = (*rules, own_rules) if own_rules else rules
-                entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-                subfolders = [child for entry in entries if (child := self._entry(entry, rules, out=ignored))]
-                pending += reversed(subfolders)
+                pending += reversed(self._search(pending.pop()))
         except OSError as exc:
-            raise unreadable_error([exc], fix="make it readable, or leave it out: --exclude NAME") from exc
+            raise unreadable_error([exc], fix=self._way_around(exc)) from exc
         if self.ours:
             raise UsageError(
                 f"these names are reserved for the folders of the array's tasks: {', '.join(self.ours)}",
@@ -170,40 +179,92 @@ class FolderWalk:
                 fix=f"add {' '.join(f'--exclude /{name}' for name in self.ours[:3])}, or rename the files",
             )
 
-    def _entry(
-        self, entry: os.DirEntry[str], rules: tuple[Ignore, ...], *, out: bool
-    ) -> tuple[Path, tuple[Ignore, ...], bool] | None:
-        # The result describes a folder to search: its path, its patterns, and whether it is not sent itself.
-        path = Path(entry.path)
+    def _search(self, folder: _Folder) -> list[_Folder]:
+        """Add the entries of a folder that are sent. Return the subfolders to search."""
+        try:
+            entries = sorted(os.scandir(folder.path), key=lambda entry: entry.name)
+        except FileNotFoundError:
+            # Another program removed it just now.
+            return []
+        if own_rules := read_gitignore(folder.path / GITIGNORE, folder.path):
+            folder = replace(folder, rules=(*folder.rules, own_rules))
+        return [child for entry in entries if (child := self._entry(entry, folder))]
+
+    def _way_around(self, exc: OSError) -> str:
+        """Return the fix for a file or folder that can't be read."""
+        path = Path(os.fsdecode(exc.filename or ""))
+        if path.name == GITIGNORE:
+            path = path.parent
+        if path == self.folder or not path.is_relative_to(self.folder):
+            return "make it readable"
+        return f"make it readable, or leave it out: {_option('--exclude', path.relative_to(self.folder))}"
+
+    def _entry(self, entry: os.DirEntry[str], parent: _Folder) -> _Folder | None:
+        """Add an entry of the folder ``parent`` if it is sent. Return it if it is a folder to search."""
+        path, rules = Path(entry.path), parent.rules
         is_folder = entry.is_dir(follow_symlinks=False)
         # Patterns that exclude the script's folder would also exclude the modules beside the script.
         if is_folder and self.script.is_relative_to(path) and is_ignored(rules, path, is_folder=True):
             rules = ()
-        is_sent = self._is_included(path, rules, is_folder=is_folder, out=out)
-        if is_sent and (item := self._item(path, entry)) is not None:
-            self._add(item)
+        is_ours = self._holds_no_source(path) if is_folder else _is_report(path)
+        guard = parent.guard or (path if is_ours else None)
+        is_sent = self._is_sent(
+            path,
+            rules,
+            guard,
+            is_folder=is_folder,
+            is_left_out=parent.is_left_out or is_ours or (path.suffix == ".pyc" and not is_folder),
+        )
+        if is_sent:
+            self._add(self._item(path, entry))
+        elif path == guard and path.name not in _LEFT_OUT:
+            is_matched = self.include.patterns.decide(path, is_folder=is_folder)
+            self.kept_back += [str(path.relative_to(self.folder))] if is_matched else []
         # An excluded folder may contain files that --include selects.
-        is_searched = is_folder and entry.name != _NEVER and (is_sent or self.include.spec is not None)
+        is_searched = (
+            is_folder and entry.name != _NEVER and (is_sent or self.include.may_select_in(path, guard))
+        )
         excluded = is_searched and self.exclude.decide(path, is_folder=True) is True
         leads_to_script = self.script.is_relative_to(path)
-        return (path, rules, not is_sent) if is_searched and (leads_to_script or not excluded) else None
+        if is_searched and (leads_to_script or not excluded):
+            return _Folder(path, rules, not is_sent, guard)
+        return None
 
-    def _is_included(self, path: Path, rules: tuple[Ignore, ...], *, is_folder: bool, out: bool) -> bool:
+    def _is_sent(
+        self,
+        path: Path,
+        rules: tuple[Ignore, ...],
+        guard: Path | None,
+        *,
+        is_folder: bool,
+        is_left_out: bool,
+    ) -> bool:
         if path == self.script or (is_folder and self.script.is_relative_to(path)):
             return True
         if path.name == _NEVER or self.exclude.decide(path, is_folder=is_folder):
             return False
-        if self.include.decide(path, is_folder=is_folder):
+        if self.include.selects(path, guard, is_folder=is_folder):
             return True
-        if out or is_ignored(rules, path, is_folder=is_folder):
-            return False
-        return not (_holds_no_source(path) if is_folder else path.suffix == ".pyc")
+        return not is_left_out and not is_ignored(rules, path, is_folder=is_folder)
+
+    def _holds_no_source(self, folder: Path) -> bool:
+        """Return whether a folder contains installed, cached or collected files rather than source files."""
+        if folder.name in _LEFT_OUT or (folder / "pyvenv.cfg").is_file():
+            return True
+        # The working folder of a run that is being collected.
+        if folder.name.startswith(".") and folder.name.endswith(".incomplete"):
+            return True
+        return is_run(folder) or folder.resolve() in self.not_source
 
     def _item(self, path: Path, entry: os.DirEntry[str]) -> Item | None:
         name = str(path.relative_to(self.folder))
         if path == self.script:
             return Item.of(name, path, path.stat())
-        item = Item.of(name, path, entry.stat(follow_symlinks=False))
+        try:
+            item = Item.of(name, path, entry.stat(follow_symlinks=False))
+        except FileNotFoundError:
+            # Another program removed it just now.
+            return None
         return self._link(item) if item is not None and item.kind is Kind.LINK else item
 
     def _link(self, item: Item) -> Item | None:
@@ -229,7 +290,8 @@ class FolderWalk:
                 f"a link leads to a folder outside of {self.folder}",
                 code="links-lead-outside",
                 why=printable(f"{item.path} -> {item.target}"),
-                fix=f"{send_all}exclude the link (--exclude NAME) and copy the data with `clusterctl put`",
+                fix=f"{send_all}exclude the link ({_option('--exclude', item.path)}) and copy the data with "
+                "`clusterctl put`",
             )
         return Item.of(item.path, item.origin, status)
 
@@ -241,7 +303,9 @@ class FolderWalk:
                 origin = self.folder / parent
                 self.items += [made] if (made := Item.of(parent, origin, origin.lstat())) else []
 
-    def _add(self, item: Item) -> None:
+    def _add(self, item: Item | None) -> None:
+        if item is None:
+            return
         if self.has_tasks and TASK.fullmatch(os.fsencode(item.path)):
             self.ours.append(item.path)
         # The parent folder may be excluded although a file in it is included.
@@ -262,10 +326,19 @@ class FolderWalk:
             )
 
     def notes(self) -> tuple[str, ...]:
-        if self.bytes <= LARGE_BYTES and self.files <= LARGE_FILES:
-            return ()
-        size = f"{format_size(self.bytes)} in {self.files:,} files, most of it in {self._largest()}"
-        return (Notice("folder-large", f"the folder {self.folder} is large: {size}; {_LEAVE_OUT}"),)
+        notes = []
+        if self.bytes > LARGE_BYTES or self.files > LARGE_FILES:
+            size = f"{format_size(self.bytes)} in {self.files:,} files, most of it in {self._largest()}"
+            text = f"the folder {self.folder} is large: {size}; {_LEAVE_OUT}"
+            notes.append(Notice("folder-large", text))
+        if self.kept_back:
+            text = (
+                f"not sent, although --include matches: {printable(first_few(self.kept_back))}; a pattern "
+                "does not select collected runs, reports, caches and virtual environments; to send one, use "
+                f"its path: {_option('--include', self.kept_back[0])}"
+            )
+            notes.append(Notice("include-kept-back", text))
+        return tuple(notes)
 
     def _largest(self) -> str:
         sizes: Counter[str] = Counter()
@@ -274,14 +347,27 @@ class FolderWalk:
         return ", ".join(f"{printable(name)} ({format_size(size)})" for name, size in sizes.most_common(3))
 
 
-def _holds_no_source(folder: Path) -> bool:
-    """Return whether a folder contains installed, cached or collected files rather than source files."""
-    if folder.name in _LEFT_OUT or (folder / "pyvenv.cfg").is_file():
-        return True
-    # The working folder of a run that is being collected.
-    if folder.name.startswith(".") and folder.name.endswith(".incomplete"):
-        return True
-    return bool(token_of_run(folder)) or folder.resolve() in {state_home().resolve(), cache_home().resolve()}
+@dataclass(frozen=True, slots=True)
+class _Folder:
+    """A folder to search. rules: the .gitignore patterns that apply to its entries.
+
+    is_left_out: whether the folder itself is not sent.
+    guard: the topmost folder without source that contains it; see ``Include``.
+    """
+
+    path: Path
+    rules: tuple[Ignore, ...]
+    is_left_out: bool = False
+    guard: Path | None = None
+
+
+def _option(flag: str, path: str | Path) -> str:
+    """Return an option for a shell that selects exactly this path below the sent folder."""
+    return printable(f"{flag} {shlex.quote(literal_pattern(str(path)))}")
+
+
+def _is_report(file: Path) -> bool:
+    return file.suffix == ".html" and is_own_report(file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +383,45 @@ class Ignore:
             return None
         name = f"{path.relative_to(self.folder)}{'/' if is_folder else ''}"
         return self.spec.check_file(name).include
+
+
+@dataclass(frozen=True, slots=True)
+class Include:
+    """The patterns of --include. paths: the paths that patterns without wildcards name, from the top.
+
+    A pattern does not reach into a folder that holds no source, the ``guard``, nor does it select a report:
+    only its own path selects it, or the path of a file or folder in it.
+    """
+
+    patterns: Ignore
+    paths: frozenset[Path]
+
+    @classmethod
+    def of(cls, lines: Sequence[str], folder: Path) -> Include:
+        paths = frozenset(folder / path for line in lines if (path := _literal_path(line)))
+        return cls(patterns("--include", lines, folder), paths)
+
+    def selects(self, path: Path, guard: Path | None, *, is_folder: bool) -> bool:
+        decision = self.patterns.decide(path, is_folder=is_folder)
+        if guard is None or decision is False:
+            return decision is True
+        return any(named.is_relative_to(guard) and path.is_relative_to(named) for named in self.paths)
+
+    def may_select_in(self, folder: Path, guard: Path | None) -> bool:
+        """Return whether a pattern may select a file or folder in this folder."""
+        if guard is None:
+            return self.patterns.spec is not None
+        return any(named.is_relative_to(folder) for named in self.paths)
+
+
+_WILDCARD: Final = re.compile(r"\\(.)|[*?\[]")
+
+
+def _literal_path(pattern: str) -> str:
+    """Return the path that a pattern without wildcards names; "" if it has wildcards or excludes (``!``)."""
+    has_wildcard = any(match[1] is None for match in _WILDCARD.finditer(pattern))
+    is_path = not has_wildcard and not pattern.startswith("!")
+    return _WILDCARD.sub(r"\1", pattern).strip("/") if is_path else ""
 
 
 def patterns(flag: str, lines: Sequence[str], folder: Path) -> Ignore:

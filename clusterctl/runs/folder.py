@@ -16,11 +16,10 @@ from clusterctl.runs.fetch import CollectedFiles
 from clusterctl.runs.places import Links, make_links
 from clusterctl.scheduler.base import JobState, Outcome
 from clusterctl.state.ledger import RunRecord
-from clusterctl.state.submissions import CLIENT_FACTS, FROM_JOB
+from clusterctl.state.submissions import CLIENT_FACTS, FROM_JOB, SUMS_FILE
 from clusterctl.state.workspace import open_private
 from clusterctl.util.assets import file_sha256
 
-SUMS_FILE = "SHA256SUMS"
 ACCOUNTING = "sacct.json"
 # Job states in which a collected run is only a snapshot.
 GOING_ON = frozenset(state.value for state in JobState if state.outcome is Outcome.GOES_ON)

@@ -22,7 +22,7 @@ from clusterctl.runs.fetch import shown_path
 from clusterctl.runs.folder import GOING_ON
 from clusterctl.state.inventory import Inventory, inventory_of
 from clusterctl.state.ledger import RunRecord
-from clusterctl.state.submissions import FROM_JOB, SENT_FILES, JobEntry, Ledger
+from clusterctl.state.submissions import FROM_JOB, SENT_FILES, JobEntry, Ledger, note_copied_folder
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, remote_argv, split_lines
 from clusterctl.transport.copies import Copies, encode_digests, read_copies, record_copies
@@ -254,6 +254,7 @@ class Search:
                 folder.mkdir(parents=True)
                 break
         record_copies(self.workspace, [Copies(host, top, str(folder))])
+        note_copied_folder(folder)
         return folder
 
 

@@ -18,14 +18,11 @@ import jinja2
 from markupsafe import Markup, escape
 
 from clusterctl.errors import MachineError, UsageError, printable
+from clusterctl.state.submissions import is_own_report
 from clusterctl.state.workspace import write_atomic
-from clusterctl.transport.remote_open import open_file
 from clusterctl.util.assets import data_folder
 
 REPORT_FILE: Final = "report.html"
-_OURS: Final = b'<meta name="generator" content="clusterctl">'
-# The marker is in the first bytes of a report.
-_HEAD: Final = 1000
 _MODE: Final = 0o666
 _MAX_TEXT: Final = 1000  # characters
 _POINTS: Final = 400  # per line
@@ -274,7 +271,7 @@ def write_report(report: Report, path: Path) -> None:
 
     Raises UsageError if ``path`` holds a file that is not a report of clusterctl, or can't be written.
     """
-    if os.path.lexists(path) and not _is_ours(path):
+    if os.path.lexists(path) and not is_own_report(path):
         raise UsageError(
             f"{path} exists and is not a report of clusterctl",
             code="not-a-report",
@@ -293,13 +290,3 @@ def write_report(report: Report, path: Path) -> None:
             why=exc.why,
             fix="use --out FILE with a file in a folder that exists and that you may write to",
         ) from exc
-
-
-def _is_ours(path: Path) -> bool:
-    """Return whether the path is a report that clusterctl wrote: a regular file that contains its marker."""
-    try:
-        descriptor = open_file(os.fsencode(path.parent), os.fsencode(path.name), any_owner=True)
-    except OSError:
-        return False
-    with os.fdopen(descriptor, "rb") as file:
-        return _OURS in file.read(_HEAD)

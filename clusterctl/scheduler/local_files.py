@@ -14,6 +14,7 @@ from typing import Any
 
 from clusterctl.spec.job import holds_package, import_roots, repository_of
 from clusterctl.state.submissions import PROGRAM_FOLDER
+from clusterctl.transport.tree import literal_pattern
 
 _MOST_FOLDERS = 5_000
 _MOST_SCRIPT = 1 << 20  # bytes
@@ -66,7 +67,8 @@ class LocalFiles:
     def find(self, name: str, *, is_module: bool) -> dict[str, str]:
         """Return placeholder -> text for the causes in causes.toml that depend on this machine's files.
 
-        home: the path that --include must name. above: the folder that --folder must name.
+        home: the pattern for --include that selects only the file or folder.
+        above: the folder that --folder must name.
         venv: the virtual environment that contains the file. beside: the value that PYTHONPATH needs.
         own: the package of the user that lacks the module. listed: the file that lists the package.
         """
@@ -109,7 +111,8 @@ class LocalFiles:
                 # A folder of data may have the name of a package.
                 is_here = holds_package((self.folder / candidate).parent, Path(candidate).stem)
             if not is_sent and is_here:
-                return shlex.quote(candidate)
+                # A pattern without a slash at its start would select files of that name in all folders.
+                return shlex.quote(literal_pattern(candidate))
         return ""
 
     def _module(self, path: str) -> dict[str, str]:

@@ -28,10 +28,14 @@ _TOKEN = re.compile(r"[A-Za-z0-9]+")
 # In the folder of all workspaces.
 _FOLDERS: Final = "runs.jsonl"
 _RUN_TOKEN: Final = re.compile(r"[0-9a-f]{8}")
+# In the first bytes of each report.
+REPORT_MARK: Final = b'<meta name="generator" content="clusterctl">'
+_REPORT_HEAD: Final = 1000
 # Maximum size of a run.json.
 _MOST_RECORD: Final = 16 << 20  # bytes
 
 RUN_FILE = "run.json"
+SUMS_FILE = "SHA256SUMS"
 SOURCE_FILE = "source.json"
 SWEEP_FILE = "sweep-tasks.json"
 OUTPUTS_FILE = "outputs.json"
@@ -54,7 +58,7 @@ SENT_FILES = frozenset(
 WRITTEN_FILES = frozenset(
     "stdout.log stderr.log rank-logs telemetry telemetry.log job.hosts job.events hang.json heartbeat".split()
 )
-ADDED_FILES = frozenset(f"{RUN_FILE} sacct.json {ENVIRONMENT_FILE} SHA256SUMS".split())
+ADDED_FILES = frozenset(f"{RUN_FILE} sacct.json {ENVIRONMENT_FILE} {SUMS_FILE}".split())
 _OWN = frozenset(name.encode() for name in SENT_FILES | WRITTEN_FILES | ADDED_FILES)
 TASK, TASKS_LOG = re.compile(rb"task-[0-9]+"), re.compile(rb"(stdout|stderr)-[0-9]+\.log")
 # The suffix in a run's folder of a program's files and folders that have a name of clusterctl's.
@@ -282,6 +286,29 @@ def token_of_run(folder: Path) -> str:
     return token if isinstance(token, str) and _RUN_TOKEN.fullmatch(token) else ""
 
 
+def is_run(folder: Path) -> bool:
+    """Return whether a folder is a collected run, also if its run.json is missing or damaged."""
+    return bool(token_of_run(folder)) or lacks_record(folder)
+
+
+def lacks_record(folder: Path) -> bool:
+    """Return whether a folder has other files that `collect` adds to each run, but no record that fits."""
+    has_files = all(os.path.isfile(f"{folder}/{name}") for name in (SUMS_FILE, ENVIRONMENT_FILE))  # noqa: PTH113 - of thousands
+    return has_files and not token_of_run(folder)
+
+
+def is_own_report(path: Path) -> bool:
+    """Return whether the path is a report that clusterctl wrote: a regular file that contains its marker."""
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+            return is_file and REPORT_MARK in os.read(descriptor, _REPORT_HEAD)
+        finally:
+            os.close(descriptor)
+    return False
+
+
 def run_folders(folder: Path) -> Iterator[Path]:
     """Yield the folder if it has a run.json; otherwise its subfolders with a run.json or without access.
 
@@ -328,11 +355,7 @@ def may_be_run(folder: Path | str) -> bool:
 
 def runs_folders() -> tuple[Path, ...]:
     """Return ./runs and all other folders with collected runs on this machine, if they exist."""
-    recorded = [row.get("folder") for row in read_rows(state_home() / _FOLDERS)]
-    paths = (
-        RUNS.absolute(),
-        *(Path(text) for text in recorded if isinstance(text, str) and text.startswith("/")),
-    )
+    paths = (RUNS.absolute(), *_noted("folder"))
     return tuple(dict.fromkeys(path for path in paths if os.path.isdir(path)))  # noqa: PTH112 - no error
 
 
@@ -343,7 +366,26 @@ def ledgers() -> tuple[Ledger, ...]:
 
 def note_runs_folder(folder: Path) -> None:
     """Add a folder to the list of folders with runs. Ignore a full disk: the runs are already copied."""
+    _note("folder", folder)
+
+
+def note_copied_folder(folder: Path) -> None:
+    """Record a folder into which `collect --all` copies files that belong to no run."""
+    _note("copied", folder)
+
+
+def copied_folders() -> tuple[Path, ...]:
+    """Return the folders into which `collect --all` copied files that belong to no run."""
+    return _noted("copied")
+
+
+def _note(key: str, folder: Path) -> None:
     path = state_home() / _FOLDERS
-    if all(row.get("folder") != str(folder) for row in read_rows(path)):
+    if folder not in _noted(key):
         with suppress(MachineError):
-            append_line(path, json.dumps({"folder": str(folder)}))
+            append_line(path, json.dumps({key: str(folder)}))
+
+
+def _noted(key: str) -> tuple[Path, ...]:
+    texts = (row.get(key) for row in read_rows(state_home() / _FOLDERS))
+    return tuple(Path(text) for text in texts if isinstance(text, str) and text.startswith("/"))

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from clusterctl.errors import MachineError, UsageError, printable
 from clusterctl.state.workspace import cache_home, write_atomic
@@ -179,6 +179,14 @@ def gitignore_spec(lines: Iterable[str]) -> GitIgnoreSpec:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         return GitIgnoreSpec.from_lines(_BELOW.sub(r"/**/*\1", line) for line in lines)
+
+
+_SPECIAL: Final = re.compile(r"[\\*?\[\]]|\s+\Z")
+
+
+def literal_pattern(path: str) -> str:
+    """Return the .gitignore pattern that matches only this path, from the top of the patterns' folder."""
+    return "/" + _SPECIAL.sub(lambda match: "".join(f"\\{char}" for char in match[0]), path.rstrip("/"))
 
 
 def format_size(size: float) -> str:

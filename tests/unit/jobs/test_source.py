@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import stat
 import subprocess
 from collections.abc import Callable
@@ -15,7 +16,8 @@ from clusterctl.errors import UsageError
 from clusterctl.jobs import source as limits
 from clusterctl.jobs.source import Source, manifest, source_hash, source_of
 from clusterctl.spec.job import JobSpec, named_job
-from clusterctl.transport.tree import Kind, hash_items
+from clusterctl.state.submissions import REPORT_MARK, note_copied_folder
+from clusterctl.transport.tree import Kind, hash_items, literal_pattern
 from tests.support.hostile import HOSTILE_NAMES
 from tests.support.messages import refused as rejected
 from tests.unit.runs.made import record
@@ -134,6 +136,127 @@ def test_include_and_exclude(project):
     # Folders that hold what is included come, too.
     folders = [item.path for item in found(project, include=("*.bin",)).items if item.kind is Kind.FOLDER]
     assert folders == ["big", "data", "data/sub"]
+
+
+def collect_into(run: Path, sent: Source) -> None:
+    """Make the folder of a collected run, with all files that were sent, as `collect` does."""
+    for item in sent.files:
+        write(run, item.path)
+    write(run, "model/heat", "SHA256SUMS", "environment.json", "job.sbatch", "report.html")
+    (run / "run.json").write_text(json.dumps(record()))
+    (run / "report.html").write_bytes(REPORT_MARK)
+
+
+@pytest.fixture
+def used_project(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with an ignored binary, ``heat``, and files of that name in folders that are no source."""
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(project / "state"))
+    (project / ".gitignore").write_text("heat\n.venv\n*.html\n")
+    write(project, "heat", "src/heat", ".venv/pyvenv.cfg", ".venv/bin/heat", "node_modules/a/heat")
+    write(project, "state/demo/heat", "state/demo/id_ed25519", "runs/.demo-3.incomplete/tree/heat")
+    for name in ("demo-1", "demo-2"):
+        collect_into(project / "runs" / name, found(project, include=("/heat",)))
+    (project / "runs" / "demo-2" / "run.json").write_text("{")
+    write(project, "runs/demo-home-ada/jobs/heat")
+    note_copied_folder(project / "runs" / "demo-home-ada")
+    write(project, "paper.html")
+    (project / "report.html").write_bytes(b"<!doctype html>" + REPORT_MARK)
+    return project
+
+
+SOURCE = {"train.py", ".gitignore"}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "selected"),
+    [
+        ("heat", {"heat", "src/heat"}),
+        ("/heat", {"heat"}),
+        ("**/heat", {"heat", "src/heat"}),
+        ("he?t", {"heat", "src/heat"}),
+        ("[gh]eat", {"heat", "src/heat"}),
+        ("*", {"heat", "src/heat", "paper.html"}),
+        ("*.html", {"paper.html"}),
+        ("runs/*/heat", set()),
+        ("runs/", set()),
+        ("demo-*", set()),
+        ("model/", set()),
+        ("bin/", set()),
+        ("run.json", set()),
+        ("id_ed25519", set()),
+        ("*.sbatch", set()),
+        (".*", set()),
+    ],
+)
+def test_include_pattern_never_selects_runs_reports_and_environments(used_project, pattern, selected):
+    assert files(used_project, include=(pattern,)) == SOURCE | selected
+
+
+@pytest.mark.parametrize(
+    ("pattern", "selected"),
+    [
+        ("/runs/demo-1/heat", {"runs/demo-1/heat"}),
+        ("runs/demo-2/model/", {"runs/demo-2/model/heat"}),
+        ("runs/demo-home-ada", {"runs/demo-home-ada/jobs/heat"}),
+        (".venv/", {".venv/pyvenv.cfg", ".venv/bin/heat"}),
+        ("/node_modules", {"node_modules/a/heat"}),
+        ("/report.html", {"report.html"}),
+    ],
+)
+def test_include_selects_what_its_path_names(used_project, pattern, selected):
+    assert files(used_project, include=(pattern,)) == SOURCE | selected
+    # A second pattern, for a name that files of these folders have, does not reach into them.
+    both = files(used_project, include=(pattern, "heat"))
+    assert both == SOURCE | selected | {"heat", "src/heat"}
+
+
+def test_include_that_excludes_counts_in_a_named_run(used_project):
+    named = files(used_project, include=("/runs/demo-1", "!model/"))
+    assert "runs/demo-1/heat" in named
+    assert "runs/demo-1/model/heat" not in named
+
+
+def test_include_pattern_for_a_run_is_noted_with_the_way_to_send_it(used_project):
+    (note,) = found(used_project, include=("demo-*",)).notes
+    assert note.code == "include-kept-back"
+    assert "runs/demo-1" in note
+    option = shlex.split(note.rpartition(": ")[2])
+    assert "runs/demo-1/heat" in files(used_project, include=option[1:])
+    assert not found(used_project, include=("heat",)).notes
+
+
+@pytest.mark.parametrize("pattern", ["/heat", "heat"])
+def test_thirty_rounds_of_submit_and_collect_send_the_same_files(project, pattern):
+    (project / ".gitignore").write_text("heat\n")
+    write(project, "heat")
+    for number in range(30):
+        sent = found(project, include=(pattern,))
+        assert {item.path for item in sent.files} == {"train.py", ".gitignore", "heat"}
+        collect_into(project / "runs" / f"demo-{number}", sent)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a[1].csv", "!x", "#x", "x*y", "w?y", "back\\slash", "it's $HOME", "end ", "d/a b", "-x", "{a,b}"],
+)
+def test_pattern_of_a_path_selects_only_that_path(project, name):
+    (project / ".gitignore").write_text("*\n")
+    write(project, name, f"sub/{name}", "a1.csv", "xzy", "wzy")
+    assert files(project, include=(literal_pattern(name),)) == {"train.py", name}
+
+
+def test_file_that_vanishes_during_the_search_is_left_out(project, monkeypatch):
+    write(project, "a.tmp", "b")
+
+    listed = limits.os.scandir
+
+    def scandir(folder: Path) -> list[os.DirEntry[str]]:
+        entries = [*listed(folder)]
+        (project / "a.tmp").unlink(missing_ok=True)
+        return entries
+
+    monkeypatch.setattr(limits.os, "scandir", scandir)
+    assert files(project) == {"train.py", "b"}
 
 
 def test_patterns_that_can_not_be_used(project):

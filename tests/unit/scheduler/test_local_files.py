@@ -44,7 +44,7 @@ def no_file(name: str) -> str:
         (["mypkg/__init__.py"], "mypkg", "mypkg", (), "module-stayed-at-home", "--folder {top}"),
         (["lib.py"], "a/b", "lib", (), "module-stayed-at-home", "--folder {top}"),
         (["src/pkg/x.py"], "scripts", "pkg.x", (), "module-stayed-at-home", "--folder {top}"),
-        (["a/utils.py"], "a", "utils", (), "module-stayed-at-home", "--include utils.py"),
+        (["a/utils.py"], "a", "utils", (), "module-stayed-at-home", "--include /utils.py"),
         (["libs/common/x.py"], "apps/a", "common", (), "module-stayed-at-home", "{top}/libs/common"),
         (
             ["libs/common/x.py"],
@@ -84,8 +84,8 @@ def test_requirements_of_the_job_are_named(tmp_path):
         (["conf/a.json"], "p/q", f"{REMOTE}/../../conf/a.json", "file-stayed-at-home", "--folder {top}"),
         (["p/a.json"], "p/q", "/home/ada/clusterctl/jobs/a.json", "file-stayed-at-home", "--folder {top}/p"),
         (["b/x"], "a", "../c/x", "missing-file", "put"),
-        (["a/data/x"], "a", "data/x", "file-stayed-at-home", "--include data/x"),
-        (["a/data/x"], "a", f"{REMOTE}/data/x", "file-stayed-at-home", "--include data/x"),
+        (["a/data/x"], "a", "data/x", "file-stayed-at-home", "--include /data/x"),
+        (["a/data/x"], "a", f"{REMOTE}/data/x", "file-stayed-at-home", "--include /data/x"),
         (["a/.venv/pyvenv.cfg"], "a", ".venv/bin/activate", "virtual-environment-not-sent", "--requirements"),
         (["env/pyvenv.cfg"], "a", "{top}/env/bin/python", "virtual-environment-not-sent", "--requirements"),
         (["b/x"], "a", "x", "missing-file", "put"),
@@ -144,7 +144,7 @@ def test_script_is_read_only_as_it_was_sent(tmp_path):
 
 @pytest.mark.parametrize(
     ("project", "path", "words"),
-    [({"start": "sub"}, "x.csv", "--include sub/x.csv"), ({"start": "."}, "sub/x.csv", "sub/x.csv")],
+    [({"start": "sub"}, "x.csv", "--include /sub/x.csv"), ({"start": "."}, "sub/x.csv", "sub/x.csv")],
 )
 def test_paths_begin_where_the_program_starts(tmp_path, project: Mapping[str, str], path, words):
     write(tmp_path, "train.py", "sub/x.csv")
