@@ -38,7 +38,7 @@ class Failed:
 
 
 _SRUN: Final = re.compile(
-    r"^srun: error: (?P<host>\S+): tasks? (?P<rank>\d+)\S*: (?:Exited with exit code (?P<code>\d+)"
+    r"^srun: error: (?P<host>\S+): tasks? (?P<rank>\d+)(?P<more>\S*): (?:Exited with exit code (?P<code>\d+)"
     r"|(?P<how>[A-Za-z ]+?)(?: \(core dumped\))?)$",
     re.MULTILINE,
 )
@@ -177,7 +177,9 @@ def _of_mpi_abort(log: str) -> Failed | None:
 def _ends_by_srun(log: str) -> list[Failed]:
     ends = []
     for match in _SRUN.finditer(log):
-        fields: dict[str, Any] = {"rank": int(match["rank"]), "host": match["host"]}
+        # Of ranks that were killed together, it is unknown which was the first.
+        is_known = bool(match["code"]) or not match["more"]
+        fields: dict[str, Any] = {"rank": int(match["rank"]) if is_known else None, "host": match["host"]}
         signal_name = "SIGKILL" if match["how"] == "Out Of Memory" else _SIGNALS.get(match["how"] or "", "")
         ends.append(
             _ended(int(match["code"]), **fields) if match["code"] else Failed(signal=signal_name, **fields)

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -20,8 +21,17 @@ def run(config: TelemetryConfig) -> int:
     """Sample this node until a signal arrives, and return the exit code."""
     # In a job, SIGINT may be a signal for the program, and is ignored.
     stop = {n for n in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(n) != signal.SIG_IGN}
-    # Blocked signals wait until sigtimedwait asks for them, so no handler interrupts a half-written line.
+    # Another thread waits for blocked signals, so no handler interrupts a half-written line. sigtimedwait of
+    # Python may return a signal that was never sent, if this process is suspended meanwhile.
     signal.pthread_sigmask(signal.SIG_BLOCK, stop)
+    stopped = threading.Event()
+
+    def wait_for_stop() -> None:
+        signal.sigwait(stop)
+        stopped.set()
+
+    if stop:
+        threading.Thread(target=wait_for_stop, daemon=True).start()
     group = own_group()
     memory, gpus = Memory(group=group), Gpus()
     sensors: Sequence[Sensor] = (Cpu(host.node_cores(), group=group), memory, Network(), gpus)
@@ -34,10 +44,9 @@ def run(config: TelemetryConfig) -> int:
         # Read the counters, from which the next sample computes rates.
         sample(sensors)
         due = time.monotonic()
-        stopped = False
-        while not stopped:
+        while not stopped.is_set():
             due = max(due + config.interval, time.monotonic())
-            stopped = signal.sigtimedwait(stop, max(0.0, due - time.monotonic())) is not None
+            stopped.wait(max(0.0, due - time.monotonic()))
             file.write("sample", **sample(sensors))
     return 0
 

@@ -59,13 +59,15 @@ from payload.node.requeue import (
     wait_until_ended,
 )
 
+STEP_ID = "SLURM_STEP_ID="
 RANK_VARIABLES = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK".split()
 # After a failure, telemetry may wait for a dead node. It must not delay the requeue.
 TELEMETRY_END_S, TELEMETRY_FAILED_S = 3.0, 0.3
-# After an abort, slurmstepd kills the ranks of a node at once. If srun still waits after this time, a
-# slurmstepd is gone. srun itself would wait for KillWait (30 s) and 2 s more. If ranks do not use MPI, srun
-# notices nothing, but `watch` reports the loss. At a cancel or a time limit, srun writes the same line, but
-# this process gets SIGTERM, and the ranks may use KillWait to save their work.
+# If a rank has failed, srun aborts its step: slurmstepd sends SIGTERM to the other ranks, and SIGKILL only
+# after KillWait (30 s). Ranks that save at SIGTERM together with the failed rank can never do that, and if a
+# slurmstepd is gone, no rank of its node gets a signal. So ranks that have not ended after this time are
+# killed, and srun after this time once more. At a cancel or a time limit, srun writes the same line, but this
+# process gets SIGTERM, and the ranks may use KillWait to save their work.
 ABORTED_S = 3.0
 # How long to wait for the first record of telemetry if the job is short.
 TELEMETRY_START_S = 2.0
@@ -102,6 +104,12 @@ class Telemetry:
         quoted, first = " ".join(map(shlex.quote, watch)), [*first, ",".join(nodes), ssh]
         return [first if node == task.host_name() else [*ssh.split(), node, quoted] for node in nodes]
 
+    def kill_ranks(self) -> None:
+        """Have `watch` kill the job's ranks on all nodes. Slurm does not do that in a step that it aborts."""
+        for writes in self._open:
+            with suppress(OSError):
+                os.write(writes, b"kill\n")
+
     def end(self, patience_s: float) -> None:
         """End telemetry within ``patience_s`` seconds, and delete its log if it has no errors."""
         for writes in self._open:
@@ -117,26 +125,41 @@ class Telemetry:
 class Program:
     """The job's program, which runs on this node: usually a launcher of ranks."""
 
-    def __init__(self, program: list[str], restart: Restart) -> None:
-        self._restart, self._pid = restart, task.start_or_exit(program)
+    def __init__(self, program: list[str], restart: Restart, telemetry: Telemetry) -> None:
+        self._restart, self._telemetry, self._pid = restart, telemetry, task.start_or_exit(program)
         self.launcher, self.is_told = restarts.launcher_of(program), False
 
     def wait(self) -> int:
         """Wait for the end of the program, and return its exit status. Kill it if it can't end by itself."""
-        is_killed, aborted_since = False, math.inf
-        while True:
-            status = task.supervise(self._pid, self._pass_on, task.POLL_S)
-            if status is not None:
-                return status
+        task.wake_regularly()
+        is_killed, aborted_since, kills = False, math.inf, 0
+        while (status := task.supervise(self._pid, self._pass_on)) is None:
             now = time.monotonic()
-            if self.launcher == "srun" and waits_for_lost_ranks():
+            if self.launcher == "srun" and not self.is_told and is_step_aborted():
                 aborted_since = min(now, aborted_since)
-            is_stuck = not self.is_told and now - aborted_since > ABORTED_S
-            if not is_killed and (is_stuck or os.path.exists(restarts.HANG_FILE)):
+            if not is_killed and os.path.exists(restarts.HANG_FILE):
                 is_killed = True
-                if is_stuck:
-                    task.complain(f"srun waits for ranks that have {restarts.NO_SLURMSTEPD}, and is killed")
                 self._pass_on(signal.SIGKILL)
+            elif not (is_killed or self.is_told) and now - aborted_since > (kills + 1) * ABORTED_S:
+                kills += 1
+                is_killed = self._end_step(is_last=kills > 1)
+        return status
+
+    def _end_step(self, *, is_last: bool) -> bool:
+        """Kill the ranks of a step that srun has aborted, and srun if it can't end by itself.
+
+        is_last: whether the ranks were killed before. Return whether srun was killed.
+        """
+        if restarts.NO_SLURMSTEPD in restarts.end_of_file("telemetry.log"):
+            is_last = True
+            task.complain(f"srun waits for ranks that have {restarts.NO_SLURMSTEPD}, and is killed")
+        elif not is_last:
+            task.complain("ranks do not end after the failure of another rank, and are killed")
+        self._restart.record_signal(signal.SIGKILL)
+        self._telemetry.kill_ranks()
+        if is_last:
+            os.kill(self._pid, signal.SIGKILL)
+        return is_last
 
     def _pass_on(self, number: int) -> None:
         is_term = number == signal.SIGTERM
@@ -149,8 +172,8 @@ class Program:
             os.kill(self._pid, number)
 
 
-def waits_for_lost_ranks() -> bool:
-    """Return whether srun has ended its step in this attempt, or a node has lost the step's slurmstepd."""
+def is_step_aborted() -> bool:
+    """Return whether srun has aborted its step in this attempt, or a node has lost the step's slurmstepd."""
     # srun's own messages in telemetry.log are about telemetry.
     is_aborted = restarts.is_aborted(restarts.end_of_file(own_log()))
     return is_aborted or restarts.NO_SLURMSTEPD in restarts.end_of_file("telemetry.log")
@@ -188,7 +211,7 @@ def run(words: Sequence[str]) -> int:
     if (status := restart.begin(nodes)) is not None:
         return status
     telemetry = Telemetry(options, nodes)
-    running = Program(program, restart)
+    running = Program(program, restart, telemetry)
     status = running.wait()
     if status == 0 and has_lost_node(program, nodes, is_told=running.is_told):
         status = restarts.LOST_PEER
@@ -444,8 +467,25 @@ class Slurmstepds:
         return sorted(path.rpartition("_")[2] for path in killed)
 
 
+def kill_ranks(job: str, own_step: str) -> None:
+    """Kill the processes of the job's steps on this node, but those of ``own_step`` and of task.py.
+
+    task.py passes on the last output of its rank, and records how the rank ended.
+    """
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        variables = task.text_of(f"/proc/{pid}/environ").split("\0")
+        step = next((each[len(STEP_ID) :] for each in variables if each.startswith(STEP_ID)), own_step)
+        if f"SLURM_JOB_ID={job}" in variables and step != own_step:
+            words = task.text_of(f"/proc/{pid}/cmdline").split("\0")
+            if not any(word.endswith("/payload/node/task.py") for word in words):
+                with suppress(OSError):
+                    os.kill(int(pid), signal.SIGKILL)
+
+
 def watch(folder: str, seconds: str, hang: str = "", *more: str) -> int:
     """Run telemetry on this node, with a sample every ``seconds``, until stdin closes.
+
+    At a line in stdin, kill the job's ranks on this node.
 
     hang: if given, also watch the job's progress, on the first of its nodes. more: arguments of hang.py.
     """
@@ -462,8 +502,13 @@ def watch(folder: str, seconds: str, hang: str = "", *more: str) -> int:
         script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hang.py")
         with suppress(OSError):
             watcher = task.start([sys.executable, "-IS", script, "watch", folder, hang, *more])
-    stepds = Slurmstepds(os.environ.get("SLURM_JOB_ID", "none"), os.environ.get("SLURM_STEP_ID", ""))
-    while not task.is_readable(0, task.POLL_S) or os.read(0, task.CHUNK):
+    own = os.environ.get("SLURM_JOB_ID", "none"), os.environ.get("SLURM_STEP_ID", "")
+    stepds = Slurmstepds(*own)
+    while True:
+        if task.is_readable(0, task.POLL_S):
+            if not os.read(0, task.CHUNK):
+                break
+            kill_ranks(*own)
         for step in stepds.killed():
             # `run` reads this in telemetry.log.
             task.complain(f"step {step} has {restarts.NO_SLURMSTEPD} on {task.host_name()}")

@@ -178,15 +178,16 @@ class Restart:
         log = restarts.end_of_file(own_log())
         if restarts.launcher_of(self._program) == "srun":
             status = restarts.status_of_start(log) or status
-        failure = restarts.failure_now(status, log)
+        failure = restarts.failure_now(status, log, restarts.killed_at(attempt))
         if restarts.is_usage(failure):
             # If all nodes have the same files, each restart would end like this attempt.
             bad = nodes_without_files(attempt[0]["nodes"], self._program, self._folders[0])
             failure = restarts.failure_of(bad, "missing files on") or failure
         elif not failure.place and failure.kind not in ("saved", "hang"):
             failure = restarts.failure_of(lost_nodes(attempt[0]["nodes"]), "loss of") or failure
-        # A signal that was passed on, such as SIGUSR1 before the time limit, is no fault of a node.
-        if failure.kind in [event.get("signal") for event in attempt]:
+        # A signal that was passed on, such as SIGUSR1 before the time limit, is no fault of a node. job.py
+        # sends SIGKILL itself, to the ranks that remain after a failure.
+        if failure.kind in {event.get("signal") for event in attempt} - {"SIGKILL"}:
             failure = failure._replace(suspects=())
         return failure
 

@@ -7,6 +7,7 @@ folder, this module tells how an attempt ended, and why the job should not run a
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -44,8 +45,17 @@ _RESTARTED = re.compile(r"^clusterctl: restart \d+ of this job$", re.MULTILINE)
 _NOT_STARTED = re.compile(
     rf"^srun: error: \S+: tasks? \S+ Exited with exit code ({'|'.join(map(str, USAGE))})$", re.MULTILINE
 )
+# srun reports no failure of this rank, so its exit code was 0.
+LEFT_MPI = "exit without MPI_Finalize"
+# The kind of an end if it is unknown why srun has aborted the step.
+ABORT = "abort by srun"
 # In messages of job.py.
 NO_SLURMSTEPD = "no slurmstepd any more"
+# PMIx has lost the connection to a rank (PMIX_ERR_LOST_CONNECTION), and srun reports a rank's failure.
+_LEFT_MPI = re.compile(
+    r"mpi/pmix\S*: _errhandler: (?P<host>\S+) \[\d+\]: .*status = -61, source = \[\S+:(?P<rank>\d+)\]"
+)
+_REPORTED = re.compile(r"^srun: error: \S+: tasks? ([\d,-]+): ", re.MULTILINE)
 _STEP_ABORTED = re.compile(r"^srun: Job step aborted: Waiting up to", re.MULTILINE)
 # slurmstepd writes this line to the log of the batch script, before it sends SIGTERM.
 _ENDED_BY_SLURM = re.compile(
@@ -125,6 +135,11 @@ def interrupted(events: Iterable[Event]) -> list[Event]:
         elif attempt:
             attempt.append(event)
     return attempt
+
+
+def killed_at(attempt: Iterable[Event]) -> float:
+    """Return when job.py killed the remaining ranks of an attempt. attempt: its events. Infinite: never."""
+    return min((event["time"] for event in attempt if event.get("signal") == "SIGKILL"), default=math.inf)
 
 
 def failures(events: Iterable[Event]) -> list[Failure]:
@@ -213,14 +228,17 @@ def kind_of(status: int) -> str:
         return f"exit code {status}"
 
 
-def failure_now(status: int, log: str) -> Failure:
-    """Return how the attempt that has just ended failed. status: of the program. log: the job's own."""
+def failure_now(status: int, log: str, killed_at: float = math.inf) -> Failure:
+    """Return how the attempt that has just ended failed.
+
+    status: of the program. log: the job's own. killed_at: when job.py began to kill ranks.
+    """
     if os.path.exists(HANG_FILE):
         return Failure("hang", suspects=_nodes_of_hang())
     if status == SAVED:
         return Failure(kind_of(status))
     log = this_attempt(log)
-    aborted, (ended, rank, host) = _ABORTED.search(log), first_failed()
+    aborted, (ended, rank, host) = _ABORTED.search(log), first_failed(killed_at)
     if ended == SAVED and not aborted:
         return Failure(kind_of(SAVED))
     # MPI_Abort may have killed the rank before its end was recorded.
@@ -234,9 +252,33 @@ def failure_now(status: int, log: str) -> Failure:
     is_killed = by_signal and ended == FROM_SHELL + signal.SIGKILL
     if NO_SLURMSTEPD in log and (is_killed or not rank):
         return Failure("loss of slurmstepd")
+    if (left := left_mpi(log)) and (is_killed or not rank):
+        return Failure(LEFT_MPI, place=left)
+    if killed_at < math.inf and not rank:
+        return Failure(ABORT)
     place = " on ".join(filter(None, (rank and f"rank {rank}", host)))
     suspects = (host,) if by_signal and host else ()
     return Failure(kind_of(ended or status), error, place, suspects)
+
+
+def left_mpi(log: str) -> str:
+    """Return rank and node of a rank that has ended without MPI_Finalize and without failure, or "".
+
+    Slurm then ends the other ranks. A rank that fails is reported by srun, or has recorded its end.
+    """
+    log = this_attempt(log)
+    lost = _LEFT_MPI.search(log)
+    if not lost or is_in(int(lost["rank"]), ",".join(_REPORTED.findall(log))):
+        return ""
+    if os.path.exists(f"rank-logs/{lost['rank']}.end"):
+        return ""
+    return f"rank {lost['rank']} on {lost['host']}"
+
+
+def is_in(number: int, ranges: str) -> bool:
+    """Return whether a number is in a list such as 0-2,5."""
+    limits = [part.partition("-") for part in ranges.split(",") if part]
+    return any(int(low) <= number <= int(high or low) for low, _, high in limits)
 
 
 def state_by_slurm(log: str) -> str:
@@ -298,10 +340,11 @@ def folders_of(program: Sequence[str]) -> list[str]:
     return [words[n + 1] for n, word in enumerate(words[:-1]) if word in ("--out", "--checkpoints")]
 
 
-def first_failed() -> tuple[int, str, str]:
+def first_failed(killed_at: float = math.inf) -> tuple[int, str, str]:
     """Return exit status, rank and node of the first rank that failed by itself.
 
     Rank and node are "" if there is no such rank. The status is then 75 if ranks have saved their work, or 0.
+    killed_at: when job.py began to kill ranks. Later ends do not count.
     clusterctl/scheduler/failed_rank.py follows the same rule.
     """
     ends = []
@@ -310,7 +353,8 @@ def first_failed() -> tuple[int, str, str]:
         if suffix == "end":
             with suppress(ValueError):
                 when, status, node = end_of_file(entry.path).split()
-                ends.append((float(when), int(status), rank, node))
+                if float(when) < killed_at:
+                    ends.append((float(when), int(status), rank, node))
     for _, code, rank, node in sorted(ends):
         if code not in ENDED_BY_ANOTHER:
             log = this_attempt(end_of_file(f"rank-logs/{rank}.log"))

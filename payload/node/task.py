@@ -120,24 +120,33 @@ def hold_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {*PASSED_ON, signal.SIGCHLD})
 
 
-def supervise(pid: int, on_signal: Callable[[int], None], patience_s: float = FOREVER_S) -> int | None:
-    """Wait for the end of program ``pid``, and return its exit status as in a shell.
+def wake_regularly() -> None:
+    """Let ``supervise`` return at least every ``POLL_S`` seconds.
 
-    Return None after ``patience_s`` seconds without a signal.
-
-    on_signal: called for each signal to this process. Signals are fetched with sigtimedwait, so that no
-        signal is passed on to a program that has ended.
+    sigtimedwait has a time-out of its own, but if this process is stopped and continued meanwhile, as Slurm
+    does to suspend a job, Python may return a signal that was never sent.
     """
-    while True:
-        received = signal.sigtimedwait({*PASSED_ON, signal.SIGCHLD}, patience_s)
-        if received is None:
-            return None
-        if received.si_signo != signal.SIGCHLD:
-            on_signal(received.si_signo)
-            continue
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            return exit_status(status)
+
+    def wake() -> None:
+        while True:
+            time.sleep(POLL_S)
+            os.kill(os.getpid(), signal.SIGCHLD)
+
+    start_new_thread(wake, ())
+
+
+def supervise(pid: int, on_signal: Callable[[int], None]) -> int | None:
+    """Wait for a signal. If program ``pid`` has then ended, return its exit status as in a shell, else None.
+
+    on_signal: called with each signal but SIGCHLD. ``hold_signals`` blocks signals and this function fetches
+        them, so that no signal is passed on to a program that has ended.
+    """
+    number = signal.sigwaitinfo({*PASSED_ON, signal.SIGCHLD}).si_signo
+    if number != signal.SIGCHLD:
+        on_signal(number)
+        return None
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    return exit_status(status) if ended else None
 
 
 def exit_status(status: int) -> int:

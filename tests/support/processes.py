@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -69,6 +70,19 @@ def holding_lock(workspace: Path) -> Iterator[subprocess.Popen[str]]:
     finally:
         process.kill()
         process.communicate()
+
+
+def suspend(pid: int, times: int, seconds: float = 0.005) -> None:
+    """Stop a child process for so many seconds, and let it continue, several times, unless it ends."""
+    for _ in range(times):
+        os.kill(pid, signal.SIGSTOP)
+        ended = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        if ended is None or ended.si_code != os.CLD_STOPPED:
+            return
+        os.waitid(os.P_PID, pid, os.WSTOPPED)
+        # The process is to be stopped for longer than its own time-outs.
+        time.sleep(seconds)
+        os.kill(pid, signal.SIGCONT)
 
 
 def gone(pid: int) -> bool:

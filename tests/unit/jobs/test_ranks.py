@@ -23,6 +23,7 @@ from clusterctl.util.assets import data_folder
 from payload.node import task as node_task
 from tests.support.messages import refused
 from tests.support.played.batch import HASH, Batch, play, rendered, shell_job, user_script
+from tests.support.processes import suspend
 
 NOISY = """\
 import os, select, signal, sys, time
@@ -313,6 +314,37 @@ def test_torchrun_signals_the_group_or_the_shell_of_a_rank(batch, leads):
     process = alone(batch, "torchrun", line, start_new_session=leads)
     (os.killpg if leads else os.kill)(process.pid, signal.SIGTERM)
     assert process.wait(timeout=60) == 75
+
+
+SUPERVISED = """
+from payload.node import task
+task.POLL_S = 0.002
+task.hold_signals()
+task.wake_regularly()
+pid = task.start(["sleep", "600"])
+received = []
+print("ready", flush=True)
+while signal.SIGTERM not in received:
+    assert task.supervise(pid, received.append) is None
+os.kill(pid, signal.SIGKILL)
+while (status := task.supervise(pid, received.append)) is None:
+    pass
+print(status, *received, flush=True)
+"""
+
+
+def test_supervise_of_a_process_that_was_suspended_reports_only_signals_that_were_sent():
+    """sigtimedwait of Python returns any number if the process is stopped until the time is over."""
+    line = f"import os, signal, sys\nsys.path.insert(0, {str(data_folder('payload').parent)!r})\n{SUPERVISED}"
+    argv = [sys.executable, "-c", line]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        suspend(process.pid, times=100)
+        process.send_signal(signal.SIGUSR1)
+        suspend(process.pid, times=100)
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=60)[0] == f"137 {signal.SIGUSR1.value} {signal.SIGTERM.value}\n"
 
 
 def test_a_signal_may_reach_a_program_and_its_shell_at_once(batch):

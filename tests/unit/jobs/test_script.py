@@ -645,15 +645,51 @@ echo 'srun: Job step aborted: Waiting up to 32 seconds for job step to finish.' 
 exec sleep 60"""
 
 
-def test_srun_that_waits_for_a_lost_slurmstepd_is_killed(batch):
-    """srun itself would wait for half a minute."""
+def test_srun_that_has_aborted_its_step_and_waits_is_killed(batch):
+    """srun itself would wait for half a minute. Nothing shows that a slurmstepd is lost."""
     batch.shorten("job", "ABORTED_S", 0.0)
     play(batch.folder.parent / "bin" / "srun", ABORTED)
     batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node-1"}
     job = JobSpec(name="j", script=user_script(batch.folder, "p.py", ""), nodes=2, requeue=True)
     assert batch.run(rendered(job).rstrip() + " 2>stderr.log\n")[0] == 137
     last = events(batch)[-1]
-    assert (last["event"], last["kind"], last["suspects"]) == ("requeue", "loss of slurmstepd", [])
+    assert (last["event"], last["kind"], last["suspects"]) == ("requeue", "abort by srun", [])
+
+
+# srun with two ranks. The failure of rank 1 ends the step, but not rank 0.
+ONE_FAILS = """
+echo "$@" >>"$PLAYER_CALLS"
+while [[ $1 == -* ]]; do shift; done
+[[ $* == *task.py* ]] || SLURM_STEP_ID=0 exec "$@"
+export SLURM_STEP_ID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_TASKS_PER_NODE=2
+SLURM_PROCID=0 SLURM_LOCALID=0 "$@" & first=$!
+SLURM_PROCID=1 SLURM_LOCALID=1 "$@" || echo "srun: error: node-1: task 1: Killed" >&2
+echo 'srun: Job step aborted: Waiting up to 32 seconds for job step to finish.' >&2
+wait $first
+exit 143"""
+RANK_1_DIES = """
+import os, signal, time
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+print("waits for rank 1", flush=True)
+time.sleep(60)
+"""
+
+
+def test_ranks_that_handle_sigterm_are_killed_after_another_rank_failed(batch):
+    """Slurm would kill them only after 30 s. The rank that failed first is the cause."""
+    batch.shorten("job", "ABORTED_S", 0.5)
+    batch.shorten("task", "POLL_S", 0.05)
+    batch.has_telemetry("sleep 60")
+    play(batch.folder.parent / "bin" / "srun", ONE_FAILS)
+    batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node-1"}
+    program = user_script(batch.folder, "p.py", RANK_1_DIES)
+    job = JobSpec(name="j", script=program, nodes=1, tasks_per_node=2, requeue=True)
+    assert batch.run(rendered(job).rstrip() + " 2>stderr.log\n")[0] == 137
+    last = events(batch)[-1]
+    assert (last["event"], last["kind"], last["place"]) == ("requeue", "SIGKILL", "rank 1 on node-1")
+    assert last["suspects"] == ["node-1"]
+    assert (batch.folder / "rank-logs" / "0.log").read_text() == "waits for rank 1\n"
 
 
 # Ranks without MPI: srun does not notice the loss. A round may be too short for telemetry under load.

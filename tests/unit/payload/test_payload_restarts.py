@@ -290,6 +290,41 @@ def test_ranks_that_job_py_killed_do_not_hide_a_lost_slurmstepd(folder: Path, en
     assert restarts.failure_now(137, log).kind == kind
 
 
+LOST_CLIENT = (
+    "slurmstepd-n1: error:  mpi/pmix_v5: _errhandler: n1 [0]: pmixp_client_v2.c:211: Error handler invoked: "
+    "status = -61, source = [slurm.pmix.3.0:1]\n"
+)
+ABORTED = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
+KILLED = "srun: error: n1: tasks {}: Killed\n"
+RESTARTED = "\nclusterctl: restart 1 of this job\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "ends", "killed_at", "kind", "place"),
+    [
+        # Rank 1 called os._exit(0).
+        (LOST_CLIENT + ABORTED + KILLED.format(0), {}, None, restarts.LEFT_MPI, "rank 1 on n1"),
+        (LOST_CLIENT + ABORTED, {"0": "9 137 n1"}, 8.0, restarts.LEFT_MPI, "rank 1 on n1"),
+        # Rank 1 has failed, and is reported by srun, or has recorded its end.
+        (LOST_CLIENT + ABORTED + KILLED.format("0-1"), {}, None, "SIGKILL", ""),
+        (LOST_CLIENT + ABORTED, {"1": "7 137 n1", "0": "9 137 n1"}, 8.0, "SIGKILL", "rank 1 on n1"),
+        (LOST_CLIENT + ABORTED, {"0": "7 139 n1"}, None, "SIGSEGV", "rank 0 on n1"),
+        # In an earlier attempt.
+        (LOST_CLIENT + RESTARTED, {"0": "9 137 n1"}, None, "SIGKILL", "rank 0 on n1"),
+        # No rank failed before job.py killed all.
+        (ABORTED, {"0": "9 137 n1"}, 8.0, restarts.ABORT, ""),
+        (ABORTED, {"1": "7 137 n1", "0": "9 137 n1"}, 8.0, "SIGKILL", "rank 1 on n1"),
+    ],
+)  # fmt: skip
+def test_failure_now_of_an_aborted_step(
+    folder: Path, log: str, ends: dict[str, str], *, killed_at: float | None, kind: str, place: str
+) -> None:
+    for rank, end in ends.items():
+        (folder / "rank-logs" / f"{rank}.end").write_text(end)
+    found = restarts.failure_now(137, log, *([] if killed_at is None else [killed_at]))
+    assert (found.kind, found.place) == (kind, place)
+
+
 def test_a_hang_is_told_by_its_file(folder: Path) -> None:
     (folder / "hang.json").write_text('{"seconds": 60, "nodes": ["n2"]}')
     assert restarts.failure_now(137, "") == Failure("hang", suspects=("n2",))

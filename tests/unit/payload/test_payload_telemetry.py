@@ -16,7 +16,7 @@ import pytest
 from payload.commands.telemetry import _host, sample
 from payload.node import host
 from payload.node.sensors import Cpu, Gpus, Memory, Network, SensorError, own_group
-from tests.support.processes import eventually
+from tests.support.processes import eventually, suspend
 from tests.unit.payload.conftest import Runner, assert_one_error
 
 _HOST = socket.gethostname().split(".")[0]
@@ -24,11 +24,12 @@ _MIB = 1 << 20
 
 
 def _watch(
-    out: Path, stop: signal.Signals, *, ignored: bool = False
+    out: Path, stop: signal.Signals, *, ignored: bool = False, suspended: int = 0
 ) -> tuple[int, list[dict[str, Any]], str]:
     """Run telemetry until two samples are on file, stop it; exit code, records, stderr.
 
     ignored: start it with SIGINT ignored, and send SIGINT before ``stop``.
+    suspended: how often it is stopped and continued meanwhile.
     """
     file = out / f"{_HOST}.jsonl"
     had = file.read_text().count('"sample"') if file.exists() else 0
@@ -41,9 +42,11 @@ def _watch(
     )
     try:
         eventually(lambda: file.exists() and file.read_text().count('"sample"') >= had + 2, 30)
+        suspend(process.pid, suspended, 0.12)
         before = file.read_text().count('"sample"')
         if ignored:
             process.send_signal(signal.SIGINT)
+        if ignored or suspended:
             eventually(lambda: file.read_text().count('"sample"') >= before + 2, 30)
         process.send_signal(stop)
         _, stderr = process.communicate(timeout=30)
@@ -69,6 +72,10 @@ def test_a_job_that_runs_again_goes_on_with_its_file(tmp_path: Path, monkeypatch
 
 def test_telemetry_in_a_job_goes_on_after_sigint(tmp_path: Path) -> None:
     assert _watch(tmp_path, signal.SIGTERM, ignored=True)[0] == 0
+
+
+def test_telemetry_that_was_suspended_continues(tmp_path: Path) -> None:
+    assert _watch(tmp_path, signal.SIGTERM, suspended=10)[0] == 0
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])

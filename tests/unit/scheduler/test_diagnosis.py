@@ -766,6 +766,43 @@ def test_ranks_that_job_py_killed_are_not_the_cause() -> None:
     assert found.code == "lost-slurmstepd"
 
 
+# stderr of a job with two ranks on n1, of which rank 1 called os._exit(0). Slurm 24.11
+LOST_CLIENT = (
+    "slurmstepd-n1: error:  mpi/pmix_v5: _errhandler: n1 [0]: pmixp_client_v2.c:211: Error handler invoked: "
+    "status = -61, source = [slurm.pmix.3.0:1]\n"
+)
+CANCELLED_STEP = "slurmstepd-n1: error: *** STEP 3.0 ON n1 CANCELLED AT 2026-11-27T22:11:24 ***\n"
+LEFT = (
+    f"{LOST_CLIENT}{ABORTED}{CANCELLED_STEP}srun: error: n1: task 0: Killed\nsrun: Terminating StepId=3.0\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("log", "ends", "code", "rank"),
+    [
+        # The lost rank was killed itself, before or after the report of PMIx.
+        (f"srun: error: n1: task 1: Killed\n{LEFT}", {}, "killed", 1),
+        (LEFT.replace("task 0:", "task 1:"), {}, "killed", 1),
+        (LEFT.replace("task 0:", "tasks 0-1:"), {}, "killed", None),
+        (LEFT, {1: "5.0 137 n1"}, "killed", 1),
+        (f"srun: error: n1: task 1: Exited with exit code 3\n{LEFT}", {1: "5.0 3 n1"}, "exit-code", 1),
+        # job.py has killed srun, which then reports nothing.
+        (LOST_CLIENT + ABORTED + ENDED_BY_JOB_PY, {0: "5.0 137 n1"}, "lost-slurmstepd", 0),
+    ],
+)
+def test_lost_client_of_pmix_that_failed_has_not_left_mpi(
+    log: str, ends: dict[int, str], code: str, rank: int | None
+) -> None:
+    job = replace(JOB, nodes=("n1",), exit_code=137)
+    found = diagnose(Evidence(job=job, log=log, ranks={0: "", 1: ""}, ends=ends))
+    assert (found.code, found.rank) == (code, rank)
+
+
+def test_rank_that_left_mpi_on_a_lost_node_is_not_the_cause() -> None:
+    found = diagnose(Evidence(job=JOB, log=LEFT, ranks={0: "", 1: ""}, lost=WATCHED))
+    assert (found.code, found.host) == ("lost-node", "n2")
+
+
 @pytest.mark.parametrize(("peak", "is_near"), [(0, False), (1 << 30, False), (int(1.9 * (1 << 30)), True)])
 def test_sigkill_is_blamed_on_memory_only_near_the_limit(peak: int, *, is_near: bool) -> None:
     job, steps = replace(JOB, tres="cpu=2,mem=4G,node=2"), (StepInfo("12.0", peak=peak, peak_host="n2"),)
