@@ -159,6 +159,10 @@ def root(
 Verb = Callable[..., int | None]
 _BY_NAME: Final = inspect.Parameter.KEYWORD_ONLY
 _SYNONYM: Final = "_synonym"
+# The help of --goal.
+GOAL: Final = (
+    "whether the metric's lowest (min) or highest (max) value is best. Default: by the metric's name."
+)
 
 
 def takes(flags: Mapping[str, Any], **synonyms: Any) -> Callable[[Verb], Verb]:

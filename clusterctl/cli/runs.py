@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 from clusterctl.cli.jobs import shown_elapsed, shown_time
-from clusterctl.cli.options import argument, flag, folder_path, option, run_names, takes
+from clusterctl.cli.options import GOAL, argument, flag, folder_path, option, run_names, takes
 from clusterctl.cli.output import Screen
 from clusterctl.errors import ClusterctlError, CollectError, Notice, UsageError, excluded, unaccompanied
 from clusterctl.runs.collect import collect_runs
@@ -23,6 +23,7 @@ from clusterctl.runs.curve import STEP
 from clusterctl.runs.find import (
     FIELDS,
     TIMES,
+    Ranking,
     Row,
     failed_tasks,
     is_usual,
@@ -39,6 +40,7 @@ from clusterctl.runs.scaling import is_scaling, scaling_of
 from clusterctl.scheduler.base import JobInfo
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
+from clusterctl.spec.metrics import goal_given
 from clusterctl.state.ledger import Metric, Value
 from clusterctl.transport.tree import format_size
 
@@ -74,6 +76,7 @@ _LIST_FLAGS: Final[Mapping[str, Any]] = {
     "since": flag(str, "Only runs submitted since 7d, 12h, or 2026-01-31.", metavar="TIME"),
     "tags": flag(list[str], "Only runs with this tag. Repeatable.", "--tag"),
     "sweep": flag(str, "List the tasks of this sweep, the best first.", metavar="RUN", tab=run_names),
+    "goal": flag(str, f"With --sweep: {GOAL}", metavar="min|max", tab=lambda: ["min", "max"]),
     "tasks": flag(bool, "Show a line for each task of an array.", "--tasks"),
     "limit": flag(int, f"Show at most this many. Default: {_LAST}; in JSON: all.", "--limit", "-n", min=1),
     "folders": flag(
@@ -98,12 +101,15 @@ def list_(screen: Screen, **given: Any) -> None:
     if given.keys() >= {"folders", "everywhere"}:
         raise excluded("--dir", "--everywhere")
     if "sweep" in given:
-        if given.keys() - {"sweep", "sort", "reverse"}:
-            raise excluded("--sweep", "other options than --sort and --reverse")
+        if given.keys() - {"sweep", "sort", "goal", "reverse"}:
+            raise excluded("--sweep", "other options than --sort, --goal and --reverse")
         sweep, reverse = named_run(given["sweep"], screen.chosen().ledger), given.get("reverse", False)
-        answer, lines = ranking_of(screen, sweep, given.get("sort"), reverse=reverse)
+        ranking = ranked(sweep, given.get("sort"), goal=goal_given(given.get("goal")), reverse=reverse)
+        answer, lines = _ranking_table(screen, sweep, ranking)
         screen.result(answer, *lines)
         return
+    if "goal" in given:
+        raise unaccompanied("--goal", "--sweep")
     chosen = [key.strip() for key in given.pop("columns", "").split(",") if key.strip()]
     limit, folders, everywhere = (given.pop(name, None) for name in ("limit", "folders", "everywhere"))
     query = RunQuery(**given, columns=chosen, cluster=screen.cluster)
@@ -126,26 +132,27 @@ def list_(screen: Screen, **given: Any) -> None:
         screen.note(f"{older} more: {more}")
 
 
-def ranking_of(
-    screen: Screen, run: Row, metric: str | None = None, *, reverse: bool = False
-) -> tuple[dict[str, Any], list[str]]:
-    """Rank a sweep's tasks by a metric, the best first. Return (JSON answer, lines to show).
-
-    run: the collected sweep. metric: name of the metric. Default: the metric in the sweep's definition.
-    reverse: the other end of the metric's values is the best.
-
-    Raises:
-        UsageError: neither ``metric`` nor the sweep names a metric, or no task has the metric.
-    """
-    rows, metric = ranked(run, metric, reverse=reverse)
+def _ranking_table(screen: Screen, run: Row, ranking: Ranking) -> tuple[dict[str, Any], list[str]]:
+    """Return the ranking of a collected sweep for the JSON answer, and the lines to show."""
+    rows, metric = ranking.tasks, ranking.metric
     keys = (run.run.sweep or {}).get("keys") or []
-    columns = ["job", *keys, metric, *(name for name in _metric_columns(rows) if name != metric), "state"]
-    lines = _table(screen, rows, columns)
-    if (best := rows[0].value(metric)) is not None:
-        values = " ".join(f"{key}={shown_value(rows[0].value(key))}" for key in keys)
-        lines += ["", f"best: {rows[0].value('job')} {values}: {metric} {shown_value(best)}"]
+    more = [name for name in _metric_columns(rows) if name != metric]
+    lines = _table(screen, rows, list(dict.fromkeys(["job", *keys, metric, "state", *more])))
+    if ranking.best is not None:
+        values = "".join(f" {key}={shown_value(ranking.best.value(key))}" for key in keys)
+        best = f"{metric} {shown_value(ranking.best_value)}"
+        lines += ["", f"best: {ranking.best.value('job')}{values}: {best} ({ranking.goal_words})"]
+    elif ranking.goal is not None:
+        text = f"no task that completed has a value of {metric}, so none is the best"
+        lines += ["", Notice("sweep-without-best", f"{text} ({ranking.goal_words})")]
     lines += _failed_tasks(run, rows)
-    answer = {"sweep": run.run.job_id, "metric": metric, "runs": [_answer(row) for row in rows]}
+    answer = {
+        "sweep": run.run.job_id,
+        "metric": metric,
+        "goal": ranking.goal,
+        "best": None if ranking.best is None else ranking.best.value("job"),
+        "runs": [_answer(row) for row in rows],
+    }
     return answer, lines
 
 
@@ -195,7 +202,12 @@ def _note_table(screen: Screen, session: Session, job_ids: Sequence[str]) -> dic
         if not runs:
             return None
     try:
-        answer, lines = scaling_table(screen, runs) if runs[0].run.scaling else ranking_of(screen, runs[0])
+        is_scaling_of_runs = bool(runs[0].run.scaling)
+        answer, lines = (
+            scaling_table(screen, runs)
+            if is_scaling_of_runs
+            else _ranking_table(screen, runs[0], ranked(runs[0]))
+        )
     except UsageError as exc:
         screen.note(f"note: {exc.cause}")
         return None

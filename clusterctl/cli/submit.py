@@ -11,7 +11,17 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from clusterctl.cli.job import follow_job, timeout_of, wait_for
-from clusterctl.cli.options import Words, argument, flag, offered, option, partitions, run_names, takes
+from clusterctl.cli.options import (
+    GOAL,
+    Words,
+    argument,
+    flag,
+    offered,
+    option,
+    partitions,
+    run_names,
+    takes,
+)
 from clusterctl.cli.output import ENDINGS, Screen
 from clusterctl.errors import Notice, UsageError, excluded, unaccompanied
 from clusterctl.jobs.bundled import (
@@ -142,9 +152,15 @@ SCRIPT_FLAGS: Final[Mapping[str, Any]] = {
 SCALING_FLAGS: Final[Mapping[str, Any]] = {
     "weak": flag(bool, "With --scaling: the work grows with the nodes.", "--weak"),
     "repeats": flag(int, "With --scaling: jobs on each number of nodes. Default: 1."),
+}
+# Keys of a job's `scaling` or `sweep`.
+METRIC_FLAGS: Final[Mapping[str, Any]] = {
     "metric": flag(
-        str, "With --scaling: the metric that measures speed. Default: samples_per_s or the time."
+        str,
+        "With --scaling: the metric that measures speed. Default: samples_per_s or the time. With "
+        "--sweep: the metric that ranks the tasks. Default: the evaluation's loss.",
     ),
+    "goal": flag(str, f"With --metric: {GOAL}", metavar="min|max", tab=lambda: ["min", "max"]),
 }
 # Slurm's names for some of these options, hidden from the help.
 SLURM_FLAGS: Final[Mapping[str, Any]] = {
@@ -187,7 +203,7 @@ TrainedRun = Annotated[
 ]
 
 
-@takes({**JOB_FLAGS, **SCRIPT_FLAGS, **SCALING_FLAGS}, **SLURM_FLAGS)
+@takes({**JOB_FLAGS, **SCRIPT_FLAGS, **SCALING_FLAGS, **METRIC_FLAGS}, **SLURM_FLAGS)
 def submit(
     screen: Screen,
     target: Target = "",
@@ -317,10 +333,22 @@ def _job_and_options(
         # Without JOB, the first argument of the program takes its place.
         args, target = [*filter(None, [target]), *args], f"{MODULE_FLAG}{module}"
     scaling = {name: options.pop(name) for name in SCALING_FLAGS if name in options}
+    by = {name: options.pop(name) for name in METRIC_FLAGS if name in options}
     if scaling and "scaling" not in options:
         raise unaccompanied(f"--{next(iter(scaling))}", "--scaling")
+    if by and not options.keys() & {"scaling", "sweep"}:
+        raise unaccompanied(f"--{next(iter(by))}", "--scaling or --sweep")
+    if "goal" in by and "metric" not in by:
+        raise unaccompanied("--goal", "--metric")
+    if "goal" in by:
+        # Most jobs do not need this import.
+        from clusterctl.spec.metrics import goal_given
+
+        goal_given(by["goal"])
     if "scaling" in options:
-        options["scaling"] = {"nodes": options["scaling"], **scaling}
+        options["scaling"] = {"nodes": options["scaling"], **scaling, **by}
+    elif by:
+        options["sweep"] = {"grid": options["sweep"], **by}
     if no_folder and "folder" in options:
         raise excluded("--folder", "--no-folder")
     return target, {**({"args": args} if args else {}), **options, **({"folder": False} if no_folder else {})}

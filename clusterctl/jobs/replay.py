@@ -31,6 +31,7 @@ from clusterctl.spec.job import (
     sweep_arguments,
 )
 from clusterctl.spec.job_options import JobOptions, job_options
+from clusterctl.spec.metrics import goal_of
 from clusterctl.spec.sbatch import quoted, requests_of
 from clusterctl.spec.sweep import Form, are_pairs, configured_name
 from clusterctl.state.submissions import ENVIRONMENT_FILE, SOURCE_FILE, SWEEP_FILE, run_path
@@ -273,6 +274,9 @@ def _start_options(
     args = [arg for arg in args if isinstance(arg, str)] if isinstance(args, list) else []
     sweep = {name: value for name, value in _mapping(recorded.get("sweep")).items() if value}
     sweep |= {"list": sweep.pop("cases")} if "cases" in sweep else {}
+    if "metric" in sweep and "goal" not in sweep and goal_of(str(sweep["metric"])) is None:
+        # An earlier version took lower values for better, and recorded that.
+        sweep |= {"goal": _read_mapping(run, SWEEP_FILE).get("goal")}
     form = sweep.get("form")
     # A single task of a sweep becomes a job without a sweep.
     if sweep and again.task:

@@ -16,6 +16,7 @@ from clusterctl.runs.curve import STEP, Column, Curve, Sample
 from clusterctl.runs.find import Row
 from clusterctl.runs.metric_files import Block, MetricFiles, finite, is_number
 from clusterctl.runs.page import Chart, Kind, Section, Series, Table, rounded, thinned
+from clusterctl.scheduler.base import JobState
 from clusterctl.spec.names import first_few
 
 MOST_LINES: Final = 16  # per chart
@@ -507,17 +508,24 @@ def step_charts(metrics: ProgramMetrics) -> Iterator[Chart]:
 
 def parameter_chart(key: str, metric: str, tasks: Sequence[Row]) -> Chart:
     """Return a chart of a metric by a parameter. tasks: in the order of their colors in other charts."""
-    numbered = ((task.value(key), task.value(metric), number) for number, task in enumerate(tasks))
-    plotted = [(x, y, number) for x, y, number in numbered if x is not None and isinstance(y, float)]
-    xs = [x for x, _, _ in plotted]
+    numbered = ((task, task.value(key), task.value(metric), number) for number, task in enumerate(tasks))
+    plotted = [
+        (x, y, number, task.record.state == JobState.COMPLETED)
+        for task, x, y, number in numbered
+        if x is not None and isinstance(y, float)
+    ]
+    xs = [x for x, *_ in plotted]
     is_numeric = all(map(is_number, xs))
-    points: list[Any] = sorted(plotted if is_numeric else ((str(x), y, number) for x, y, number in plotted))
+    points: list[Any] = sorted(plotted if is_numeric else ((str(x), *rest) for x, *rest in plotted))
+    done = [(x, y, number) for x, y, number, has_completed in points if has_completed]
     # The charts of metrics show only the first tasks.
-    colors = [number if number < MOST_LINES else -1 for _, _, number in points]
-    series = Series(metric, [(x, y) for x, y, _ in points], colors)
+    colors = [number if number < MOST_LINES else -1 for _, _, number in done]
+    series = [Series(metric, [(x, y) for x, y, _ in done], colors)] if done else []
+    if not_done := [(x, y) for x, y, _, has_completed in points if not has_completed]:
+        series.append(Series("did not complete", not_done, [-1] * len(not_done)))
     positive: list[Any] = xs if is_numeric and xs and min(xs) > 0 else [1]  # type: ignore[operator]
     is_wide = max(positive) >= _WIDE * min(positive) and not _SEED.fullmatch(key)
-    chart = Chart(f"{metric} by {key}", [series], key, metric, Kind.POINTS, x_log=is_wide)
+    chart = Chart(f"{metric} by {key}", series, key, metric, Kind.POINTS, x_log=is_wide)
     return _on_axis(chart, unit_of(metric))
 
 
@@ -526,12 +534,13 @@ def seeds_section(
 ) -> Section:
     """Return means and spreads of runs that differ only in their seed. Empty if there are no such runs.
 
-    rows: title of a run -> run. keys: the options in which the runs differ. runs: title -> its metrics.
+    rows: title of a run -> run; those that did not complete do not count. keys: the options in which the
+    runs differ. runs: title -> its metrics.
     """
     others = [key for key in keys if not _SEED.fullmatch(key)]
     groups: dict[tuple[Any, ...], list[str]] = defaultdict(list)
     for title, row in rows.items():
-        if isinstance(row.value(metric), float):
+        if isinstance(row.value(metric), float) and row.record.state == JobState.COMPLETED:
             groups[tuple(row.value(key) for key in others)].append(title)
     if len(others) == len(keys) or all(len(titles) == 1 for titles in groups.values()):
         return Section("Seeds")

@@ -16,6 +16,7 @@ from clusterctl.runs.curve import ROW, STEP
 from clusterctl.runs.find import FIELDS, Row, is_usual
 from clusterctl.runs.metric_files import MetricFiles
 from clusterctl.runs.series import config_of, flat
+from clusterctl.spec.metrics import is_loss
 from clusterctl.state.ledger import Value
 from clusterctl.state.submissions import ENVIRONMENT_FILE, SOURCE_FILE
 from clusterctl.transport.remote_open import read_json
@@ -133,7 +134,7 @@ def _losses(row: Row) -> tuple[_LossesOfRun, bool]:
         number = task.number if len(tasks) > 1 else ""
         for block in MetricFiles(task.folder).blocks():
             for name, column in block.columns.items():
-                if "loss" not in name.lower() or "scale" in name.lower():
+                if not is_loss(name):
                     continue
                 total += len(column.ys)
                 if total > _MAX_LOSSES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,8 +14,8 @@ from typing import Final
 
 from clusterctl.errors import CollectError, UsageError
 from clusterctl.scheduler.base import JobState, format_exit
+from clusterctl.spec.metrics import Goal, goal_of
 from clusterctl.spec.names import did_you_mean
-from clusterctl.spec.sweep import Goal, goal_of
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.ledger import Metric, RunRecord, TaskRecord, Value
 from clusterctl.state.run_names import find_run
@@ -196,13 +197,43 @@ def ordered(rows: Sequence[Row], key: str, *, reverse: bool = False) -> list[Row
     return sorted(with_value, key=lambda row: _rank(row.value(key)), reverse=reverse) + without_value
 
 
-def ranked(run: Row, metric: str | None = None, *, reverse: bool = False) -> tuple[list[Row], str]:
-    """Return the tasks of a sweep, best first, and the name of the metric that ranks them.
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The tasks of a sweep by a metric, best first. Tasks that did not complete are behind all others.
+
+    goal: None if the tasks are sorted by an option or field, of which no value is the best.
+    best: the best task that completed and has a value; None if there is none.
+    """
+
+    tasks: Sequence[Row]
+    metric: str
+    goal: Goal | None
+    best: Row | None
+
+    def __str__(self) -> str:
+        """Return a text such as ``eval_loss, lower is better``."""
+        return f"{self.metric}, {self.goal_words}"
+
+    @property
+    def goal_words(self) -> str:
+        return "lowest first" if self.goal is None else self.goal.words
+
+    @property
+    def best_value(self) -> Value:
+        return None if self.best is None else self.best.value(self.metric)
+
+
+def ranked(
+    run: Row, metric: str | None = None, *, goal: Goal | None = None, reverse: bool = False
+) -> Ranking:
+    """Return the ranking of the tasks of a sweep.
 
     For a task that was submitted again, the newest run is used. The default metric is defined by the sweep,
-    or is a usual metric such as ``val_loss``. reverse: reverse the order, for example because the metric's
-    maximum is the best, although its name does not tell. Raises UsageError if there are no tasks, or no
-    metric.
+    or is a usual metric such as ``val_loss``, or the first whose direction is known.
+    goal: whether the metric's lowest or highest value is best. Default: that of the sweep, or by the name.
+    reverse: list the worst of the tasks that completed first.
+
+    Raises UsageError if there are no tasks, or no metric, or if the metric's direction is not known.
     """
     tasks, sweep = latest_tasks(run), run.run.sweep or {}
     if not tasks:
@@ -211,7 +242,9 @@ def ranked(run: Row, metric: str | None = None, *, reverse: bool = False) -> tup
             code="not-a-sweep",
             fix="choose a job array from the output of `clusterctl runs`",
         )
-    metric = metric or sweep.get("metric") or next(metric_names(tasks), None)
+    names = [*metric_names(tasks)]
+    known_names = (name for name in names if is_usual(name) or goal_of(name) is not None)
+    metric = metric or sweep.get("metric") or next(known_names, names[0] if names else None)
     if metric is None:
         raise UsageError(
             f"no task of {run.shown} has a metric",
@@ -220,9 +253,35 @@ def ranked(run: Row, metric: str | None = None, *, reverse: bool = False) -> tup
             fix=f"`clusterctl runs show {run.run.full_id}` shows how each task ended",
         )
     reject_unknown_keys(tasks, [metric], as_metrics=True)
-    goal = sweep.get("goal") if metric == sweep.get("metric") else None
-    is_maximum_best = (goal or goal_of(metric)) == Goal.MAX
-    return ordered(tasks, metric, reverse=is_maximum_best != reverse), metric
+    goal = goal or _goal_of(metric, run)
+    is_metric = any(_metric_of(metric) in task.metrics for task in tasks)
+    if goal is None and is_metric:
+        raise UsageError(
+            f"it is not known whether lower or higher values of {metric!r} are better",
+            code="goal-unknown",
+            fix="add `--goal min` or `--goal max`: "
+            f"`clusterctl runs list --sweep {run.run.full_id} --sort {shlex.quote(metric)} --goal min`",
+        )
+    done = [task for task in tasks if task.record.state == JobState.COMPLETED]
+    best_first = ordered(done, metric, reverse=goal is Goal.MAX)
+    is_descending = (goal is Goal.MAX) != reverse
+    behind = [task for task in tasks if task not in done]
+    rows = [*ordered(done, metric, reverse=is_descending), *ordered(behind, metric, reverse=is_descending)]
+    has_best = goal is not None and bool(best_first) and best_first[0].value(metric) is not None
+    return Ranking(rows, metric, goal, best_first[0] if has_best else None)
+
+
+def _goal_of(metric: str, run: Row) -> Goal | None:
+    """Return which of a metric's values are best: by the definition of the sweep, or by the metric's name."""
+    sweep = run.run.sweep or {}
+    if _metric_of(metric) == sweep.get("metric") and (goal := sweep.get("goal")) in {*Goal}:
+        return Goal(str(goal))
+    return goal_of(_metric_of(metric))
+
+
+def _metric_of(key: str) -> str:
+    """Return the name of the metric in a key such as ``metric.loss.min``."""
+    return re.sub(r"\.(?:min|max)$", "", key.removeprefix("metric."))
 
 
 def latest_tasks(run: Row) -> list[Row]:

@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from clusterctl.errors import MachineError, Notice, UsageError, excluded, printable
+from clusterctl.errors import MachineError, Notice, UsageError, excluded, printable, unaccompanied
 from clusterctl.runs.find import (
     FIELDS,
     TIMES,
@@ -24,6 +24,7 @@ from clusterctl.runs.find import (
     reject_unknown_keys,
     submitted_at,
 )
+from clusterctl.spec.metrics import Goal
 from clusterctl.spec.units import parse_duration_s, parse_slurm_time_s
 from clusterctl.state.ledger import Value
 from clusterctl.state.submissions import RUNS, runs_folders
@@ -231,6 +232,7 @@ def list_runs(
     since: str | None = None,
     tags: str | Sequence[str] = (),
     sweep: str | Row | None = None,
+    goal: Literal["min", "max"] | None = None,
     tasks: bool = False,
     folders: str | Path | Sequence[str | Path] = (),
     everywhere: bool = False,
@@ -241,7 +243,10 @@ def list_runs(
 
     where: conditions such as ``lr>1e-4``; all must hold. sort: the key to sort by. reverse: the other order.
     since: only runs of this time, such as ``7d``. tags: only runs with these tags. cluster: only its runs.
-    sweep: a run, or its name. Its tasks are ranked by its own metric, or by ``sort``.
+    sweep: a run, or its name. Its tasks are ranked by its own metric, or by ``sort``. Tasks that did not
+        complete come last.
+    goal: with ``sweep``, whether the metric's lowest or highest value is best. Default: by its name, if the
+        name tells.
     tasks: an array has a row for each task. report: called with lines about damaged runs.
     folders: the folders to search. Empty: ./runs. everywhere: search all folders of runs on this machine.
     """
@@ -249,7 +254,9 @@ def list_runs(
         if where or since or tags or tasks or folders or everywhere or cluster:
             raise excluded("sweep=", "a condition on runs")
         run = sweep if isinstance(sweep, Row) else named_run(sweep)
-        return ranked(run, sort, reverse=reverse)[0]
+        return [*ranked(run, sort, goal=Goal(goal) if goal else None, reverse=reverse).tasks]
+    if goal is not None:
+        raise unaccompanied("goal=", "sweep=")
     query = RunQuery(
         where=[where] if isinstance(where, str) else where,
         sort=sort,

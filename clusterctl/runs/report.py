@@ -31,6 +31,7 @@ from clusterctl.runs.charts import (
 )
 from clusterctl.runs.compare import compare_losses, environment_of, hardware_of, mapping, software_of
 from clusterctl.runs.find import (
+    Ranking,
     Row,
     failed_tasks,
     is_usual,
@@ -53,8 +54,8 @@ from clusterctl.runs.tables import (
 from clusterctl.runs.telemetry import FIGURES, compare_ranks, node_use, nodes_section
 from clusterctl.scheduler.attempts import Restart
 from clusterctl.scheduler.base import JobState, Outcome
+from clusterctl.spec.metrics import Goal, goal_of
 from clusterctl.spec.names import first_few
-from clusterctl.spec.sweep import Goal, goal_of
 from clusterctl.spec.units import format_duration
 from clusterctl.state.ledger import RunRecord
 from clusterctl.state.submissions import ENVIRONMENT_FILE, RUN_FILE
@@ -211,8 +212,8 @@ def _metric_changes(row: Row, facts: ProgramMetrics) -> Iterator[str]:
             continue
         spread = f", between {shown(metric.min)} and {shown(metric.max)}"
         spread = spread if {metric.min, metric.max} != {first, metric.last} else ""
-        if is_usual(name):
-            best = metric.max if goal_of(name) == Goal.MAX else metric.min
+        if (goal := goal_of(name)) is not None:
+            best = metric.max if goal is Goal.MAX else metric.min
             spread = f", at best {shown(best)}" if best != metric.last else ""
         yield f"{name} went from {shown(first)} to {shown(metric.last)}{spread}, in {metric.count:,} values"
     for name, metric in row.metrics.items():
@@ -329,8 +330,8 @@ def _comparison_report(rows: Sequence[Row]) -> Report:
     verdict = [f"{len(rows)} runs: {_describe_differences(changes, missing, of)}"]
     if len(rows) == 2 and (losses := compare_losses(*rows) or compare_losses(*compared)):  # noqa: PLR2004 - a pair
         verdict.append(f"losses: {losses}")
-    for row, (task, metric) in zip(rows[:MOST_LINES], best, strict=False):
-        figures = f"; compared by its best {_named_task(task)}, by {metric}" if task is not None else ""
+    for row, (task, ranking) in zip(rows[:MOST_LINES], best, strict=False):
+        figures = f"; compared by its best {_named_task(task)}, by {ranking}" if task is not None else ""
         # The table has the state and the times of a run that completed.
         if figures or not _has_completed(row):
             verdict.append(f"{row.shown}: {next(_outcome_lines(row))}{figures}")
@@ -375,10 +376,10 @@ def _title(row: Row, rows: Sequence[Row]) -> str:
 
 
 def _best_task(row: Row) -> tuple[Row | None, str]:
-    """Return the best task of a sweep, and the metric that ranks its tasks; (None, "") for other runs."""
+    """Return the best task of a sweep, and what ranks its tasks; (None, "") for a run without a best task."""
     with suppress(UsageError):
-        tasks, metric = ranked(row)
-        return tasks[0], metric
+        ranking = ranked(row)
+        return ranking.best, str(ranking)
     return None, ""
 
 
@@ -402,22 +403,26 @@ def _describe_differences(sections: Sequence[Section], missing: Sequence[str], o
 
 def _array_report(run: Row) -> Report:
     """Return the report of a sweep or another job array: ranked tasks, and a chart of each parameter."""
-    missing, tasks, metric = list(_missing(run)), latest_tasks(run), ""
+    missing, tasks, ranking = list(_missing(run)), latest_tasks(run), None
     if usual := next(metric_names(tasks), None):
         try:
-            tasks, metric = ranked(run)
+            ranking = ranked(run)
         except UsageError as exc:
-            missing.append(f"the sweep's own ranking: {exc.what}")
-            tasks, metric = ranked(run, usual)
+            how = f": {exc.fix}" if exc.code == "goal-unknown" else ""
+            missing.append(f"the sweep's own ranking: {exc.what}{how}")
+            with suppress(UsageError):
+                ranking = ranked(run, usual)
     else:
         missing.append("metrics: no task wrote any")
+    tasks = tasks if ranking is None else [*ranking.tasks]
+    metric = "" if ranking is None else ranking.metric
     keys = (run.run.sweep or {}).get("keys") or []
     outcomes = [_has_completed(task) for task in tasks]
     ok = True if all(outcomes) else False if False in outcomes else None
     ended, *details = _outcome_lines(run)
     verdict = [ended, *(() if ok else details), f"{outcomes.count(True)} of {len(tasks)} tasks completed"]
-    if metric and (best := tasks[0].value(metric)) is not None:
-        verdict.insert(1, f"best: {_named_task(tasks[0])}: {metric} {shown(best, metric)}")
+    if ranking is not None and ranking.goal is not None:
+        verdict.insert(1, _best_line(ranking))
     # A task without a number has the whole array's ID.
     in_order = sorted(tasks, key=lambda task: (len(task.number), task.number))
     verdict += _incomplete_tasks(run, in_order)
@@ -433,11 +438,11 @@ def _array_report(run: Row) -> Report:
     titled = {f"task {task.number}": task for task in tasks}
     facts = {title: ProgramMetrics.of(titled[title]) for title in [*titled][:MOST_LINES] if metric}
     other_metrics = [name for name in metric_names(tasks) if is_usual(name) and name != metric]
-    columns = [*keys, *filter(None, [metric]), *other_metrics[:_MORE_METRICS], "state", "elapsed"]
+    columns = [*keys, *filter(None, [metric]), "state", *other_metrics[:_MORE_METRICS], "elapsed"]
     sections = [
         _log_section(run),
         Section(
-            "Ranking" if metric else "Tasks",
+            f"Ranking by {ranking}" if ranking is not None else "Tasks",
             tables=[table_of("task", {task.number: task for task in tasks}, columns)],
         ),
         Section("Parameters", charts=[parameter_chart(key, metric, tasks) for key in keys if metric]),
@@ -449,6 +454,13 @@ def _array_report(run: Row) -> Report:
         _environment_section(run, missing),
     ]
     return Report(run.shown, verdict, ok, missing, _without_empty(sections))
+
+
+def _best_line(ranking: Ranking) -> str:
+    if ranking.best is None:
+        return f"no task that completed has a value of {ranking.metric}, so none is the best"
+    value = shown(ranking.best_value, ranking.metric)
+    return f"best: {_named_task(ranking.best)}: {ranking.metric} {value} ({ranking.goal_words})"
 
 
 def _incomplete_tasks(run: Row, tasks: Sequence[Row]) -> Iterator[str]:

@@ -28,7 +28,7 @@ from clusterctl.runs.telemetry import FIGURES, node_use
 from clusterctl.scheduler.attempts import program_seconds
 from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.directives import Directives
-from clusterctl.spec.sweep import Goal, goal_of
+from clusterctl.spec.metrics import Goal, goal_of, is_time_of_all_work
 from clusterctl.spec.units import GIB_MIB
 
 _TIME: Final = "time_s"
@@ -47,6 +47,9 @@ _TITLES: Final = {
 }
 # Words in the names of metrics: the first metric with each word is in the table.
 _CONVERGENCE: Final = ("loss", "acc")
+# From this factor, and this many seconds, two runs took clearly different times.
+_CLEAR: Final = 1.1
+_CLEAR_S: Final = 1.0
 _PUBLISHED: Final = Path(__file__).parent / "published.toml"
 
 
@@ -98,6 +101,7 @@ class Curve:
 class Scaling:
     """The scaling of a program. name: of its jobs. metric: the figure that measures the speed.
 
+    goal: whether lower or higher values of the metric are faster; None if it is not known.
     shares_machine: whether nodes are containers of the same machine. hardware: that of the nodes.
     differs: whether this is other hardware than that of the published figures. missing: runs without figures.
     clocks: how the times were measured.
@@ -106,6 +110,7 @@ class Scaling:
     name: str
     weak: bool
     metric: str
+    goal: Goal | None
     curves: Sequence[Curve]
     shares_machine: bool
     hardware: str
@@ -134,16 +139,44 @@ class Scaling:
                 faster = f"{times}as fast as on {_nodes(first.nodes)}"
                 slower = f"slower than on {_nodes(first.nodes)}, speed-up {speed_up}"
                 yield (
-                    f"{name}{kind} scaling by {_TITLES.get(self.metric, self.metric)}: on "
+                    f"{name}{kind} scaling by {_TITLES.get(self.metric, self.metric)}{self._direction}: on "
                     f"{_nodes(last.nodes)} {slower if speed_up.mean < 1 else faster}, efficiency "
                     f"{efficiency} %"
                 )
+                yield from self._contradiction(curve, name)
             common = [key for key in first.figures if is_usual(key) and key in last.figures]
             for key in common if last is not first else ():
                 yield (
                     f"{name}{key} {last.figures[key]} on {_nodes(last.nodes)}, {first.figures[key]} on "
                     f"{_nodes(first.nodes)}"
                 )
+
+    @property
+    def _direction(self) -> str:
+        """The direction of the metric as text; "" for the time, whose direction nobody doubts."""
+        return "" if self.goal is None or self.metric == _TIME else f" ({self.goal.words})"
+
+    def _contradiction(self, curve: Curve, name: str) -> Iterator[str]:
+        """Yield a sentence if more nodes are faster by the metric and slower by the times, or vice versa."""
+        first, *others = curve.sizes
+        for size in reversed(others if self.metric != _TIME and _TIME in first.figures else ()):
+            if _SPEED_UP not in size.figures or _TIME not in size.figures:
+                continue
+            speed_up, before, after = size.figures[_SPEED_UP], first.figures[_TIME], size.figures[_TIME]
+            grown = size.nodes / first.nodes if self.weak else 1.0
+            by_time = before.mean / after.mean * grown if after.mean > 0 else 1.0
+            low, high = sorted((speed_up.mean, by_time))
+            is_clear = abs(after.mean - grown * before.mean) >= max(
+                _CLEAR_S, before.deviation, after.deviation
+            )
+            if is_clear and low * _CLEAR <= 1 <= high / _CLEAR:
+                yield (
+                    f"{name}{self.metric} and the times contradict each other: by {self.metric}, "
+                    f"{_nodes(size.nodes)} have a speed-up of {speed_up}, but the time went from "
+                    f"{before} s to {after} s; check --goal, which is {self.goal}, and what the "
+                    "program measures"
+                )
+                return
 
     def table(self) -> Table:
         """Return the table: a column for each number of nodes, a row for each figure of each curve."""
@@ -159,6 +192,7 @@ class Scaling:
             ]
             for name in dict.fromkeys(name for size in curve.sizes for name in size.figures):
                 title = _TITLES.get(name, name)
+                title += self._direction if name == self.metric else ""
                 spreads = [size.figures.get(name) if size else None for size in shown]
                 if title.endswith("GiB") and all(each is None or each.mean < 1 for each in spreads):
                     title = f"{title.removesuffix('GiB')}MiB"
@@ -248,18 +282,28 @@ def scaling_of(rows: Sequence[Row]) -> Scaling:
         reject_unknown_keys(done, [metric], as_metrics=True)
     else:
         metric = next((name for name in SPEEDS if any(name in part.metrics for part in done)), _TIME)
+    goal = Goal.MIN if metric == _TIME else goal_of(metric)
+    if metric == options.get("metric") and options.get("goal") in {*Goal}:
+        goal = Goal(str(options["goal"]))
+    if goal is None:
+        missing.append(
+            f"the speed-up: it is not known whether lower or higher values of {metric} are faster, which "
+            "`submit --goal min` or `--goal max` tells"
+        )
     facts = [_Facts.of(part, metric) for part in done]
     missing += [f"{each.row.shown}: no {metric} was recorded" for each in facts if metric not in each.figures]
     titles = dict.fromkeys(each.title for each in facts)
     is_weak = bool(options.get("weak"))
     curves = [
-        _curve(title, [each for each in facts if each.title == title], metric, is_weak) for title in titles
+        _curve(title, [each for each in facts if each.title == title], metric, goal, is_weak=is_weak)
+        for title in titles
     ]
     hardware = "; ".join(dict.fromkeys(filter(None, (each.hardware for each in facts))))
     return Scaling(
         rows[0].run.name,
         is_weak,
         metric,
+        goal,
         curves,
         any(row.run.shares_machine for row in rows),
         hardware,
@@ -355,19 +399,21 @@ def _figures(row: Row, metrics: ProgramMetrics, metric: str, seconds: float | No
     return {name: value for name, value in figures.items() if value is not None}
 
 
-def _curve(title: str, facts: Sequence[_Facts], metric: str, is_weak: bool) -> Curve:
+def _curve(title: str, facts: Sequence[_Facts], metric: str, goal: Goal | None, *, is_weak: bool) -> Curve:
     counts = sorted({len(each.row.record.nodes) for each in facts})
     groups = {count: [each for each in facts if len(each.row.record.nodes) == count] for count in counts}
     first = counts[0]
-    base = [speed for each in groups[first] if (speed := _speed(each, metric))]
+    base = [speed for each in groups[first] if (speed := _speed(each, metric, goal))]
     target = _target(str(facts[0].row.value("config.model") or ""))
     sizes = []
     for count, group in groups.items():
         names = dict.fromkeys(name for each in group for name in each.figures)
         figures = {name: Spread.of([f.figures[name] for f in group if name in f.figures]) for name in names}
-        if base and (speeds := [speed for each in group if (speed := _speed(each, metric))]):
+        if base and (speeds := [speed for each in group if (speed := _speed(each, metric, goal))]):
             ratios = [speed / statistics.fmean(base) for speed in speeds]
-            grown = count / first if is_weak and goal_of(metric) == Goal.MIN else 1.0
+            # A throughput, and the time of a sample, count the larger work already.
+            is_of_all_work = goal is Goal.MIN and is_time_of_all_work(metric)
+            grown = count / first if is_weak and is_of_all_work else 1.0
             speed_up = Spread.of([ratio * grown for ratio in ratios])
             figures |= {_SPEED_UP: speed_up, _EFFICIENCY: speed_up.times(100 * first / count)}
         published = _published_figures(target, metric, groups[first][0].ranks, group[0].ranks)
@@ -375,10 +421,13 @@ def _curve(title: str, facts: Sequence[_Facts], metric: str, is_weak: bool) -> C
     return Curve(title, sizes, target["source"] if any(size.published for size in sizes) else "")
 
 
-def _speed(facts: _Facts, metric: str) -> float:
-    """Return the speed of a run, the reciprocal of a time. 0 if the metric is missing, 0 or below."""
-    value = max(facts.figures.get(metric, 0.0), 0.0)
-    return value if goal_of(metric) == Goal.MAX or not value else 1 / value
+def _speed(facts: _Facts, metric: str, goal: Goal | None) -> float:
+    """Return the speed of a run, the reciprocal of a time.
+
+    0: the metric is missing, 0 or below, or its goal is not known.
+    """
+    value = max(facts.figures.get(metric, 0.0), 0.0) if goal is not None else 0.0
+    return value if goal is Goal.MAX or not value else 1 / value
 
 
 def _in_order(figures: Mapping[str, Spread], metric: str) -> dict[str, Spread]:

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, mod
 from clusterctl.errors import BadValueError
 from clusterctl.spec.base import UNKNOWN, Model, Toggle
 from clusterctl.spec.job import sweep_arguments
+from clusterctl.spec.metrics import Goal, goal_of
 from clusterctl.spec.names import MAX_ARRAY_SIZE, MAX_COUNT
 from clusterctl.spec.units import shown
 
@@ -26,25 +27,10 @@ _OPTION: Final = re.compile(r"[A-Za-z][\w.-]{0,63}")
 _KEY: Final = re.compile(r"\+{0,2}[A-Za-z][\w./@-]{0,63}")
 _PAIR: Final = re.compile(r"[+~]{0,2}[A-Za-z][\w./@-]*=.*", re.DOTALL)
 _RANGE: Final = re.compile(r"(log\s+)?(\S+?)\.\.(\S+)")
-# Parts of the names of metrics for which higher is better. For all other metrics, lower is better.
-_MORE: Final = re.compile(
-    r"(?:^|[/_. -])(?:acc|accuracy|f1|auc|bleu|rouge\w*|precision|recall|reward|score|map|m?iou|psnr|r2|ndcg|"
-    r"throughput|bandwidth|(?:alg|bus)bw|per_s(?:ec(?:ond)?)?|speed|fps|[gtp]?flops|mfu)(?=$|[/_. @-]|\d)"
-    r"|/s(?:ec(?:ond)?)?$",
-    re.IGNORECASE,
-)
-
 _MAX_REPEATS: Final = 100
 
 # The values of a task, by key.
 Values = Mapping[str, str]
-
-
-class Goal(StrEnum):
-    """Whether the lowest or the highest values of the metric are the best."""
-
-    MIN = "min"
-    MAX = "max"
 
 
 class Form(StrEnum):
@@ -105,18 +91,27 @@ def _drawn_from(value: object) -> object:
 
 
 def as_grid(value: object) -> object:
-    """Turn flags such as ``["lr=1e-4,3e-4"]`` into ``{"grid": {"lr": ["1e-4", "3e-4"]}}``."""
-    if not isinstance(value, list | tuple):
-        return value
+    """Turn flags such as ``["lr=1e-4,3e-4"]`` into ``{"grid": {"lr": ["1e-4", "3e-4"]}}``.
+
+    The flags may also be the grid of a sweep with more keys, such as ``metric``.
+    """
+    if isinstance(value, list | tuple):
+        return {"grid": _grid_of(value)}
+    if isinstance(value, Mapping) and isinstance(flags := value.get("grid"), list | tuple):
+        return {**value, "grid": _grid_of(flags)}
+    return value
+
+
+def _grid_of(flags: Sequence[object]) -> dict[str, list[str]]:
     grid: dict[str, list[str]] = {}
-    for entry in value:
+    for entry in flags:
         name, equals, texts = str(entry).partition("=")
         if not equals or not texts:
             raise BadValueError("sweep-entry", f"{shown(entry)} does not have the form KEY=V,V or KEY=0..2")
         if name in grid:
             raise BadValueError("option-twice", f"{shown(name)} is given twice; join the values in one list")
         grid[name] = texts.split(",")
-    return {"grid": grid}
+    return grid
 
 
 _TEXT: Final = {"type": ["string", "number", "boolean"]}
@@ -171,7 +166,9 @@ class Sweep(Model):
     )
     metric: str | None = Field(None, description="the metric that ranks the tasks", examples=["eval_loss"])
     goal: Goal | None = Field(
-        None, description="whether the metric's minimum or maximum is best; default: judged by its name"
+        None,
+        description="whether the metric's lowest or highest value is best; default: by its name, if the "
+        "name tells",
     )
 
     @model_validator(mode="after")
@@ -179,6 +176,7 @@ class Sweep(Model):
         # The mistake in a field has already been reported.
         if UNKNOWN in vars(self).values():
             return self
+        _reject_unknown_goal(self.metric, self.goal)
         if bool(self.random) != (self.trials is not None):
             raise BadValueError("random-needs-trials", "random and trials must be given together")
         if not (self.grid or self.cases or self.random):
@@ -271,9 +269,14 @@ def are_pairs(args: Sequence[str]) -> bool:
     return bool(args) and all(map(_PAIR.fullmatch, args))
 
 
-def goal_of(metric: str) -> Goal:
-    """Return whether the lowest or the highest value of a metric is best, judged by the metric's name."""
-    return Goal.MAX if _MORE.search(metric) and "loss" not in metric.lower() else Goal.MIN
+def _reject_unknown_goal(metric: str | None, goal: Goal | None) -> None:
+    """Raise BadValueError if neither a metric's name nor the user says which of its values are better."""
+    if metric is not None and goal is None and goal_of(metric) is None:
+        raise BadValueError(
+            "goal-unknown",
+            f"it is not known whether lower or higher values of {shown(metric)} are better: "
+            "add --goal min or --goal max, in a job file goal: min or goal: max",
+        )
 
 
 def _sizes(value: object) -> object:
@@ -309,3 +312,18 @@ class Scaling(Model):
         "tokens_per_s, or the job's time",
         examples=["images_per_s"],
     )
+    goal: Goal | None = Field(
+        None,
+        description="whether lower or higher values of the metric are faster; default: by its name, if "
+        "the name tells",
+    )
+
+    @model_validator(mode="after")
+    def _has_goal(self) -> Self:
+        # The mistake in a field has already been reported.
+        if UNKNOWN in vars(self).values():
+            return self
+        if self.goal is not None and self.metric is None:
+            raise BadValueError("goal-without-metric", "goal needs a metric")
+        _reject_unknown_goal(self.metric, self.goal)
+        return self

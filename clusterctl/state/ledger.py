@@ -72,6 +72,7 @@ class ScalingRecord(TypedDict, total=False):
     weak: bool
     repeats: int
     metric: str | None
+    goal: str | None
 
 
 class AttemptRecord(_Stored):

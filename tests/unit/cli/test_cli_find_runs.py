@@ -119,7 +119,7 @@ def test_a_sweep_by_its_metric(made: Clusterctl) -> None:
         ["7_0", "0.1", "2", "COMPLETED"],
         ["7_2", "1", "nan", "COMPLETED"],
         [],
-        ["best:", "7_1", "lr=0.01:", "eval_loss", "1"],
+        ["best:", "7_1", "lr=0.01:", "eval_loss", "1", "(lower", "is", "better)"],
     ]
     for words, order in (("", "102"), ("--sort eval_loss", "102"), ("-r", "012"), ("--sort lr -r", "201")):
         rows = json.loads(made("runs", "--sweep", "7", *words.split(), "-o", "json").stdout)["runs"]

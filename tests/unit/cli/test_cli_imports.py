@@ -52,7 +52,7 @@ def test_nothing_slow_is_imported_without_need(module: str, needs: set[str]) -> 
         ("up", 121),
         ("down", 89),
         ("submit", 66),
-        ("replay", 111),
+        ("replay", 114),
         ("collect", 51),
         ("job", 45),
         ("files", 49),

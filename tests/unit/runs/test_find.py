@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.runs.find import Row, find_runs, named_run, ordered
+from clusterctl.runs.find import Ranking, Row, find_runs, named_run, ordered, ranked
 from clusterctl.runs.query import RunQuery, list_runs, select_runs
+from clusterctl.spec.metrics import Goal
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.submissions import (
     JobEntry,
@@ -121,6 +123,54 @@ def test_those_without_a_value_come_last_in_either_order(out: Path) -> None:
     assert jobs(ordered(rows(out), "loss")) == [2, 1, 4, 3]
     assert jobs(ordered(rows(out), "loss", reverse=True)) == [1, 2, 4, 3]
     assert jobs(ordered(rows(out), "name")) == [4, 3, 2, 1]
+
+
+def sweep_of(out: Path, states: Mapping[str, float | None], **sweep: Any) -> Row:
+    """A sweep with a task for each state, and its value of ``metric`` (default: eval_loss)."""
+    metric = str(sweep.get("metric", "eval_loss"))
+    tasks = [
+        {
+            "id": f"9_{number}",
+            "state": state.rstrip("0123456789"),
+            "config": {"a": number},
+            "metrics": {metric: {"last": value, "min": value, "max": value, "count": 1}},
+        }
+        for number, (state, value) in enumerate(states.items())
+    ]
+    return Row(made_run(out, 9, tasks=tasks, sweep={"keys": ["a"], **sweep}))
+
+
+def numbers(ranking: Ranking) -> list[str]:
+    return [task.number for task in ranking.tasks]
+
+
+def test_tasks_that_did_not_complete_rank_behind(out: Path) -> None:
+    """Also behind a task that completed with NaN, in either order."""
+    states = {"FAILED": 0.1, "COMPLETED": 0.5, "TIMEOUT": 0.2, "COMPLETED2": None, "COMPLETED3": 0.3}
+    run = sweep_of(out, states, metric="eval_loss", goal="min")
+    ranking = ranked(run)
+    assert (numbers(ranking), ranking.best and ranking.best.number) == (["4", "1", "3", "0", "2"], "4")
+    worst_first = ranked(run, reverse=True)
+    assert (numbers(worst_first)[:2], worst_first.best) == (["1", "4"], ranking.best)
+    assert [row.number for row in list_runs(sweep=run)] == numbers(ranking)
+
+
+def test_ranking_by_unknown_metric_needs_a_goal(out: Path) -> None:
+    run = sweep_of(out, {"COMPLETED": 1.0, "COMPLETED2": 2.0}, metric="widgets")
+    with refused("goal-unknown", UsageError, "--goal min", exit_code=2):
+        ranked(run)
+    assert numbers(ranked(run, goal=Goal.MAX)) == ["1", "0"]
+    assert [row.number for row in list_runs(sweep=run, goal="max")] == ["1", "0"]
+    with refused("option-needs-option", UsageError):
+        list_runs(goal="max")
+
+
+def test_goal_of_sweep_holds_for_its_metric_alone(out: Path) -> None:
+    run = sweep_of(out, {"COMPLETED": 1.0, "COMPLETED2": 2.0}, metric="widgets", goal="max")
+    by_lowest = ranked(run, "widgets.min", goal=Goal.MIN)
+    assert (ranked(run).goal, by_lowest.goal) == (Goal.MAX, Goal.MIN)
+    by_option = ranked(run, "a")
+    assert (numbers(by_option), by_option.goal, by_option.best) == (["0", "1"], None, None)
 
 
 def test_a_run_has_several_names(out: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import CollectError, UsageError
-from clusterctl.runs.find import Row, metric_names
+from clusterctl.runs.find import Row, metric_names, ranked
 from clusterctl.runs.folder import write_sums
 from clusterctl.runs.page import REPORT_FILE, Report, Section, thinned, write_report
 from clusterctl.runs.report import report_of, report_path, write_report_beside
@@ -277,13 +277,38 @@ def swept(out: Path, count: int) -> Row:
 
 def test_a_sweep_of_200(tmp_path: Path) -> None:
     report = report_of([swept(tmp_path, 200)])
-    assert "best: task 199, lr=24.875: loss 0.005" in report.verdict
+    assert "best: task 198, lr=24.75: loss 0.0050251 (lower is better)" in report.verdict
     assert any("199 of 200" in line for line in report.verdict)
     ranking = report.sections[0].tables[0]
-    assert [row[0] for row in ranking.rows[:2]] == ["199", "198"]
-    assert len(charts(report)["loss by lr"]["loss"]) == 200
+    # The task with the lowest loss failed.
+    assert [row[0] for row in (*ranking.rows[:2], ranking.rows[-1])] == ["198", "197", "199"]
+    assert len(charts(report)["loss by lr"]["loss"]) == 199
+    assert charts(report)["loss by lr"]["did not complete"] == [(24.875, 0.005)]
     assert len(charts(report)["loss"]) == 16
     assert len(report.as_html()) < 5 << 20
+
+
+@pytest.mark.parametrize("state", ["FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "RUNNING", "NODE_FAIL"])
+def test_sweep_without_completed_task_has_no_best(tmp_path: Path, state: str) -> None:
+    row = swept(tmp_path, 3)
+    tasks = tuple(task.model_copy(update={"state": state}) for task in row.run.tasks)
+    (row.folder / "run.json").write_text(row.run.model_copy(update={"tasks": tasks}).as_json())
+    row = Row(RunRecord.load(row.folder))
+    assert ranked(row).best is None
+    for report in (report_of([row]), report_of([row, trained(tmp_path)])):
+        assert not any("best: " in line or "its best" in line for line in report.verdict)
+
+
+def test_means_of_seeds_leave_out_tasks_that_did_not_complete(tmp_path: Path) -> None:
+    metrics = [{"loss": {"last": loss, "count": 1}} for loss in (0.1, 0.3, 9.0)]
+    states = ("COMPLETED", "COMPLETED", "FAILED")
+    tasks = [
+        {"id": f"7_{n}", "state": state, "config": {"seed": n}, "metrics": values}
+        for n, (state, values) in enumerate(zip(states, metrics, strict=True))
+    ]
+    row = Row(made_run(tmp_path, 7, tasks=tasks, sweep={"keys": ["seed"], "metric": "loss", "goal": "min"}))
+    (table,) = section_of(report_of([row]), "Seeds").tables
+    assert [cells[:2] for cells in table.rows] == [["2", "0.2"]]
 
 
 def section_of(report: Report, title: str) -> Section:
@@ -309,14 +334,18 @@ def test_a_comparison_names_each_difference_once(tmp_path: Path) -> None:
 def test_a_sweep_is_compared_by_its_best_task(tmp_path: Path) -> None:
     """The figures and the differences are those of this task, and have its name."""
     report = report_of([trained(tmp_path), swept(tmp_path, 30)])
-    best = "demo-7-train/task-29"
+    best = "demo-7-train/task-28"
     assert [row[0] for row in section_of(report, "Results").tables[0].rows] == ["demo-1-train", best]
     (table,) = section_of(report, "Differs: configuration").tables
     assert (table.head, table.rows) == (
         ("", "demo-1-train", best),
-        [("lr", "0.1", "3.625"), ("pp", "1", "-")],
+        [("lr", "0.1", "3.5"), ("pp", "1", "-")],
     )
-    assert ["task 29, lr=3.625" in line for line in report.verdict] == [False, False, True]
+    assert ["task 28, lr=3.5, by loss, lower is better" in line for line in report.verdict] == [
+        False,
+        False,
+        True,
+    ]
     grids = [swept(tmp_path / name, 3) for name in ("a", "b")]
     replace_in(grids[1].folder / "environment.json", '"job": {', '"job": {"array": "0-2", ')
     twins = [trained(tmp_path / "twins", number) for number in (1, 2)]
@@ -464,7 +493,7 @@ def test_a_sweep_whose_own_metric_is_absent_is_ranked_by_another(tmp_path: Path)
     run = row.run.model_copy(update={"sweep": {"keys": ["lr"], "metric": "val_auc"}})
     report = report_of([Row(run)])
     assert "the sweep's own ranking: no run has a value for 'val_auc'" in report.missing
-    assert "best: task 2, lr=0.25: loss 0.33333" in report.verdict
+    assert "best: task 1, lr=0.125: loss 0.5 (lower is better)" in report.verdict
 
 
 def test_failed_tasks_that_ran_again_count_as_they_ended_then(tmp_path: Path) -> None:
@@ -570,7 +599,7 @@ def test_tasks_that_a_chart_of_a_parameter_omits_are_named(tmp_path: Path) -> No
     (row.folder / "run.json").write_text(row.run.model_copy(update={"tasks": tuple(tasks)}).as_json())
     report = report_of([Row(RunRecord.load(row.folder))])
     assert re.findall(r"\d+", report.missing[-1]) == ["1", "3"]
-    assert len(charts(report)["loss by lr"]["loss"]) == 3
+    assert len(charts(report)["loss by lr"]["loss"]) == 2
 
 
 def test_a_file_that_is_no_report_is_kept(tmp_path: Path) -> None:

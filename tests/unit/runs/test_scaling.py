@@ -15,6 +15,7 @@ from clusterctl.errors import UsageError
 from clusterctl.runs.find import Row, named_rows
 from clusterctl.runs.report import report_of
 from clusterctl.runs.scaling import Curve, Scaling, Size, Spread, is_scaling, scaling_of
+from clusterctl.spec.metrics import Goal
 from clusterctl.state.ledger import RunRecord
 from clusterctl.state.submissions import note_runs_folder
 from tests.support.messages import refused
@@ -92,7 +93,7 @@ def test_the_table_has_a_column_for_each_number_of_nodes(runs: list[Row]) -> Non
     assert table.head == ("", "1 node", "2 nodes")
     cells = {row[0]: row[1:] for row in table.rows}
     assert cells["runs"] == ["2", "2"]
-    assert cells["samples_per_s"] == ["100 ± 14", "160 ± 14"]
+    assert cells["samples_per_s (higher is better)"] == ["100 ± 14", "160 ± 14"]
     assert cells["speed-up"] == ["1.00 ± 0.14", "1.60 ± 0.14"]
     assert cells["efficiency, %"] == ["100 ± 14", "80.0 ± 7.1"]
     # 190 / 200 of an ideal speed-up was published for 2 ranks, on other hardware.
@@ -157,6 +158,76 @@ def test_a_program_is_measured_by_its_own_metric(tmp_path: Path) -> None:
     with refused("unknown-run-key", UsageError) as caught:
         scaling_of(rows)
     assert "epoch_s" in (caught.value.fix or "")
+
+
+def scaled(out: Path, metric: str, values: Sequence[float], **options: Any) -> Scaling:
+    """A scaling with a run on 1, 2, 4, ... nodes, by a metric. times: how long each took, in seconds."""
+    times = options.pop("times", [60] * len(values))
+    rows = []
+    for at, (value, seconds) in enumerate(zip(values, times, strict=True)):
+        more = {"scaling": {**SCALING, "repeats": 1, "metric": metric, **options}, "elapsed_s": seconds}
+        nodes = 2**at
+        names = [f"demo-train-{number}" for number in range(1, nodes + 1)]
+        task = {"id": str(at + 1), "state": "COMPLETED", "start_time": TIME, "end_time": TIME + seconds}
+        tasks = [{**task, "nodes": names}]
+        rows.append(Row(measured(out, at + 1, nodes, [{metric: value}], tasks=tasks, **more)))
+    return scaling_of(rows)
+
+
+@pytest.mark.parametrize(
+    ("metric", "options", "values", "speed_up"),
+    [
+        ("mlups", {}, (200, 100), 0.5),
+        ("MLUP/s", {}, (257, 173), 173 / 257),
+        ("gflops", {}, (100, 190), 1.9),
+        ("s_per_step", {}, (1.0, 0.5), 2.0),
+        ("error_rate", {}, (0.2, 0.1), 2.0),
+        ("widgets", {"goal": "max"}, (10, 15), 1.5),
+        ("widgets", {"goal": "min"}, (10, 5), 2.0),
+        ("mlups", {"goal": "min"}, (200, 100), 2.0),
+        ("tokens_per_s", {"weak": True}, (100, 180), 1.8),
+        ("epoch_s", {"weak": True}, (10, 12.5), 1.6),
+        ("ms_per_token", {"weak": True}, (10, 5), 2.0),
+    ],
+)
+def test_speed_up_follows_the_direction_of_the_metric(
+    tmp_path: Path, metric: str, options: Mapping[str, Any], values: Sequence[float], speed_up: float
+) -> None:
+    scaling = scaled(tmp_path, metric, values, **options)
+    assert sizes_of(scaling)[2].figures["speed_up"] == spread(speed_up)
+    assert scaling.goal is not None
+    assert f"{metric} ({scaling.goal.words})" in [row[0] for row in scaling.table().rows]
+    assert scaling.goal.words in next(scaling.verdict())
+
+
+def test_scaling_by_metric_of_unknown_direction_has_no_speed_up(tmp_path: Path) -> None:
+    scaling = scaled(tmp_path, "widgets", (10, 15))
+    assert (scaling.goal, sizes_of(scaling)[2].figures["widgets"]) == (None, spread(15))
+    assert "speed_up" not in sizes_of(scaling)[2].figures
+    assert "--goal" in scaling.missing[-1]
+
+
+@pytest.mark.parametrize(
+    ("values", "times", "options", "contradicts"),
+    [
+        ((100, 200), (60, 90), {}, True),
+        ((200, 100), (60, 30), {}, True),
+        ((100, 200), (60, 35), {}, False),
+        ((100, 200), (60, 62), {}, False),
+        ((100, 101), (60, 90), {}, False),
+        ((100, 180), (60, 66), {"weak": True}, False),
+        ((100, 180), (60, 200), {"weak": True}, True),
+    ],
+)
+def test_metric_that_contradicts_the_times_is_named(
+    tmp_path: Path,
+    values: Sequence[float],
+    times: Sequence[int],
+    options: Mapping[str, Any],
+    contradicts: bool,
+) -> None:
+    scaling = scaled(tmp_path, "mlups", values, times=times, **options)
+    assert any("contradict" in line for line in scaling.verdict()) is contradicts
 
 
 def test_verdict_of_the_same_speed_has_no_factor(tmp_path: Path) -> None:
@@ -263,7 +334,7 @@ def test_memory_of_less_than_a_gib_is_in_mib() -> None:
             )
             for nodes, each in enumerate(gib, 1)
         ]
-        scaling = Scaling(NAME, False, "time_s", [Curve("", sizes, "")], False, "", False, [])
+        scaling = Scaling(NAME, False, "time_s", Goal.MIN, [Curve("", sizes, "")], False, "", False, [])
         return {row[0].rpartition(", ")[2]: row[1:] for row in scaling.table().rows}
 
     small, mixed = cells(0.25, 0.5), cells(0.25, 2)

@@ -20,7 +20,7 @@ def test_a_scaling_has_a_job_per_repeat_and_size() -> None:
     assert name.startswith("train-scaling-")
     # Slurm runs jobs of the same name one after the other.
     assert {job.slurm for job in jobs} == {("--nice=10", "--dependency=singleton")}
-    record = {"nodes": (1, 2), "weak": False, "repeats": 2, "metric": "tokens_per_s"}
+    record = {"nodes": (1, 2), "weak": False, "repeats": 2, "metric": "tokens_per_s", "goal": None}
     assert [job.record["scaling"] for job in jobs] == [record] * 4
     (other, *_) = read_jobs("train", {"scaling": scaling})
     assert other.name != name
@@ -68,6 +68,8 @@ def test_weak_scaling_leaves_an_own_program_its_arguments(
         ("scaling-sizes", {"scaling": {"nodes": "0,1"}}),
         ("scaling-sizes", {"scaling": {"nodes": "1,two"}}),
         ("out-of-range", {"scaling": {"nodes": "1,2", "repeats": 0}}),
+        ("goal-unknown", {"scaling": {"nodes": "1,2", "metric": "widgets"}}),
+        ("goal-without-metric", {"scaling": {"nodes": "1,2", "goal": "max"}}),
         ("options-exclusive", {"scaling": {"nodes": "1,2"}, "nodes": 2}),
         ("options-exclusive", {"scaling": {"nodes": "1,2"}, "after": ["12"]}),
         ("options-exclusive", {"scaling": {"nodes": "1,2"}, "array": "0-3"}),

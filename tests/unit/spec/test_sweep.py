@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from clusterctl.errors import BadValueError
+from clusterctl.errors import BadValueError, UsageError
+from clusterctl.jobs.submission import read_jobs
 from clusterctl.spec.job import sweep_arguments
-from clusterctl.spec.sweep import Form, Goal, Sweep, as_grid, goal_of
+from clusterctl.spec.sweep import Form, Sweep, as_grid
 from tests.support.messages import refused
 
 
@@ -155,16 +156,15 @@ def test_values_are_pairs_for_hydra() -> None:
         Sweep.model_validate({"grid": {"a": ["1"]}, "form": "=value"})
 
 
-@pytest.mark.parametrize(
-    ("metric", "goal"),
-    [
-        *((name, Goal.MIN) for name in ("eval_loss", "x", "epoch_seconds", "s/it", "speedometer")),
-        *((name, Goal.MAX) for name in ("Val_Acc", "images_per_second", "train_samples_per_sec", "it/s")),
-        *((name, Goal.MAX) for name in ("tflops", "fps", "algbw", "bus_gb_per_s", "read_bandwidth")),
-    ],
-)
-def test_which_values_are_the_best(metric: str, goal: Goal) -> None:
-    assert goal_of(metric) == goal
+def test_sweep_by_metric_of_unknown_direction_needs_a_goal() -> None:
+    sweep = {"grid": ["a=1,2"], "metric": "widgets"}
+    with refused("goal-unknown", UsageError, exit_code=2):
+        read_jobs("train", {"sweep": sweep})
+    (job,) = read_jobs("train", {"sweep": {**sweep, "goal": "max"}})
+    (known,) = read_jobs("train", {"sweep": {**sweep, "metric": "mlups"}})
+    assert job.sweep is not None
+    assert known.sweep is not None
+    assert (job.sweep.record["goal"], known.sweep.record["goal"]) == ("max", "max")
 
 
 def test_its_record_has_all_keys_and_the_goal() -> None:
