@@ -12,7 +12,7 @@ from typing import Final, Literal
 from clusterctl.errors import ClusterctlError, ConfigureError, Failure, ProvisionError, TransportError
 from clusterctl.hosts.gpus import fault_of, flags
 from clusterctl.hosts.probe import PROGRAM, GpuFacts, HostFacts, HostReport, ProbeRequest, parse_report
-from clusterctl.hosts.roles import CLAIM, FABRIC_MANAGER, HostRequirements
+from clusterctl.hosts.roles import CLAIM, FABRIC_MANAGER, SHARED_MEMORY, HostRequirements
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.names import ADMIN_ID, ADMIN_USER, SYSTEM_ACCOUNTS
 from clusterctl.spec.software import LAST_FOR_VOLTA
@@ -121,6 +121,8 @@ def _policies(host: str, facts: HostFacts, _: HostRequirements) -> Iterator[Find
 def _space(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
     for disk in facts.space:
         path = disk.paths[0]
+        is_memory = disk.paths == (SHARED_MEMORY,)
+        level: Level = "warning" if is_memory else "error"
         needed, free_mib = max(expected.free_mib[path] for path in disk.paths), disk.free >> 20
         if disk.read_only:
             cause = f"{path} is mounted read-only"
@@ -129,13 +131,16 @@ def _space(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[
         elif free_mib < needed:
             cause = f"{path} has {format_size(free_mib)} free, but {format_size(needed)} are needed"
             fix = f"find large folders on the host (`sudo du -xk {path} | sort -n | tail`), and remove some"
-            yield Finding(host, "error", "disk-full", "too little disk space", cause, fix)
+            if is_memory:
+                cause += ", and programs that share memory, such as a DataLoader's workers, fail"
+                fix = f"remove what ended jobs have left there: `ls -l {path}` on the host shows the owners"
+            yield Finding(host, level, "disk-full", "too little disk space", cause, fix)
         elif disk.inodes is not None and disk.inodes < LEAST_INODES:
             cause = f"{path} has {disk.inodes} inodes free, but {LEAST_INODES} are needed"
             fix = "remove unneeded files from this file system"
-            yield Finding(host, "error", "disk-full", "too few inodes", cause, fix)
-        if disk.noexec:
-            level: Level = "warning" if disk.paths == ("/tmp",) else "error"  # noqa: S108
+            yield Finding(host, level, "disk-full", "too few inodes", cause, fix)
+        if disk.noexec and not is_memory:
+            level = "warning" if disk.paths == ("/tmp",) else "error"  # noqa: S108
             cause = f"{', '.join(disk.paths)} is mounted noexec, but Slurm and jobs run programs from it"
             fix = "on the host, run `mount -o remount,exec PATH`, and remove noexec from /etc/fstab"
             fix += "; if only /tmp has noexec, `clusterctl submit --env TMPDIR=FOLDER` is enough"

@@ -39,6 +39,8 @@ from clusterctl.util.assets import data_folder, read_table
 
 # The file that names the cluster to which a host belongs.
 CLAIM: Final = "/etc/clusterctl/cluster.json"
+# Only jobs need it.
+SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108
 FABRIC_MANAGER: Final = "nvidia-fabricmanager"
 _PLACES: Final = ("/", "/tmp", "/var", "/run")  # noqa: S108
 
@@ -289,8 +291,15 @@ class HostRequirements:
 
 
 # Disk space in MiB for Slurm, MariaDB, Open MPI and Python: to install them, and afterwards.
-_BEFORE: Final = {"/": 512, "/usr": 3072, "/var": 2048, "/opt": 1024, "/tmp": 256}  # noqa: S108
-_AFTER: Final = {"/": 128, "/var": 256, "/tmp": 64}  # noqa: S108
+_BEFORE: Final = {
+    "/": 512,
+    "/usr": 3072,
+    "/var": 2048,
+    "/opt": 1024,
+    "/tmp": 256,  # noqa: S108
+    SHARED_MEMORY: 32,
+}
+_AFTER: Final = {"/": 128, "/var": 256, "/tmp": 64, SHARED_MEMORY: 32}  # noqa: S108
 # CuPy with CUDA's libraries, and their wheels until they are unpacked.
 _CUPY: Final = {"/opt": 7168}
 

@@ -199,8 +199,9 @@ def _tasks(*, has_shares: bool, cgroups: bool) -> Settings:
         parameters, tracks, binds = {}, "cgroup", "task/cgroup,task/affinity"
     else:
         parameters, tracks, binds = {}, "linuxproc", "task/affinity"
-    # linuxproc does not find daemons, because their parent is process 1.
-    epilog = {"Epilog": FENCE} if tracks == "linuxproc" else {}
+    # It kills daemons, which linuxproc does not find because their parent is process 1, and removes the
+    # files that a job leaves in memory.
+    epilog = {"Epilog": FENCE}
     return {**parameters, "ProctrackType": f"proctrack/{tracks}", "TaskPlugin": binds, **epilog}
 
 
@@ -256,7 +257,7 @@ def _line(settings: Settings, separator: str = " ") -> str:
     return separator.join(f"{key}={value}" for key, value in settings.items())
 
 
-_DISKS: Final = ("/", "/tmp", "/var", "/var/tmp", "/run", "/var/log")  # noqa: S108
+_DISKS: Final = ("/", "/tmp", "/dev/shm", "/var", "/var/tmp", "/run", "/var/log")  # noqa: S108
 # XIDs of hardware faults, for which NVIDIA's "XID Errors" recommends to reset or report the GPU.
 _GRAVE_XIDS: Final = (
     *(48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 109, 110),

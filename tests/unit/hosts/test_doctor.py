@@ -34,6 +34,7 @@ def room(free_mib: int, *paths: str, inodes: int | None = None, **mounted: bool)
     return {"paths": paths or ("/", "/var"), "free": size, "size": size, **more}
 
 
+SHARED = room(2000, "/dev/shm", noexec=True)
 WELL: dict[str, Any] = {
     "time": 1000.0,
     "uid": 0,
@@ -51,7 +52,7 @@ WELL: dict[str, Any] = {
     },
     "addresses": ["127.0.0.1/8", "10.0.0.1/24"],
     "resolved": {"one": ["10.0.0.1"], "two": []},
-    "space": [room(20000)],
+    "space": [room(20000), SHARED],
     "listeners": {"6816": "systemd", "6817": "slurmctld"},
     "selinux": "enforcing",
     "units": [],
@@ -67,7 +68,7 @@ def answer(**facts: object) -> str:
 
 def expected(address: str, **differs: Any) -> HostRequirements:
     accounts = {"hpc": 10000, "slurm": 64030, "munge": 64031}
-    return HostRequirements(address, PORTS, accounts, {"/": 20, "/var": 4096}, **differs)
+    return HostRequirements(address, PORTS, accounts, {"/": 20, "/var": 4096, "/dev/shm": 32}, **differs)
 
 
 def found(changed: dict[str, Any], *, skew_s: float = 0.0, **of_two: Any) -> list[Finding]:
@@ -114,25 +115,37 @@ def test_the_machine_that_one_is_on_is_left_to_its_user_to_boot(
         ({"system.machine": "aarch64"}, "error", "architecture", "architecture is aarch64"),
         ({"system.systemd": False}, "error", "systemd", "process 1"),
         (
-            {"space": [room(99999, "/"), room(12, "/var")]},
+            {"space": [room(99999, "/"), room(12, "/var"), SHARED]},
             "error",
             "disk-full",
             "/var has 12MiB free",
         ),
         (
-            {"space": [room(99999, inodes=3)]},
+            {"space": [room(99999), room(12, "/dev/shm")]},
+            "warning",
+            "disk-full",
+            "/dev/shm has 12MiB free",
+        ),
+        (
+            {"space": [room(99999), room(2000, "/dev/shm", inodes=3)]},
+            "warning",
+            "disk-full",
+            "/dev/shm has 3 inodes",
+        ),
+        (
+            {"space": [room(99999, inodes=3), SHARED]},
             "error",
             "disk-full",
             "/ has 3 inodes",
         ),
         (
-            {"space": [room(99999, inodes=0, read_only=True)]},
+            {"space": [room(99999, inodes=0, read_only=True), SHARED]},
             "error",
             "read-only",
             "mounted read-only",
         ),
         (
-            {"space": [room(99999, "/"), room(99999, "/var", noexec=True)]},
+            {"space": [room(99999, "/"), room(99999, "/var", noexec=True), SHARED]},
             "error",
             "noexec",
             "/var is mounted noexec",
@@ -379,7 +392,7 @@ def test_listener_with_a_hostile_name_is_one_entry() -> None:
 
 
 def test_a_file_system_that_does_not_answer_is_a_finding() -> None:
-    (one,) = found({"space": [room(99999, "/")]})
+    (one,) = found({"space": [room(99999, "/"), SHARED]})
     assert (one.level, one.code, one.why) == ("error", "disk", "/var can't be read")
 
 

@@ -108,7 +108,7 @@ def _well(name: str) -> dict[str, Any]:
         "addresses": ["127.0.0.1/8", f"10.0.0.{number}/24"],
         "mtus": {"127.0.0.1/8": 65536, f"10.0.0.{number}/24": 9000},
         "resolved": {f"n{one}": [f"10.0.0.{one}"] for one in range(1, 6)},
-        "space": [room(1 << 20, "/", "/usr", "/var", "/opt", "/tmp")],
+        "space": [room(1 << 20, "/", "/usr", "/var", "/opt", "/tmp", "/dev/shm")],
         "listeners": {},
         "gpus": {"cards": 1, "shown": ["A100"], "driver": "580.1", "nouveau": False, "secure_boot": False},
         "accounts": {"ada": 2001},

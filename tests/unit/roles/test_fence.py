@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +16,7 @@ import pytest
 from clusterctl.spec.names import FENCE_PORT
 from clusterctl.util.assets import data_folder
 from tests.support.hostile import nest
+from tests.support.played.batch import play
 from tests.support.plays import load_module
 
 # What unmunge 0.5.16 prints for a credential that only root may decode.
@@ -295,7 +297,7 @@ def test_what_a_job_leaves_ends_with_the_job(
 ) -> None:
     """Job 17 of the user is present, and the daemon without variables may be its own."""
     assert after_job(fence, monkeypatch, tmp_path, ended=(20, 21, 22, 23)) == {24, 25}
-    assert removed(tmp_path) == set()
+    assert removed(tmp_path) == {"tmp/spmix_appdir_2001_7.1/", MPIRUN_OF_JOB_7, DEAD_MPIRUN}
 
 
 def test_epilog_that_takes_too_long_does_not_fail(
@@ -348,3 +350,172 @@ def test_processes_of_ended_jobs_are_told(
 def test_systemd_listens_on_the_port_that_the_watcher_uses() -> None:
     socket = data_folder("ansible") / "roles/slurmd/files/clusterctl-fence.socket"
     assert f"ListenStream={FENCE_PORT}\n" in socket.read_text()
+
+
+JOB_STARTED = int(time.time()) - 60
+SHM, TMP = "dev/shm", "tmp"
+
+
+class Scratch:
+    """A node after job 7 of this user, where /tmp is in memory. The real program, find, stat and rm."""
+
+    def __init__(self, fence: ModuleType, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.fence, self.root, self.monkeypatch = fence, root, monkeypatch
+        for folder in ("proc", TMP):
+            shutil.rmtree(root / folder)
+        (root / "proc").mkdir()
+        (root / "proc/mounts").write_text("tmpfs /dev/shm tmpfs rw 0 0\ntmpfs /tmp tmpfs rw 0 0\n")
+        for folder in (SHM, TMP, "run", "bin"):
+            (root / folder).mkdir(parents=True)
+        monkeypatch.setattr(fence, "PATH", f"{root}/bin:{os.environ['PATH']}")
+        self.slurm_has((7, "COMPLETING", JOB_STARTED))
+
+    def slurm_has(self, *jobs: tuple[int, str, object]) -> None:
+        rows = "".join(f"{number} {state} {start}\n" for number, state, start in jobs)
+        self.slurm_answers(f"cat <<'END'\n{rows}END")
+
+    def slurm_answers(self, body: str) -> None:
+        play(self.root / "bin/squeue", body)
+
+    def has_process(self, pid: int, uid: int = USER, command: str = "bash", state: str = "S") -> None:
+        folder = self.root / f"proc/{pid}"
+        folder.mkdir()
+        (folder / "stat").write_text(f"{pid} (a) S 1 1 1 0")
+        (folder / "cmdline").write_text(command)
+        (folder / "environ").write_text("")
+        (folder / "cgroup").write_text("0::/user.slice\n")
+        (folder / "status").write_text(f"State:\t{state} (x)\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
+
+    def write(self, *names: str) -> None:
+        for name in names:
+            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.root / name).write_text("x")
+
+    def left(self, job: int = 7) -> set[str]:
+        """Run the Epilog of this job. The files in /dev/shm and /tmp that remain."""
+        self.monkeypatch.setenv("SLURM_JOB_ID", str(job))
+        self.monkeypatch.setenv("SLURM_JOB_UID", str(USER))
+        self.monkeypatch.setenv("SLURMD_NODENAME", "t-2")
+        assert self.fence.main([]) == 0
+        folders = [self.root / SHM, self.root / TMP]
+        return {str(path.relative_to(self.root)) for folder in folders for path in folder.iterdir()}
+
+
+@pytest.fixture
+def scratch(fence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scratch:
+    return Scratch(fence, tmp_path, monkeypatch)
+
+
+def test_epilog_removes_what_the_job_left_in_memory(scratch: Scratch) -> None:
+    scratch.write(f"{SHM}/cache.bin", f"{SHM}/torch_1/deep/a b\nc", f"{TMP}/data/part", f"{TMP}/-rf")
+    (scratch.root / SHM / "link").symlink_to(scratch.root / "run")
+    (scratch.root / SHM / os.fsdecode(b"\xff")).touch()
+    nest(scratch.root / SHM / "deep")
+    scratch.write(f"{TMP}/ompi.n1.{USER}/pid.1/session")
+    assert scratch.left() == set()
+    assert (scratch.root / "run").exists()
+
+
+def test_epilog_keeps_files_that_are_older_than_the_job(scratch: Scratch) -> None:
+    """Such as a data set that a person has put there for several jobs."""
+    scratch.write(f"{SHM}/staged", f"{TMP}/staged/part")
+    scratch.slurm_has((7, "COMPLETING", int(time.time()) + 60))
+    assert scratch.left() == {f"{SHM}/staged", f"{TMP}/staged"}
+
+
+def test_epilog_removes_files_with_an_old_time_of_modification(scratch: Scratch) -> None:
+    """As tar and rsync set it."""
+    scratch.write(f"{SHM}/extracted")
+    os.utime(scratch.root / SHM / "extracted", (1, 1))
+    assert scratch.left() == set()
+
+
+KEPT = {
+    "another job": [(7, "COMPLETING", JOB_STARTED), (8, "RUNNING", JOB_STARTED)],
+    "a suspended job": [(7, "COMPLETING", JOB_STARTED), (8, "SUSPENDED", JOB_STARTED)],
+    "an unknown start": [(7, "COMPLETING", "N/A")],
+    "a job that Slurm does not list": [(8, "COMPLETING", JOB_STARTED)],
+    "no job at all": [],
+}
+
+
+@pytest.mark.parametrize("jobs", KEPT.values(), ids=KEPT.keys())
+def test_epilog_keeps_files_with(scratch: Scratch, jobs: list[tuple[int, str, object]]) -> None:
+    scratch.write(f"{SHM}/cache.bin")
+    scratch.slurm_has(*jobs)
+    assert scratch.left() == {f"{SHM}/cache.bin"}
+
+
+def test_epilog_keeps_files_if_slurm_does_not_answer(scratch: Scratch) -> None:
+    scratch.write(f"{SHM}/cache.bin")
+    scratch.slurm_answers(f"echo 7 COMPLETING {JOB_STARTED}; exit 1")
+    assert scratch.left() == {f"{SHM}/cache.bin"}
+
+
+@pytest.mark.parametrize(("state", "is_kept"), [("S", True), ("D", True), ("Z", False)])
+def test_epilog_keeps_files_while_their_owner_has_a_process(
+    scratch: Scratch, state: str, is_kept: bool
+) -> None:
+    """Such as a login by ssh."""
+    scratch.write(f"{SHM}/cache.bin", f"{TMP}/ompi.n1.{USER}/pid.1/session")
+    scratch.has_process(60, state=state)
+    kept = {f"{SHM}/cache.bin", f"{TMP}/ompi.n1.{USER}"}
+    assert scratch.left() == (kept if is_kept else set())
+
+
+def test_epilog_of_the_last_job_removes_files_of_earlier_jobs(scratch: Scratch) -> None:
+    """Job 7 ends first, but job 8, which began after the file was written, is still there."""
+    scratch.write(f"{SHM}/of-7")
+    later = int(time.time()) + 60
+    scratch.slurm_has((7, "COMPLETING", JOB_STARTED), (8, "RUNNING", later))
+    assert scratch.left() == {f"{SHM}/of-7"}
+    scratch.slurm_has((8, "COMPLETING", later))
+    assert scratch.left(job=8) == set()
+
+
+def test_epilogs_of_two_jobs_that_end_together_remove_the_files_of_both(scratch: Scratch) -> None:
+    scratch.write(f"{SHM}/of-8")
+    later = int(time.time()) + 60
+    scratch.slurm_has((7, "COMPLETING", later), (8, "COMPLETING", JOB_STARTED))
+    scratch.has_process(30, uid=USER + 1, command="slurmstepd: [8.batch]")
+    assert scratch.left() == {f"{SHM}/of-8"}
+    shutil.rmtree(scratch.root / "proc/30")
+    assert scratch.left() == set()
+
+
+def test_epilog_on_the_users_own_machine_keeps_files_in_tmp(scratch: Scratch) -> None:
+    """People may work there beside the jobs."""
+    (scratch.root / "var/lib/clusterctl-ledger").mkdir(parents=True)
+    scratch.write(f"{SHM}/cache.bin", f"{TMP}/notes")
+    assert scratch.left() == {f"{TMP}/notes"}
+
+
+def test_epilog_keeps_files_in_tmp_on_a_disk(scratch: Scratch) -> None:
+    (scratch.root / "proc/mounts").write_text("/dev/vda1 / ext4 rw 0 0\ntmpfs /dev/shm tmpfs rw 0 0\n")
+    scratch.write(f"{SHM}/cache.bin", f"{TMP}/results")
+    assert scratch.left() == {f"{TMP}/results"}
+
+
+def test_epilog_keeps_a_folder_if_it_can_not_be_read(
+    scratch: Scratch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch.write(f"{SHM}/folder/part")
+    real = shutil.which("find")
+    play(scratch.root / "bin/find", f'[[ $* != *newerct* ]] || exit 1; exec {real} "$@"')
+    assert scratch.left() == {f"{SHM}/folder"}
+
+
+def test_epilog_without_files_does_not_ask_slurm(scratch: Scratch) -> None:
+    """A job of thousands of nodes would otherwise ask the controller that often at its end."""
+    scratch.slurm_answers(f"touch {scratch.root}/asked")
+    assert scratch.left() == set()
+    assert not (scratch.root / "asked").exists()
+
+
+def test_created_since_leaves_out_folders_with_files_of_others(scratch: Scratch) -> None:
+    """Here the other is a file that is older than the job."""
+    scratch.write(f"{SHM}/folder/part")
+    later = int(time.time()) + 60
+    assert scratch.fence.created_since(JOB_STARTED, str(USER), scratch.root / SHM) != []
+    assert scratch.fence.created_since(later, str(USER), scratch.root / SHM) == []
+    assert scratch.fence.created_since(JOB_STARTED, str(USER + 1), scratch.root / SHM) == []

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -367,6 +367,16 @@ def test_disks_checks_each_file_system_once(host: Host) -> None:
     host.set(disk_free_mib=1 << 40, disks=["/", "/..", "/no/such"])
     (found,) = host.look()
     assert found.startswith("/ has ")
+
+
+def test_disks_checks_shared_memory(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that is smaller than the limit is healthy while half of it is free."""
+    room = SimpleNamespace(f_frsize=1 << 20, f_blocks=64, f_bavail=40, f_files=0)
+    monkeypatch.setattr(os, "statvfs", lambda _: room)
+    host.set(disk_free_mib=1 << 10, disks=["/dev/shm"])
+    assert host.look() == []
+    room.f_bavail = 20
+    assert host.look() == ["/dev/shm has 20 MiB free, but needs 32"]
 
 
 def test_eight_cards_two_in_parts(tmp_path: Path) -> None:

@@ -93,10 +93,10 @@ def test_where_no_control_groups_can_be_made_slurm_does_without() -> None:
     files = render_files(spec, inventory, {host.name: METAL for host in inventory.compute})
     text = settings(files["slurm.conf"])
     assert (text["ProctrackType"], text["TaskPlugin"]) == ("proctrack/linuxproc", "task/affinity")
-    # An Epilog ends daemons, which only control groups would find.
-    assert text["Epilog"] == FENCE
     metal = settings(render_files(spec, whole, {host.name: METAL for host in whole.compute})["slurm.conf"])
-    assert (metal["ProctrackType"], metal.get("Epilog")) == ("proctrack/cgroup", None)
+    assert metal["ProctrackType"] == "proctrack/cgroup"
+    # The Epilog ends daemons, which only control groups would find, and removes files in memory.
+    assert text["Epilog"] == metal["Epilog"] == FENCE
     assert "OverMemoryKill" in text["JobAcctGatherParams"]
     assert "Cgroup" not in files["cgroup.conf"]
 

@@ -13,7 +13,8 @@ Also ends the processes that a job leaves, if Slurm uses no control groups and s
                  (Slurm would use the node again if slurmd still answered.)
     fence left   Prints a line for each process of a job that has ended: pid and command.
 
-As Slurm's Epilog, with SLURM_JOB_ID and SLURM_JOB_UID, it kills the processes that this job has left.
+As Slurm's Epilog, with SLURM_JOB_ID, SLURM_JOB_UID and SLURMD_NODENAME, it kills the processes that this job
+has left, and removes the files that the job has left in memory.
 
 Runs as root with the platform's Python, from 3.9 on.
 """
@@ -45,6 +46,18 @@ STEP_FILES = (
 # Program, node, process and user, such as prterun.n1.442.2001. Open MPI 5
 MPIRUN_FOLDER = re.compile(r"prte(?:run|d)?\..+\.(\d+)\.(\d+)")
 JOB_OF_FILE = re.compile(r"[._](\d+)\.|^job0*(\d+)$")
+# Folders of mpirun's other versions. Their owner needs them as long as one of the owner's processes runs.
+MPIRUN_FOLDERS = ("tmp/ompi.*", "tmp/openmpi-sessions-*", "tmp/pmix-*", "tmp/pmix_*")
+# This folder is only on machines of the user's own, on which people may work.
+OWN_MACHINE = "var/lib/clusterctl-ledger"
+IN_MEMORY = re.compile(r"^\S+ /tmp tmpfs ", re.MULTILINE)
+# The earliest start of ended jobs of a user whose files are still here, because the user has other jobs.
+REMEMBERED = "run/clusterctl-scratch.{}"
+# States of jobs in squeue that are on a node.
+ON_NODE = "RUNNING,SUSPENDED,STOPPED,CONFIGURING,COMPLETING,SIGNALING,STAGE_OUT,RESIZING"
+ENDING = "COMPLETING"
+# Paths in a command line.
+MOST_PATHS = 500
 # They get such names, and are removed later: users can fill folders so that this takes long.
 OLD = "clusterctl-old."
 OLD_FILES = (f"var/spool/clusterctl-slurmd/{OLD}*", f"tmp/{OLD}*")
@@ -57,6 +70,8 @@ JOB_ID = re.compile(rb"(?:^|\0)SLURM_JOB_ID=(\d+)\0")
 # The control group that slurmd, and processes of jobs, are in if Slurm uses no control groups.
 OF_SLURMD = b"/slurmd.service"
 OF_SLURM = re.compile(rb"/slurm(?:d\.service|stepd\.scope|/uid_)")
+UIDS_LINE = re.compile(r"^Uid:(.*)", re.MULTILINE)
+ZOMBIE = re.compile(r"^State:\s*Z", re.MULTILINE)
 UID_LINE = re.compile(r"^Uid:\t(\d+)", re.MULTILINE)
 UID = re.compile(r"^UID:.*\((\d+)\)$", re.MULTILINE)
 NODE = r"^NodeName=(\S+) .*\bNodeHostName={} .*\bState=(\S+)"
@@ -68,13 +83,24 @@ Jobs = Collection[str]
 
 def ask(*argv: str, text: str = "") -> str:
     """Return the output of a command, or "" if it fails."""
+    return output_of(*argv, text=text) or ""
+
+
+def output_of(*argv: str, text: str = "") -> str | None:
+    """Return the output of a command, or None if it fails."""
     with suppress(OSError, subprocess.TimeoutExpired):
         result = subprocess.run(
-            argv, input=text, capture_output=True, text=True, errors="replace", timeout=ASK_S, check=False,
-            env={"PATH": PATH, "LC_ALL": "C"},
-        )  # fmt: skip
-        return result.stdout if result.returncode == 0 else ""
-    return ""
+            argv,
+            input=text,
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",
+            timeout=ASK_S,
+            check=False,
+            env={"PATH": PATH, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"},
+        )
+        return result.stdout if result.returncode == 0 else None
+    return None
 
 
 def decode(credential: str) -> tuple[str, Jobs]:
@@ -174,6 +200,121 @@ def epilog(job: str, uid: str) -> None:
         kill([f"user {uid}"])
 
 
+def remove_scratch(job: str, uid: str, node: str) -> None:
+    """Remove mpirun's folders and the files that a job has left in memory.
+
+    The files are those of the job's user in /dev/shm, and in /tmp if it is in memory, that were created
+    while jobs of the user were here. They stay as long as the user has a process or another job on this
+    node, and if Slurm does not tell when the job began.
+    """
+    remove([*ROOT.glob(f"tmp/spmix_appdir_*_{job}.*")])
+    remove([path for path in ROOT.glob("tmp/prte*") if is_left_by_mpirun(path)])
+    remembered = ROOT / REMEMBERED.format(uid)
+    if any(is_of(uid, process) for process in ROOT.glob("proc/[0-9]*")):
+        # The owner of the process may create files until the next job ends.
+        with suppress(OSError):
+            remembered.unlink()
+        return
+    remove([path for pattern in MPIRUN_FOLDERS for path in ROOT.glob(pattern) if is_folder_of(uid, path)])
+    folders = [folder for folder in folders_in_memory() if has_entry_of(uid, folder)]
+    start, has_others = jobs_of_user(job, uid, node) if folders else (None, False)
+    if start is None:
+        return
+    with suppress(OSError, ValueError):
+        start = min(start, int(remembered.read_text()))
+    with suppress(OSError):
+        if has_others:
+            remembered.write_text(f"{start}\n")
+            return
+        remembered.unlink()
+    for folder in folders:
+        remove(created_since(start, uid, folder))
+
+
+def is_of(uid: str, process: Path) -> bool:
+    """Return whether a process has this user id in any role, such as the effective one."""
+    with suppress(OSError):
+        text = (process / "status").read_text(errors="replace")
+        ids = UIDS_LINE.search(text)
+        return bool(ids and uid in ids[1].split() and not ZOMBIE.search(text))
+    return False
+
+
+def is_folder_of(uid: str, path: Path) -> bool:
+    # Another process may remove it meanwhile.
+    with suppress(OSError):
+        status = path.lstat()
+        return stat.S_ISDIR(status.st_mode) and str(status.st_uid) == uid
+    return False
+
+
+def folders_in_memory() -> Iterator[Path]:
+    """Yield /dev/shm, and /tmp if it is in memory, and no people but users of jobs work on this machine."""
+    yield ROOT / "dev/shm"
+    with suppress(OSError):
+        is_in_memory = IN_MEMORY.search((ROOT / "proc/mounts").read_text(errors="replace"))
+        if is_in_memory and not (ROOT / OWN_MACHINE).exists():
+            yield ROOT / "tmp"
+
+
+def has_entry_of(uid: str, folder: Path) -> bool:
+    with suppress(OSError), os.scandir(folder) as entries:
+        return any(str(entry.stat(follow_symlinks=False).st_uid) == uid for entry in entries)
+    return False
+
+
+def jobs_of_user(job: str, uid: str, node: str) -> tuple[int | None, bool]:
+    """Return the start of a job that is ending, and whether its user has other jobs on this node.
+
+    Other jobs that are ending count only if they have a slurmstepd. The start is the earliest of the rest,
+    or None if Slurm does not tell.
+    """
+    options = (f"--nodelist={node}", f"--user={uid}", f"--states={ON_NODE}", "--format=%A %T %S")
+    rows = [line.split() for line in ask("squeue", "--noheader", *options).splitlines()]
+    present = {process.job for process in scan() if process.is_stepd}
+    starts: list[int] = []
+    has_others = False
+    for row in rows:
+        if len(row) != len(("job", "state", "start")) or not row[2].isdigit():
+            return None, True
+        if row[0] == job or (row[1] == ENDING and row[0] not in present):
+            starts.append(int(row[2]))
+        else:
+            has_others = True
+    is_known = any(row[0] == job for row in rows)
+    return min(starts) if is_known else None, has_others
+
+
+def created_since(start: int, uid: str, folder: Path) -> list[Path]:
+    """Return what this user has created in a folder since this time, without folders that have other files.
+
+    These are files of other users, and files that have not changed since.
+    """
+    listing = ("find", str(folder), "-mindepth", "1", "-maxdepth", "1", "-user", uid, "-exec", "stat")
+    # When a file was created, or 0 on an old kernel; when it was last changed; its path.
+    rows = ask(*listing, "--printf=%W %Z %n\\0", "--", "{}", "+").split("\0")[:-1]
+    found = [row.split(" ", 2) for row in rows]
+    paths = [path for created, changed, path in found if (int(created) or int(changed)) >= start]
+    others = ("(", "!", "-user", uid, "-o", "!", "-newerct", f"@{start}", ")", "-printf", "%H\\0")
+    chosen: list[Path] = []
+    for chunk in chunks(paths):
+        mixed = output_of("find", *chunk, *others)
+        if mixed is not None:
+            chosen += [Path(path) for path in chunk if path not in mixed.split("\0")]
+    return chosen
+
+
+def remove(paths: Collection[Path]) -> None:
+    """Remove files and folders. Python's functions end at very deep folders."""
+    for chunk in chunks([*map(str, paths)]):
+        ask("rm", "-rf", "--one-file-system", "--", *chunk)
+
+
+def chunks(paths: list[str]) -> Iterator[list[str]]:
+    """Yield parts of a list that fit into a command line."""
+    return (paths[first : first + MOST_PATHS] for first in range(0, len(paths), MOST_PATHS))
+
+
 def owner(pid: int) -> str:
     with suppress(OSError):
         return user_of(ROOT / f"proc/{pid}")
@@ -205,14 +346,10 @@ def rename_files(jobs: Jobs) -> None:
 
 
 def remove_old_files() -> None:
-    """Remove the renamed files, and folders of mpirun's processes that have ended.
-
-    Python's functions end at very deep folders.
-    """
+    """Remove the renamed files, and folders of mpirun's processes that have ended."""
     paths = [path for pattern in OLD_FILES for path in ROOT.glob(pattern)]
     paths += [path for path in ROOT.glob("tmp/prte*") if is_left_by_mpirun(path)]
-    if paths:
-        ask("rm", "-rf", "--", *map(str, paths))
+    remove(paths)
 
 
 def is_left_by_mpirun(path: Path) -> bool:
@@ -271,7 +408,9 @@ def main(words: list[str]) -> int:
     elif words == ["left"]:
         print_left()
     elif is_epilog:
-        epilog(os.environ["SLURM_JOB_ID"], os.environ["SLURM_JOB_UID"])
+        job, uid = os.environ["SLURM_JOB_ID"], os.environ["SLURM_JOB_UID"]
+        epilog(job, uid)
+        remove_scratch(job, uid, os.environ.get("SLURMD_NODENAME", ""))
     else:
         node, jobs = decode(sys.stdin.readline(LONGEST_REQUEST))
         signal.alarm(LIMIT_S)
