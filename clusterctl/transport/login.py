@@ -46,12 +46,13 @@ Host *
     ServerAliveInterval 15
     ServerAliveCountMax 4
 """
-# ssh passes the name of its file to the ssh that connects to a jump host, but no options. So no ssh asks.
+# ssh passes the name of its file to the ssh that connects to a jump host, but no options. So no ssh asks, and
+# the words with which a site refuses a login, which ssh prints at INFO, are not lost.
 _BACKGROUND_CONFIG: Final = """\
 # Written by clusterctl: ssh_config for commands that must not ask for a password
 BatchMode yes
 ClearAllForwardings yes
-LogLevel ERROR
+LogLevel INFO
 Include "{config}"
 """
 

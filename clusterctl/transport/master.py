@@ -46,6 +46,10 @@ _WATCHED_WITHIN_S = 3
 _STDIN = 0
 # In the foreground ssh shows its messages itself, among them the site's instructions.
 _ASKING = ("-T", "-o", "BatchMode=no", "-o", "LogLevel=INFO", "-o", "ClearAllForwardings=yes")
+# A server refuses a login with words of the site, such as those of /etc/nologin, which ssh prints at INFO.
+_TALKATIVE = ("-o", "LogLevel=INFO")
+# ssh's name for the host if a ProxyCommand carries the connection.
+_BY_PROXY = "UNKNOWN port"
 _NO_SOCKET = re.compile("unix_listener|mux listener|ControlSocket")
 
 
@@ -145,15 +149,17 @@ def _start(ssh: OpenSSH, host: str, command: str, options: list[str], path: Path
     # idle for long may be dead without its ssh knowing, as after a laptop's sleep, so the first try is short.
     answer_s, start_s = (_ANSWER_S, _START_S) if login_of(ssh.config) is None else _LOGIN_LIMITS_S
     for limit_s in (answer_s, start_s) if path.exists() else (start_s,):
-        rc, stderr = _run_ssh(ssh.background(host, command, *options), path.parent, limit_s)
+        rc, stderr = _run_ssh(ssh.background(host, command, *_TALKATIVE, *options), path.parent, limit_s)
         if rc is not None:
             break
         _end_connection(path.parent, path.name)
     if rc not in {None, NO_CONNECTION} or _NO_SOCKET.search(stderr):
         return None
-    if not stderr or "kex_exchange_identification" in stderr:
+    if not stderr or _BY_PROXY in stderr:
         # A persistent ssh discards its ProxyCommand's messages, so repeat the attempt with a plain ssh.
-        _, stderr = _run_ssh(ssh.background(host, "true", "-S", "none"), path.parent, start_s)
+        # No other attempt is repeated: a server that refuses logins may shut out who asks often.
+        words = ssh.background(host, "true", "-S", "none", *_TALKATIVE)
+        _, stderr = _run_ssh(words, path.parent, start_s)
     return stderr
 
 

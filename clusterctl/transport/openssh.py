@@ -332,9 +332,15 @@ class OpenSSH:
 
         shares: use the connection to an attached cluster that is open.
         """
-        own = Workspace(self.config.parent).background_config
-        config = self.config if login_of(self.config) is None else own
-        return self._words(config, host, command, "-T", "-o", "BatchMode=yes", *options, shares=shares)
+        config = self.config
+        quiet: tuple[str, ...] = ()
+        if login_of(self.config) is not None:
+            # A site's banner is no output of the command. ssh takes the first value of an option.
+            config = Workspace(self.config.parent).background_config
+            quiet = ("-o", "LogLevel=ERROR")
+        return self._words(
+            config, host, command, "-T", "-o", "BatchMode=yes", *options, *quiet, shares=shares
+        )
 
     def alone(self, host: str, command: str, *options: str) -> list[str]:
         """Return the command line of an ssh in the background with its own connection.

@@ -18,7 +18,17 @@ from clusterctl.util.assets import fill_in, first_rule, read_table
 
 _PROBLEM: Final = "clusterctl can't connect by SSH"
 _CHANGED: Final = "REMOTE HOST IDENTIFICATION HAS CHANGED"
-_UNANSWERED: Final = ("Permission denied", "Host key verification failed", "Too many authentication failures")
+# ssh's own lines, among the words of the site.
+_UNANSWERED: Final = re.compile(
+    r"Permission denied \(|Host key verification failed|Too many authentication failures"
+)
+# No server has answered: a later attempt does no harm, and may succeed.
+_NO_SERVER: Final = re.compile(
+    r"^(ssh: |no answer within |Connection (to \S+ port \d+ )?timed out|Timeout, server "
+    r"|stdio forwarding failed|channel \d+: open failed)",
+    re.MULTILINE,
+)
+_MOST_LINES: Final = 20
 _OPTION: Final = re.compile(r"--(project|zone)=(\S+)")
 
 
@@ -103,11 +113,12 @@ def _host_error(host: str, config: Path, stderr: str, reason: str, user: str | N
 
 def may_need_answers(stderr: str) -> bool:
     """Return whether ssh failed because it may not ask the user for a password, a code or a confirmation."""
-    return any(text in stderr for text in _UNANSWERED) and _CHANGED not in stderr
+    return _UNANSWERED.search(stderr) is not None and _CHANGED not in stderr
 
 
 def _login_error(login: str, config: Path, stderr: str, reason: str) -> TransportError:
-    """Return the error for the login of an attached cluster. reason: ssh's messages."""
+    """Return the error for the login of an attached cluster. reason: messages of ssh and of the site."""
+    reason = "\n".join(reason.split("\n")[-_MOST_LINES:])
     if _CHANGED in stderr:
         fix = f"if the site has replaced the machine, remove its old key, which `ssh {login}` names; "
         fix += "otherwise another machine may be answering in its place"
@@ -129,7 +140,16 @@ def _login_error(login: str, config: Path, stderr: str, reason: str) -> Transpor
             fix=fix,
             host=login,
         )
-    return unreachable_error(login, config, _PROBLEM, reason)
+    if not reason or _NO_SERVER.search(reason):
+        return unreachable_error(login, config, _PROBLEM, reason)
+    return KeyRefusedError(
+        f"{login} refused the login",
+        code="login-refused",
+        where=str(config),
+        why=reason,
+        fix=f"wait until the site accepts logins, which `ssh {login}` shows; clusterctl does not try again",
+        host=login,
+    )
 
 
 def login_refused_error(config: Path) -> KeyRefusedError:

@@ -16,7 +16,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Self
 
-from clusterctl.errors import TransportError, UsageError
+from clusterctl.errors import KeyRefusedError, TransportError, UsageError
 from clusterctl.state.facts import facts_of
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import (
@@ -36,6 +36,8 @@ from clusterctl.transport.refusals import connection_error
 from clusterctl.util.process import Result
 
 _SETTLE_S = 1.0
+# An attached cluster may shut out who tries again soon after a refused login.
+_REFUSED_S = 60.0
 
 
 @dataclass(slots=True, eq=False)
@@ -122,6 +124,7 @@ class SSHTransport(CommandTransport):
     jumps: Jumps = field(default_factory=Jumps)
     _master: Master | None = field(default=None, init=False)
     _failed: TransportError | None = field(default=None, init=False)
+    _refused: tuple[TransportError | None, float] = field(default=(None, 0.0), init=False)
     _running: set[subprocess.Popen[bytes]] = field(default_factory=set, init=False)
     _begun: dict[tuple[str, ...], tuple[ExitStack, Talk]] = field(default_factory=dict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
@@ -133,6 +136,7 @@ class SSHTransport(CommandTransport):
                 self._master = open_master(self.config, self.host, self.user, stays=True, asks=True)
             except TransportError as exc:
                 self._failed = exc
+                self._note_refusal(exc)
 
     def begin(self, argv: Sequence[str]) -> None:
         with self._lock:
@@ -183,8 +187,11 @@ class SSHTransport(CommandTransport):
     def connect(self) -> Master | None:
         """Return the shared connection, opened if necessary; None if each command must connect separately."""
         with self._lock:
-            if self._failed is not None:
-                failed, self._failed = self._failed, None
+            refused, until = self._refused
+            if refused is not None and time.monotonic() < until:
+                raise refused
+            failed, self._failed = self._failed, None
+            if failed is not None:
                 raise failed
             if self._master is not None and self._master.has_ended():
                 self._master.close()
@@ -192,8 +199,17 @@ class SSHTransport(CommandTransport):
             if self._master is None:
                 self.jumps.open(self.host, self.config)
                 stays = self.stays and _may_stay(self.config)
-                self._master = open_master(self.config, self.host, self.user, stays=stays)
+                try:
+                    self._master = open_master(self.config, self.host, self.user, stays=stays)
+                except KeyRefusedError as exc:
+                    self._note_refusal(exc)
+                    raise
             return self._master
+
+    def _note_refusal(self, error: TransportError) -> None:
+        """Have commands of the next minute raise the error of an attached cluster that refused the login."""
+        if isinstance(error, KeyRefusedError) and login_of(self.config) is not None:
+            self._refused = (error, time.monotonic() + _REFUSED_S)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -74,7 +74,7 @@ def test_the_users_settings_apply_and_ours_fill_the_gaps(tmp_path: Path) -> None
     assert (found["serveraliveinterval"], found["connecttimeout"]) == ("5", "60")
     assert "remotecommand" not in found
     quiet = settings(workspace.background_config, "campus")
-    assert (quiet["hostname"], quiet["batchmode"], quiet["loglevel"]) == ("10.9.8.7", "yes", "ERROR")
+    assert (quiet["hostname"], quiet["batchmode"], quiet["loglevel"]) == ("10.9.8.7", "yes", "INFO")
     assert "localforward" not in quiet
 
 

@@ -1,0 +1,213 @@
+"""A site that refuses the login: clusterctl tries once, and shows the site's words."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import paramiko
+import pytest
+
+from clusterctl.errors import KeyRefusedError, UnreachableError
+from clusterctl.scheduler.slurm import SlurmClient
+from clusterctl.state.workspace import Workspace
+from clusterctl.transport.login import LOGIN_HOST, write_login_files
+from clusterctl.transport.ssh import Connections
+from tests.support.messages import refused
+from tests.support.processes import eventually
+from tests.unit.transport.conftest import SSHD, Sshd, _wait_for
+
+WORDS = "F3 is down for maintenance until 6 pm"
+PATIENCE_S = 2.0
+
+
+class Closing(paramiko.ServerInterface):
+    """Sends the words, and hangs up at the login, as sshd does with PAM and /etc/nologin."""
+
+    def __init__(self, transport: paramiko.Transport) -> None:
+        self._transport = transport
+
+    def get_banner(self) -> tuple[str, str]:
+        return f"{WORDS}\n", "en-US"
+
+    def get_allowed_auths(self, _username: str) -> str:
+        return "publickey"
+
+    def check_auth_publickey(self, _username: str, _key: paramiko.PKey) -> int:
+        self._transport.close()
+        return paramiko.AUTH_FAILED
+
+
+class Server:
+    """A server in place of sshd. logins: how many connections it has accepted."""
+
+    def __init__(self, answer: Callable[[socket.socket], None]) -> None:
+        self.logins = 0
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._socket.getsockname()[1]
+        self._answer = answer
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._socket.accept()
+                self.logins += 1
+                with contextlib.suppress(OSError, EOFError), connection:
+                    self._answer(connection)
+
+    def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._socket.close()
+
+
+@pytest.fixture
+def config(tmp_path: Path, sshd: Sshd, me: str) -> Path:
+    """The ssh_config of a cluster that is attached as `campus`, by an alias of the user."""
+    (tmp_path / "known").write_text(f"[127.0.0.1]:{sshd.port} {sshd.host_key}\n")
+    (tmp_path / "own").write_text(
+        f"Host campus gate\n    HostName 127.0.0.1\n    Port {sshd.port}\n    User {me}\n"
+        f"    IdentitiesOnly yes\n    IdentityFile {sshd.folder}/id\n"
+        f"    UserKnownHostsFile {tmp_path}/known\n    LogLevel QUIET\n"
+    )
+    (tmp_path / "own").chmod(0o600)
+    workspace = Workspace(tmp_path / "campus")
+    workspace.root.mkdir(mode=0o700)
+    write_login_files("campus", workspace, str(tmp_path / "own"))
+    return workspace.ssh_config
+
+
+def hang_up_with_words(sshd: Sshd) -> Callable[[socket.socket], None]:
+    def answer(connection: socket.socket) -> None:
+        with contextlib.closing(paramiko.Transport(connection)) as transport:
+            transport.add_server_key(paramiko.Ed25519Key.from_private_key_file(str(sshd.folder / "host")))
+            # Without an event, start_server may raise the error of the ended connection.
+            transport.start_server(event=threading.Event(), server=Closing(transport))
+            transport.join(10)
+
+    return answer
+
+
+@pytest.fixture
+def serve(sshd: Sshd, tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """Let another server answer in place of sshd."""
+    servers: list[Server] = []
+
+    def start(answer: Callable[[socket.socket], None]) -> Server:
+        server = Server(answer)
+        servers.append(server)
+        for name in ("own", "known"):
+            path = tmp_path / name
+            path.write_text(path.read_text().replace(str(sshd.port), str(server.port)))
+        return server
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def ask_twice(config: Path) -> str:
+    """Ask for the jobs twice in one command. Return the reason why the login was refused."""
+    with Connections(config) as connections:
+        slurm = SlurmClient(connections.to(LOGIN_HOST), patience_s=PATIENCE_S)
+        for _ in range(2):
+            with refused("login-refused", KeyRefusedError, "ssh campus", host="campus") as caught:
+                slurm.own_jobs()
+    assert not caught.value.retryable
+    return caught.value.why
+
+
+def test_login_closed_with_words_is_tried_once(
+    config: Path, sshd: Sshd, serve: Callable[..., Server]
+) -> None:
+    server = serve(hang_up_with_words(sshd))
+    assert WORDS in ask_twice(config)
+    assert server.logins == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"Not allowed at this time\r\n", b"Exceeded MaxStartups\r\n", b"SSH-2.0-OpenSSH_9.9\r\n"],
+    ids=["dropped", "penalty", "MaxStartups", "after-version"],
+)
+def test_dropped_connection_is_tried_once(config: Path, serve: Callable[..., Server], answer: bytes) -> None:
+    server = serve(lambda connection: connection.sendall(answer))
+    assert "127.0.0.1" in ask_twice(config)
+    assert server.logins == 1
+
+
+@pytest.fixture
+def strict(tmp_path: Path, sshd: Sshd) -> Iterator[Path]:
+    """A real sshd in place of the other, which accepts nobody. Return the file with its messages."""
+    sshd.process.terminate()
+    sshd.process.wait()
+    (tmp_path / "words").write_text(f"{WORDS}\n")
+    config, log = tmp_path / "strict", tmp_path / "log"
+    config.write_text(
+        f"{(sshd.folder / 'config').read_text()}Banner {tmp_path}/words\nDenyUsers *\nLogLevel VERBOSE\n"
+    )
+    process = subprocess.Popen([SSHD, "-D", "-E", str(log), "-f", str(config)])
+    try:
+        _wait_for(sshd.port, process)
+        # That was the first connection, which has no line of an authentication.
+        eventually(lambda: "Connection from" in log.read_text())
+        yield log
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def test_denied_login_is_tried_once(config: Path, strict: Path) -> None:
+    with Connections(config) as connections:
+        slurm = SlurmClient(connections.to(LOGIN_HOST), patience_s=PATIENCE_S)
+        for _ in range(2):
+            with refused("login-needed", KeyRefusedError, "ssh campus", host="campus") as caught:
+                slurm.own_jobs()
+    assert WORDS in caught.value.why
+    assert strict.read_text().count("not allowed because listed in DenyUsers") == 1
+
+
+def test_jump_host_that_refuses_is_shown(
+    config: Path, sshd: Sshd, serve: Callable[..., Server], tmp_path: Path
+) -> None:
+    """A shared connection discards what the jump host says, so it is asked a second time, and no more."""
+    server = serve(hang_up_with_words(sshd))
+    own = tmp_path / "own"
+    own.write_text(f"Host campus\n    ProxyJump gate\n{own.read_text()}")
+    assert WORDS in ask_twice(config)
+    assert server.logins == 2
+
+
+def test_refused_login_is_tried_again_after_a_minute(
+    config: Path, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clusterctl.transport.ssh._REFUSED_S", 0.0)
+    server = serve(socket.socket.close)
+    ask_twice(config)
+    assert server.logins == 2
+
+
+def test_words_of_the_site_do_not_make_the_login_unreachable(
+    config: Path, sshd: Sshd, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "tests.unit.transport.test_refused_login.WORDS",
+        "Idle sessions: Connection timed out. Permission denied",
+    )
+    server = serve(hang_up_with_words(sshd))
+    assert "Idle sessions" in ask_twice(config)
+    assert server.logins == 1
+
+
+def test_stopped_server_is_tried_again(config: Path, sshd: Sshd) -> None:
+    sshd.process.terminate()
+    sshd.process.wait()
+    with Connections(config) as connections, refused("unreachable", UnreachableError) as caught:
+        connections.to(LOGIN_HOST).run(["true"])
+    assert caught.value.retryable
