@@ -11,6 +11,7 @@ waited for 4 to 6; a rehearsed job that did not survive 7.
 from __future__ import annotations
 
 import os
+import re
 import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -363,6 +364,20 @@ class SchedulerError(ClusterctlError, code="scheduler"):
 
 class SlurmError(SchedulerError, code="slurm"):
     """Slurm rejected a request, or its output could not be parsed."""
+
+
+class SlurmAwayError(SlurmError, code="slurm-away", retryable=True):
+    """slurmctld did not answer. The same command may succeed later.
+
+    words: a pattern of the messages of Slurm's commands then, and of the accounting's if slurmdbd is away.
+    """
+
+    words: ClassVar = re.compile(
+        r"Unable to contact slurm controller|Connection refused|Zero Bytes were transmitted|Socket timed out"
+        r"|Slurm backup controller in standby mode|Connection timed out|Problem talking to (the )?database"
+        r"|Unable to contact (the )?slurmdbd|Sending PersistInit msg|slurm_persist_conn_open",
+        re.IGNORECASE,
+    )
 
 
 class VerifyError(ClusterctlError, code="verify"):

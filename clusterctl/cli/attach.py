@@ -97,11 +97,15 @@ def _lines(attached: Attached, failure: Failure | None) -> list[str]:
     lines = [f"{fact.fact:{width}}  {fact.value}  ({fact.learned})" for fact in attached.facts]
     if failure is not None:
         lines += ["", f"not proven: {failure.cause}", f"  fix: {failure.fix}"]
+    elif attached.proof is None and existing_cluster(attached.spec.provider).launcher is not None:
+        lines += ["", "not proven again: the queue is long; jobs use the launcher and the modules as before"]
     elif attached.proof is None:
         size = f"{attached.probed.proof_nodes} nodes or more"
         lines += ["", "not proven yet: the queue is long"]
         lines += [f"your first job on {size} runs the proof; `clusterctl doctor` then shows the result"]
-    submit = f"clusterctl submit train --nodes {attached.probed.proof_nodes} --follow --cluster {name}"
+    # The bundled job `train` ends by itself long before.
+    limit = " --time 10m" if attached.probed.site.needs_time else ""
+    submit = f"clusterctl submit train --nodes {attached.probed.proof_nodes}{limit} --follow --cluster {name}"
     return [*lines, f"cluster {name!r} is attached", f"submit a job with `{submit}`"]
 
 

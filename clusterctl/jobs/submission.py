@@ -340,13 +340,24 @@ def _reject_large_array(facts: ClusterFacts, job: JobSpec) -> None:
             f"`slurm: {{extra: [MaxArraySize={highest + 1}]}}`, and run `clusterctl up`",
         )
     count = len(tasks_of(indices))
-    if facts.max_submit is not None and count > facts.max_submit and job.account == (facts.account or None):
+    if facts.max_submit is not None and count > facts.max_submit and _has_default_limits(facts, job):
         raise UsageError(
             f"the array {indices} has {count} tasks",
             code="too-many-tasks",
             why=f"your account may have {facts.max_submit} jobs in Slurm's queue (MaxSubmitJobs)",
-            fix=f"submit arrays or sweeps of at most {facts.max_submit} tasks, or use another --account",
+            fix=f"submit arrays or sweeps of at most {facts.max_submit} tasks, "
+            "or use another --account or --qos",
         )
+
+
+def _has_default_limits(facts: ClusterFacts, job: JobSpec) -> bool:
+    """Return whether the limits that `attach` has read are those of the job, which may name another QOS."""
+    defaults = {"account": facts.account, "qos": facts.qos, "partition": facts.partitions[0].name}
+    script = UserScript.of(job)
+    requests = [*(script.directives.requests if script else ()), *requests_of(job.slurm)]
+    if any(request.quantities & defaults.keys() for request in requests):
+        return False
+    return all(getattr(job, name) in {None, value} for name, value in defaults.items())
 
 
 def _reject_parts_in_turn(facts: ClusterFacts, job: JobSpec, script: str) -> None:

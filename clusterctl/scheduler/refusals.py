@@ -18,7 +18,7 @@ _REFUSALS: Final = (
     ("invalid qos", "--qos", {"qos"}, "sacctmgr show qos format=name"),
     ("feature", "--constraint", {"constraint", "--prefer"}, "sinfo --format=%f"),
     (r"generic resource|\bgres\b|\bgpus?\b(?!-)", "--gpus", {"gpus", "--gres"}, "sinfo --format=%G"),
-    ("time limit", "--time", {"time"}, "sinfo --format=%R,%l"),
+    (r"time.?limit|wall.?time|--time\b", "--time", {"time"}, "sinfo --format=%R,%l"),
     ("dependency", "--after", {"after"}, "squeue --format=%i"),
     ("node name|node list", "--nodelist", {"nodelist", "--exclude"}, "sinfo --format=%n"),
     ("reservation", "--reservation", {"--reservation"}, "scontrol show reservation"),
@@ -62,6 +62,9 @@ class Asked:
             if not re.search(pattern, refusal, re.IGNORECASE):
                 continue
             lines = [request for request in self.directives if request.quantities & quantities]
+            if flag == "--time" and not lines and not self._has_time:
+                limits = f"`clusterctl ssh '{command}'` shows the limits"
+                return f"pass the time that the job needs with --time; {limits}"
             subject = _places(lines) or flag
             if pattern == "mutually exclusive":
                 return f"leave out {subject}" + (f", or {flag}" if lines else "")
@@ -69,6 +72,10 @@ class Asked:
                 return f"correct {subject}"
             return f"leave out {subject}, or use a value from `clusterctl ssh '{command}'`"
         return ""
+
+    @property
+    def _has_time(self) -> bool:
+        return any(re.match(r"(--time\b(?!-)|-t)", option) for option in self.options)
 
     def _general_fix(self, refusal: str) -> str:
         if not _TOO_LARGE.search(refusal):
@@ -90,8 +97,11 @@ class Asked:
         if not _OF_ACCOUNT.search(refusal):
             return ""
         if _JOBS_LIMIT.search(refusal):
+            is_array = any(option.startswith(("--array", "-a")) for option in self.options)
+            fewer = "submit fewer tasks, or " if is_array else ""
             return (
-                f"use another --account or --qos, or submit again when fewer of your jobs wait or run{more}"
+                f"{fewer}use another --account or --qos, or submit again when fewer of your jobs wait or run"
+                f"{more}"
             )
         return f"ask for less, or use another --account or --qos{more}"
 

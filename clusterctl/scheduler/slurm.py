@@ -21,6 +21,7 @@ from clusterctl.errors import (
     CommandError,
     NoAnswerError,
     SchedulerError,
+    SlurmAwayError,
     SlurmError,
     TransportError,
     UnreachableError,
@@ -56,13 +57,6 @@ _T = TypeVar("_T", JobInfo, NodeInfo, PartitionInfo, StepInfo)
 _NOT_CANCELLED = re.compile(r"scancel: error: Kill job error on job id ([0-9_]+): (.*)")
 _UNKNOWN_ID = re.compile("Invalid job id specified")
 _ENDED_MEANWHILE = re.compile(f"{_UNKNOWN_ID.pattern}|[Jj]ob.* already (finished|completing or completed)")
-_AWAY = re.compile(
-    r"Unable to contact slurm controller|Connection refused|Zero Bytes were transmitted|Socket timed out"
-    r"|Slurm backup controller in standby mode|Connection timed out|Problem talking to (the )?database"
-    r"|Unable to contact (the )?slurmdbd|Sending PersistInit msg|slurm_persist_conn_open",
-    re.IGNORECASE,
-)
-
 # Slurm accepted the connection, so a request that it did not answer in time may still be carried out.
 _ON_ITS_WAY = re.compile(r"timed out|Zero Bytes|(send|receive|shutdown) failure", re.IGNORECASE)
 # There was no connection at all, so nothing was sent.
@@ -104,10 +98,6 @@ class _How(TypedDict, total=False):
     nothing: re.Pattern[str] | None
     env: Mapping[str, str]
     patience_s: float | None
-
-
-class SlurmAwayError(SlurmError, code="slurm-away", retryable=True):
-    """slurmctld did not answer. The same command may succeed later."""
 
 
 @dataclass
@@ -284,7 +274,7 @@ class SlurmClient(Jobs):
             ["sh", "-c", _SBATCH, "sh", folder, "--parsable", *options, "--", script, *arguments], check=False
         )
         if result.rc != 0:
-            if _AWAY.search(result.stderr):
+            if SlurmAwayError.words.search(result.stderr):
                 raise SlurmAwayError("slurmctld did not answer sbatch", why=result.stderr.strip())
             words = (re.sub(r"^sbatch: (error: )?", "", line) for line in result.stderr.strip().splitlines())
             reason = "; ".join(words)
@@ -453,7 +443,7 @@ class SlurmClient(Jobs):
             if nothing is not None and nothing.search(result.stderr):
                 return [""] * len(commands)
             command, reason = commands[len(outputs) - 1][0], result.stderr.strip()[-_LONGEST_ERROR:]
-            if _AWAY.search(result.stderr):
+            if SlurmAwayError.words.search(result.stderr):
                 raise self._away_error(command, reason, limit_s)
             failed = CommandError(command, code="slurm-command-failed", rc=result.rc, stderr=result.stderr)
             raise SlurmError(

@@ -332,7 +332,10 @@ def _completed(request: Request, workspace: Workspace, start: _Start, probed: Pr
     workspace.adopt_id(placed.cluster_id)
     proven: dict[str, object] = {"folder": placed.folder}
     if isinstance(outcome, Proof):
-        proven |= {key: value for key, value in outcome.settings.items() if key not in start.chosen}
+        # The modules of the proof begin with those that the user has chosen.
+        proven |= {
+            key: value for key, value in outcome.settings.items() if key not in {*start.chosen} - {"modules"}
+        }
         glibc = f"2.{outcome.nodes.oldest_glibc(placed.node.glibc_minor)}"
         site = replace(site, proven_pythons={placed.python: placed.version}, proven_glibc=glibc)
     settings = _fitting({**settings.model_dump(), **proven}, request)
@@ -369,6 +372,10 @@ def _new_settings(request: Request, start: _Start, probed: Probed) -> ExistingSe
         "account": probed.account or None,
     }
     values.pop("partition", None)
+    kept, chosen = ((*settings.get("modules", ()),) for settings in (start.kept, start.chosen))
+    if kept[: len(chosen)] == chosen:
+        # A proof has found more modules.
+        values["modules"] = kept
     return _fitting(values, request)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -9,16 +10,30 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-from clusterctl.errors import MachineError, SlurmError, UsageError
-from clusterctl.providers.existing.site import Site, SitePartition
+from clusterctl.errors import (
+    ClusterctlError,
+    MachineError,
+    SlurmAwayError,
+    SlurmError,
+    UsageError,
+    printable,
+)
+from clusterctl.providers.existing.site import LISTED_MODULES, Site, SitePartition
 from clusterctl.spec.base import PATTERNS
 from clusterctl.spec.units import parse_slurm_time_s
+from clusterctl.state.workspace import REPAIR
 from clusterctl.transport.base import Transport
 
 _PROGRAM: Final = Path(__file__).with_name("remote_probe.sh").read_text(encoding="utf-8")
 # Each of at most 80 calls of sbatch can wait for a busy slurmctld.
 _PROBE_S: Final = 120.0
 _TEST: Final = "sbatch --test-only"
+# remote_probe.sh writes it in place of the line feeds in a value.
+_LINE: Final = "\x1f"
+# With --test-only, sbatch refuses a job whose nodes are all drained or down. Without it, the job waits.
+_NODES_OUT: Final = re.compile(
+    "node configuration is not available|nodes? (required|not available)", re.IGNORECASE
+)
 # Field of Site -> the command on the login node that printed it.
 _LEARNED: Final = {
     "slurm_version": "sinfo --version",
@@ -27,7 +42,8 @@ _LEARNED: Final = {
     "max_array": "scontrol show config",
     "mpi_types": "srun --mpi=list",
     "accounting": "sacct",
-    "max_submit": "sacctmgr show assoc",
+    "max_submit": "sacctmgr show assoc, sacctmgr show qos",
+    "needs_time": _TEST,
     "partitions": "sinfo",
     "modules": "module avail",
     "pythons": "python3 --version, on the login node",
@@ -59,7 +75,8 @@ class Choices:
 class Attempt:
     """The answer of `sbatch --test-only`, which submits no job, for an account and a partition.
 
-    account: empty for Slurm's default account. answer: the messages of Slurm and of the site.
+    account: empty for Slurm's default account. answer: the messages of Slurm and of the site. A job of which
+    Slurm says only that its nodes are out of service counts as accepted: it waits for them.
     """
 
     account: str
@@ -98,8 +115,10 @@ class Probed:
 
     @property
     def proof_nodes(self) -> int:
-        """The number of nodes for a job that proves MPI: 2 if the default partition accepts such a job."""
-        return max((attempt.nodes for attempt in self.attempts if attempt.accepted), default=1)
+        """The number of nodes for a job that proves MPI: 2 unless the default partition refuses it."""
+        sizes = [partition.node_count for partition in self.usable[:1]]
+        is_refused = any(attempt.nodes > 1 and not attempt.accepted for attempt in self.attempts)
+        return min([1 if is_refused else 2, *sizes])
 
 
 def probe(transport: Transport, choices: Choices) -> Probed:
@@ -108,11 +127,11 @@ def probe(transport: Transport, choices: Choices) -> Probed:
     Raises:
         MachineError: Slurm's commands are not on this machine.
         UsageError: the site does not have the chosen partition.
-        SlurmError: Slurm accepts no job of this account.
+        SlurmError: Slurm accepts no job of this account. SlurmAwayError: slurmctld does not answer.
         TransportError: the login node can't be reached, or its answer is incomplete.
     """
     argv = ["sh", "-c", _PROGRAM, "probe", choices.account, choices.qos, choices.partition]
-    argv += [choices.python, " ".join(choices.modules), choices.slurm_path]
+    argv += [choices.python, " ".join(choices.modules), choices.slurm_path, LISTED_MODULES]
     answer = transport.run(argv, timeout_s=_PROBE_S).stdout
     return parse(answer, choices, transport.host, time.time())
 
@@ -120,19 +139,15 @@ def probe(transport: Transport, choices: Choices) -> Probed:
 def parse(text: str, choices: Choices, host: str, now: float) -> Probed:
     """Parse the output of remote_probe.sh. now: this machine's clock. Errors: see ``probe``."""
     rows: dict[str, list[Sequence[str]]] = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):
         key, *values = line.split("\t")
-        rows.setdefault(key, []).append(values)
+        rows.setdefault(key, []).append(values if key == "try" else [_joined_lines(v) for v in values])
     if not _first(rows, "slurm_path"):
-        raise MachineError(
-            "this machine has no Slurm",
-            code="no-slurm-here",
-            where=host,
-            why="neither the PATH nor the usual folders have the command sbatch",
-            fix="attach with a login node of the cluster, on which `sbatch` works",
-        )
+        raise _no_slurm(rows, choices, host)
+    if refusal := _first(rows, "sinfo"):
+        raise _no_answer("sinfo does not list the partitions", refusal, host)
     partitions = _partitions(rows)
-    attempts = tuple(_attempt(*row) for row in _whole(rows, "try", 5))
+    attempts = _attempts(rows, partitions)
     if choices.partition and choices.partition not in {partition.name for partition in partitions}:
         names = ", ".join(partition.name for partition in partitions)
         raise UsageError(
@@ -142,21 +157,76 @@ def parse(text: str, choices: Choices, host: str, now: float) -> Probed:
             fix=f"use one of these with --partition: {names}",
         )
     # Empty if no job is accepted, and otherwise the account and the partition.
-    account, partition = next(iter(_whole(rows, "chosen", 2)), ("", ""))
-    probed = Probed(_site(rows, partitions, now), account, partition, attempts)
+    accepted = [(attempt.account, attempt.partition) for attempt in attempts if attempt.accepted]
+    account, partition = next(iter([*_whole(rows, "chosen", 2), *accepted]), ("", ""))
+    probed = Probed(_site(rows, partitions, choices, now), account, partition, attempts)
     if not probed.usable:
         raise _nothing_accepted(attempts, choices, host)
     return replace(probed, partition=probed.usable[0].name)
 
 
-def _attempt(account: str, partition: str, nodes: str, code: str, answer: str) -> Attempt:
-    """Return an attempt. A partition with a name that a spec can't hold counts as refused."""
-    if not PATTERNS["slurm_name"].matches(partition):
-        return Attempt(account, partition, int(nodes), accepted=False, answer="clusterctl can't use its name")
-    return Attempt(account, partition, int(nodes), code == "0", answer)
+def _joined_lines(value: str) -> str:
+    return " ".join(value.split(_LINE))
 
 
-def _nothing_accepted(attempts: Sequence[Attempt], choices: Choices, host: str) -> SlurmError:
+def _no_slurm(rows: Mapping[str, Sequence[Sequence[str]]], choices: Choices, host: str) -> MachineError:
+    """Return the error for a machine without sbatch. Its modules may have Slurm."""
+    modules, loading = _column(rows, "slurm_module"), _first(rows, "loading")
+    reason = "neither the PATH nor the usual folders have the command sbatch"
+    if choices.modules:
+        load = f"module load {' '.join(choices.modules)}"
+        reason += f", also after `{load}`" + (f": {printable(loading)}" if loading else "")
+    fix = "attach with a login node of the cluster, on which `sbatch` works"
+    if modules and not choices.modules:
+        fix = f"load the site's module of Slurm: attach with --module {modules[-1]}"
+    fix += "; or write the folder that `command -v sbatch` shows there as provider.slurm_path in a spec"
+    return MachineError("this machine has no Slurm", code="no-slurm-here", where=host, why=reason, fix=fix)
+
+
+def _no_answer(problem: str, refusal: str, host: str) -> SlurmError:
+    """Return the error for a Slurm that does not answer the probe. refusal: the words of Slurm."""
+    if SlurmAwayError.words.search(refusal):
+        fix = f"{REPAIR[True]}, or run `clusterctl attach` again later"
+        return SlurmAwayError("slurmctld does not answer", where=host, why=printable(refusal), fix=fix)
+    fix = f"try `sinfo` on the login node; {REPAIR[True]}"
+    return SlurmError(problem, code="no-partitions-listed", where=host, why=printable(refusal), fix=fix)
+
+
+def _attempts(
+    rows: Mapping[str, Sequence[Sequence[str]]], partitions: Sequence[SitePartition]
+) -> tuple[Attempt, ...]:
+    """Return the answers of sbatch, without the lines that a site prints also if a job is accepted.
+
+    A partition with a name that a spec can't hold counts as refused.
+    """
+    tried = [(row[:3], row[3] == "0", row[4].split(_LINE)) for row in _whole(rows, "try", 5)]
+    noise = {line for _, accepted, lines in tried if accepted for line in lines}
+    known = {partition.name: partition for partition in partitions}
+    accounts = [row[0] for row in _whole(rows, "chosen", 2)]
+    attempts = []
+    for (account, name, count), is_accepted, lines in tried:
+        answer = " ".join(line for line in lines if is_accepted or line not in noise)
+        attempt = Attempt(account, name, int(count), is_accepted, answer)
+        if _NODES_OUT.search(answer) and _lacks_nodes(known.get(name), int(count)):
+            # If Slurm accepts no job, the first account whose job would wait is chosen.
+            accounts = accounts or [account]
+            attempt = replace(attempt, accepted=account == accounts[0])
+        if not PATTERNS["slurm_name"].matches(name):
+            attempt = replace(attempt, accepted=False, answer="clusterctl can't use its name")
+        attempts.append(attempt)
+    return tuple(attempts)
+
+
+def _lacks_nodes(partition: SitePartition | None, count: int) -> bool:
+    """Return whether ``count`` nodes of a partition exist, but are not all in service."""
+    if partition is None or partition.in_service is None:
+        return False
+    return partition.in_service < count <= partition.node_count
+
+
+def _nothing_accepted(attempts: Sequence[Attempt], choices: Choices, host: str) -> ClusterctlError:
+    if away := [a.answer for a in attempts if SlurmAwayError.words.search(a.answer)]:
+        return _no_answer("", away[-1], host)
     asked = {
         f"`{' '.join(filter(None, (_TEST, account, f'--partition={attempt.partition}')))}`": attempt.answer
         for attempt in attempts
@@ -175,14 +245,25 @@ def _nothing_accepted(attempts: Sequence[Attempt], choices: Choices, host: str) 
 
 
 def _site(
-    rows: Mapping[str, Sequence[Sequence[str]]], partitions: tuple[SitePartition, ...], now: float
+    rows: Mapping[str, Sequence[Sequence[str]]],
+    partitions: tuple[SitePartition, ...],
+    choices: Choices,
+    now: float,
 ) -> Site:
     config = {row[0]: row[1] for row in _whole(rows, "config", 2)}
     # Without associations, there is a line with an empty account.
     told = [row for row in _whole(rows, "association", 5) if row[0]]
     chosen = next((row[0] for row in _whole(rows, "chosen", 2)), "")
-    limits = [row[2] for row in told if row[0] == (chosen or row[0])]
+    of_account = [row for row in told if row[0] == (chosen or row[0])]
+    limits = [row[2] for row in of_account]
     max_submit = max(map(int, limits)) if limits and all(map(str.isdecimal, limits)) else None
+    # The limit of a QOS counts in place of that of the account, and the partition's QOS comes first.
+    of_qos = {row[0]: int(row[1]) for row in _whole(rows, "qos", 2) if row[1].isdecimal()}
+    default_qos = {row[3] or row[4] for row in of_account}
+    for qos in (_first(rows, "partition_qos"), choices.qos or "".join(default_qos)):
+        if qos in of_qos:
+            max_submit = of_qos[qos]
+            break
     first: dict[str, Any] = {
         key: _first(rows, key) for key in ("slurm_path", "account", "shell", "home", "host", "system")
     }
@@ -196,6 +277,7 @@ def _site(
         partitions=partitions,
         max_array=_number(config.get("MaxArraySize", ""), 1001),
         max_submit=max_submit,
+        needs_time=any(row[3] != "0" for row in _whole(rows, "timeless", 5)),
         mpi_types=_column(rows, "mpi"),
         internet=_first(rows, "internet") == "yes",
         quotas=_column(rows, "quota"),
@@ -213,7 +295,9 @@ def _partitions(rows: Mapping[str, Sequence[Sequence[str]]]) -> tuple[SitePartit
     visible = {row[0].removesuffix("*") for row, _ in lines}
     lines += [(row, True) for row in _whole(rows, "named", 7) if row[0].removesuffix("*") not in visible]
     for row, hidden in lines:
-        shown, limit, default_limit, count, nodes, gres, state, *_ = row
+        shown, limit, default_limit, count, nodes, gres, state, *more = row
+        # Numbers of allocated, idle, other and all nodes. Other nodes are drained or down.
+        allocated, idle, *_ = (*(more[0] if more else "").split("/"), "")
         name = shown.removesuffix("*")
         partition = SitePartition(
             name=name,
@@ -225,6 +309,7 @@ def _partitions(rows: Mapping[str, Sequence[Sequence[str]]]) -> tuple[SitePartit
             state=state,
             hidden=hidden,
             default_time_s=_seconds(default_limit),
+            in_service=int(allocated) + int(idle) if allocated.isdecimal() and idle.isdecimal() else None,
         )
         if (earlier := partitions.get(name)) is not None:
             partition = _joined(earlier, partition)
@@ -239,6 +324,9 @@ def _joined(first: SitePartition, second: SitePartition) -> SitePartition:
         first,
         nodes=f"{first.nodes},{second.nodes}",
         node_count=first.node_count + second.node_count,
+        in_service=None
+        if first.in_service is None or second.in_service is None
+        else first.in_service + second.in_service,
         gpus=first.gpus if first.gpus == second.gpus else gpus,
     )
 

@@ -11,12 +11,13 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.errors import TransportError, printable
 from clusterctl.providers.existing.place import Placed, place, write_profile
-from clusterctl.providers.existing.site import Site
+from clusterctl.providers.existing.site import MPI_MODULE, Site
 from clusterctl.spec.names import Launcher
 from clusterctl.transport.base import BOOT, Transport, module_texts, split_lines
 from clusterctl.util.assets import data_folder
@@ -26,10 +27,7 @@ from clusterctl.util.progress import SILENT, Reporter
 LAUNCHERS: Final = ("pmix", "mpirun")
 _TIME_LIMIT: Final = 5  # minutes
 _SILENCE_S: Final = 120.0
-# Modules with an MPI library that programs of the wheel mpi4py can load.
-_MPI_MODULE: Final = re.compile(
-    r"(.*/)?(openmpi|ompi|hpcx|mpich|intel-?mpi|impi|mvapich2?|cray-mpich)([-/].*)?", re.I
-)
+_MPI_MODULE: Final = re.compile(MPI_MODULE, re.IGNORECASE)
 _MOST_MODULES: Final = 6
 _PROVE: Final = Path(__file__).with_name("remote_prove.sh").read_text(encoding="utf-8")
 _PROOF: Final = Path(__file__).with_name("remote_proof.sh").read_text(encoding="utf-8")
@@ -122,7 +120,8 @@ class ProofOptions:
     """The options of the proof's job, and of the environment that it tests.
 
     modules: environment modules to load first. Default: no module.
-    others: whether to try no module, then each MPI module of the site, after ``modules``.
+    others: whether to try no module, then each MPI module of the site, after ``modules``. Otherwise, MPI
+        modules are tried together with ``modules``, unless these have one.
     launcher: the launcher to try first. other_launchers: whether to try the rest too.
     patience_s: longest wait for the start of the job, which is then cancelled.
     python: path of the jobs' Python. Default: the first of the site's that jobs can use.
@@ -181,13 +180,32 @@ def proof_script(site: Site, placed: Placed, options: ProofOptions) -> bytes:
         first = "mpirun" if options.launcher is Launcher.MPIRUN else "pmix"
         launchers.sort(key=lambda name: name != first)
         launchers = launchers if options.other_launchers else [first]
-    mpi_modules = [name for name in site.modules if _MPI_MODULE.fullmatch(name)][:_MOST_MODULES]
-    others = ["", *mpi_modules] if options.others else []
-    variants = dict.fromkeys([" ".join(options.modules), *others])
+    chosen = " ".join(options.modules)
+    variants = [chosen]
+    if options.others:
+        variants = [chosen, "", *mpi_modules(site.modules)]
+    elif not any(map(_MPI_MODULE.fullmatch, options.modules)):
+        # The modules are for Python or Slurm.
+        variants = [chosen, *(f"{chosen} {name}" for name in mpi_modules(site.modules))]
+    variants = list(dict.fromkeys(variants))
     head = {"root": placed.folder, "slurm_path": site.slurm_path, "boot": BOOT}
     lines = ["#!/bin/bash", *(f"{name}={shlex.quote(value)}" for name, value in head.items())]
     lines += [f"launchers=({shlex.join(launchers)})", f"variants=({shlex.join(variants)})"]
     return "\n".join([*lines, _PROOF]).encode()
+
+
+def mpi_modules(modules: Iterable[str]) -> list[str]:
+    """Return the MPI modules to try: the newest version of each library first, then the second newest."""
+    libraries: dict[str, list[str]] = {}
+    for name in modules:
+        if match := _MPI_MODULE.fullmatch(name):
+            libraries.setdefault(match[2].lower(), []).append(name)
+
+    def version(name: str) -> tuple[int, ...]:
+        return _release(name.replace("x86_64", ""))
+
+    newest_first = (sorted(names, key=version, reverse=True) for names in libraries.values())
+    return [name for names in zip_longest(*newest_first) for name in names if name][:_MOST_MODULES]
 
 
 def read_facts(lines: Iterable[str]) -> Proof | Unproven:
@@ -213,7 +231,8 @@ def read_facts(lines: Iterable[str]) -> Proof | Unproven:
         return Unproven("python", "; ".join(f"{words[0]}: {words[2]}" for words in answers), nodes, trials)
     if trials:
         return Unproven("mpi", trials[-1].failure, nodes, trials)
-    return Unproven("ended", " ".join(word for words in rows.get("output", ()) for word in words), nodes)
+    output = " ".join(word for words in rows.get("output", ()) for word in words)
+    return Unproven("ended", output or "the job ended, and printed nothing", nodes)
 
 
 def _trials(

@@ -129,6 +129,10 @@ def site_facts(probed: Probed) -> Iterator[Fact]:
             limit += f", {format_duration(partition.default_time_s)} without --time"
         gpus = f", {partition.gpus}" if partition.gpus else ""
         size = f"{partition.node_count} node{'s'[: partition.node_count != 1]}"
+        if partition.state == "down":
+            size += ", but the partition is down: jobs wait"
+        elif partition.in_service is not None and partition.in_service < partition.node_count:
+            size += f", {partition.in_service or 'none'} in service"
         yield Fact(f"partition {partition.name}", f"{size}{limit}{gpus}", f"sinfo, {_TEST}")
     for attempt in probed.refused:
         yield Fact(f"partition {attempt.partition}", f"not for you: {attempt.answer}", _TEST)

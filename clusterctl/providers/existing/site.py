@@ -11,6 +11,13 @@ from clusterctl.errors import UsageError
 from clusterctl.state.workspace import Workspace, write_atomic
 
 _NAME: Final = "site.json"
+# Patterns of names of environment modules, for Python and for grep -E: modules with an MPI library that
+# programs of the wheel mpi4py can load, and of Python. Sites put folders before a name, and versions after.
+MPI_MODULE: Final = (
+    "(.*/)?(openmpi[0-9]*|ompi|hpcx|mpich|intel-?mpi|intel-oneapi-mpi|impi|mvapich2?|cray-mpich)([-/].*)?"
+)
+_PYTHON_MODULE: Final = "(.*/)?(python3?|anaconda3?|miniconda3?|miniforge3?)([-/].*)?"
+LISTED_MODULES: Final = f"^({MPI_MODULE}|{_PYTHON_MODULE})$"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +39,7 @@ class SitePartition:
     nodes: the names of its nodes as Slurm writes them, such as `gpu[01-40]`.
     gpus: the generic resources of its nodes, such as `gpu:a100:4`. Different nodes: separated by a comma.
     state: `up`, `down`, `drain` or `inact`. hidden: Slurm lists it only on request.
+    in_service: how many of its nodes Slurm would start a job on. None: unknown.
     """
 
     name: str
@@ -43,6 +51,7 @@ class SitePartition:
     state: str = "up"
     hidden: bool = False
     default_time_s: int | None = None
+    in_service: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +64,7 @@ class Site:
     pythons: path on the login node -> version, such as `3.11.2`.
     modules: environment modules of MPI and Python, by name.
     max_submit: how many jobs of the chosen account the user may have in the queue. None: no limit is known.
+    needs_time: whether Slurm refuses jobs without a time limit of their own.
     mpi_types: the values that `srun --mpi` accepts.
     internet: whether the login node reaches a package index.
     quotas: lines of `quota`. glibc, arch: of the login node, such as `2.36` and `x86_64`.
@@ -81,6 +91,7 @@ class Site:
     partitions: tuple[SitePartition, ...] = ()
     max_array: int = 1001
     max_submit: int | None = None
+    needs_time: bool = False
     mpi_types: tuple[str, ...] = ()
     internet: bool = False
     quotas: tuple[str, ...] = ()

@@ -17,9 +17,11 @@ from tests.support.wheels import a_wheel
 # The words of captures/slurm-22.05-no-accounting.txt.
 SINFO = """\
 case "$*" in
-'-h -o %R') printf '%s\\n' PARTITIONS ;;
-'-h -o %P') printf '%s\\n' PARTITIONS | sed '1s/$/DEFAULT/' ;;
-*-O*) for name in PARTITIONS; do echo "$name|30:00|10:00|1|fx1-c1|GRES|up|"; done ;;
+*-O*)
+    for name in PARTITIONS; do
+        echo "$name|30:00|10:00|1|fx1-c1|GRES|up|0/1/0/1|"
+    done | sed '1s/|/DEFAULT|/'
+    ;;
 esac
 """
 SBATCH = """\

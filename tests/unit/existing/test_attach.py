@@ -105,6 +105,23 @@ def test_attach_again_keeps_what_a_job_has_proven(commands: Commands, state: Pat
     assert "openmpi/4.1.4" in profile.read_text()
 
 
+def test_module_that_the_proof_adds_to_a_chosen_one_stays(
+    commands: Commands, state: Path, tmp_path: Path
+) -> None:
+    proven = tmp_path / "proven"
+    proven.write_text(PROVEN.read_text().replace("works\topenmpi/4.1.4", "works\tpython/3.13 openmpi/4.1.4"))
+    commands("short", proof=proven)
+    first = attached(modules=["python/3.13"])
+    # The queue is closed now.
+    commands("short")
+    for result in (first, attached(), attached(modules=["python/3.13"])):
+        settings = existing_cluster(result.spec.provider)
+        assert settings.modules == ("python/3.13", "openmpi/4.1.4")
+        assert load_site(result.workspace).chosen["modules"] == ["python/3.13"]
+        assert "openmpi/4.1.4" in (Path(result.placed.folder) / "job-profile.sh").read_text()
+    assert existing_cluster(attached(modules=["python/3.12"]).spec.provider).modules == ("python/3.12",)
+
+
 def test_attach_again_keeps_only_the_users_choices(commands: Commands, state: Path) -> None:
     commands("short", "gpuq", accounts=2, accepted="*--account=proj0*")
     attached(account="proj0")

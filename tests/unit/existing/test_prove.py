@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from clusterctl.packages.wheelhouse import NodePlatform
 from clusterctl.providers.existing.place import Placed
-from clusterctl.providers.existing.prove import Proof, ProofOptions, Unproven, proof_script, read_facts
+from clusterctl.providers.existing.prove import (
+    Proof,
+    ProofOptions,
+    Unproven,
+    mpi_modules,
+    proof_script,
+    read_facts,
+)
 from clusterctl.providers.existing.site import Site
 from clusterctl.spec.names import Launcher
 
@@ -139,3 +149,39 @@ def test_known_launcher_is_tried_first_and_a_chosen_one_alone(
 ) -> None:
     options = ProofOptions("short", launcher=launcher, other_launchers=others)
     assert f"launchers=({launchers})" in proof_script(SITE, PLACED, options).decode().splitlines()
+
+
+def variants(modules: tuple[str, ...], chosen: tuple[str, ...], *, others: bool) -> list[str]:
+    options = ProofOptions("short", modules=chosen, others=others)
+    script = proof_script(replace(SITE, modules=modules), PLACED, options).decode()
+    (line,) = re.findall(r"^variants=\((.*)\)$", script, re.MULTILINE)
+    return shlex.split(line)
+
+
+MODULES = ("mpi/openmpi-x86_64", "openmpi/5.0", "python/3.13")
+
+
+def test_chosen_python_module_does_not_end_the_search_for_mpi() -> None:
+    with_mpi = ["python/3.13", "python/3.13 openmpi/5.0", "python/3.13 mpi/openmpi-x86_64"]
+    assert variants(MODULES, ("python/3.13",), others=False) == with_mpi
+    assert variants(MODULES, ("slurm/24", "python/3.13"), others=False)[0] == "slurm/24 python/3.13"
+    # A chosen module of MPI, wherever the site keeps it, is the only one.
+    for chosen in ("openmpi/4.1", "mpi/openmpi/5.0", "impi"):
+        assert variants(MODULES, (chosen, "python/3.13"), others=False) == [f"{chosen} python/3.13"]
+    assert variants(MODULES, (), others=True) == ["", "openmpi/5.0", "mpi/openmpi-x86_64"]
+
+
+def test_newest_version_of_each_library_is_tried_first() -> None:
+    versions = [f"openmpi/{version}" for version in ("1.8", "2.1.6", "3.1.4", "4.0.7", "4.1.10", "4.1.9")]
+    names = ["impi/2019.9", "impi/2021.3", "mpich2/1", "gcc/12", *versions, "python/3.13"]
+    assert mpi_modules(names) == [
+        *("impi/2021.3", "openmpi/4.1.10"),
+        *("impi/2019.9", "openmpi/4.1.9"),
+        *("openmpi/4.0.7", "openmpi/3.1.4"),
+    ]
+
+
+def test_job_that_ends_without_a_word_has_a_reason() -> None:
+    outcome = read_facts([])
+    assert isinstance(outcome, Unproven)
+    assert outcome.why

@@ -262,12 +262,20 @@ def test_job_waits_for_all_parts_of_an_array(cluster, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("array", "account", "code"),
-    [("0-24", None, "too-many-tasks"), ("0-24", "other", None), ("0-1000", "other", "array-too-large")],
+    ("array", "options", "code"),
+    [
+        ("0-24", {}, "too-many-tasks"),
+        ("0-24", {"account": "mine"}, "too-many-tasks"),
+        ("0-24", {"account": "other"}, None),
+        ("0-24", {"qos": "long"}, None),
+        ("0-24", {"slurm": ("--qos=long",)}, None),
+        ("0-1000", {"account": "other"}, "array-too-large"),
+    ],
 )
-def test_array_above_the_limits_is_refused(cluster, tmp_path, array, account, code):
+def test_array_above_the_limits_is_refused(cluster, tmp_path, array, options, code):
+    """The limits are those of the account and the QOS that jobs get if they name none."""
     session = foreign(cluster, max_submit=20, account="mine")
-    submission = Submission([array_of(tmp_path, array, account=account)])
+    submission = Submission([array_of(tmp_path, array, **options)])
     if code is None:
         Preparer(lambda _: None).prepare(session, submission)
         return

@@ -40,3 +40,30 @@ def test_advice_on_accounts_depends_on_the_cluster():
     own = Asked(["--account=p"])
     assert "leave out --account" in own.fix(BY_LUA)
     assert KEPT not in own.fix(BY_LUA)
+
+
+# Words of Slurm and of job_submit plugins for a request without a time limit.
+NO_TIME = (
+    "Requested time limit is invalid (missing or exceeds some limit)",
+    "Time limit specification required, but not provided",
+    "please specify a time limit",
+    "You must set a walltime",
+    "jobs without --time are not allowed here",
+)
+
+
+@pytest.mark.parametrize("said", NO_TIME)
+def test_job_without_a_time_limit_is_told_to_pass_one(said):
+    fix = Asked(["--nodes=2", "--time-min=5"], is_foreign=True).fix(said)
+    assert fix.startswith("pass ")
+    assert "--time" in fix
+    for option in ("--time=100", "-t 100", "--time 1:00"):
+        assert Asked([option], is_foreign=True).fix(said).startswith("leave out --time")
+
+
+@pytest.mark.parametrize(("options", "is_array"), [(["--array=0-7"], True), (["--nodes=2"], False)])
+def test_array_above_a_limit_of_jobs_is_told_to_be_smaller(options, is_array):
+    """It is refused also if the queue has no other job of the user."""
+    fix = Asked(options, is_foreign=True).fix(f"QOSMaxSubmitJobPerUserLimit; {POLICY}")
+    assert ("fewer tasks" in fix) is is_array
+    assert "--qos" in fix
