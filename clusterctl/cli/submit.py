@@ -82,8 +82,8 @@ JOB_FLAGS: Final[Mapping[str, Any]] = {
     "array": flag(str, "Submit a job array, such as 1-10%2.", "--array", "-a"),
     "sweep": flag(
         list[str],
-        "Run one task per value of a program option. Repeat it for all combinations.",
-        metavar="KEY=V,V|A..B",
+        "Run one task per value of a program option, or per line of a table. Repeat it for all combinations.",
+        metavar="KEY=V,V|A..B|FILE.csv",
     ),
     "scaling": flag(
         str,

@@ -25,7 +25,7 @@ from clusterctl.spec.base import (
 from clusterctl.spec.common import SlurmName
 from clusterctl.spec.names import MAX_COUNT, Launcher
 from clusterctl.spec.sbatch import requests_of
-from clusterctl.spec.sweep import Scaling, Sweep, as_grid
+from clusterctl.spec.sweep import Scaling, Sweep, as_sweep
 from clusterctl.spec.units import shown
 
 _VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -204,7 +204,7 @@ class JobOptions(Model):
         None, description="features that the nodes must have"
     )
     array: Array | None = Field(None, description="indices of a job array")
-    sweep: Annotated[Sweep, BeforeValidator(as_grid)] | None = Field(
+    sweep: Annotated[Sweep, BeforeValidator(as_sweep)] | None = Field(
         None, description="a job array whose tasks differ in options of the program"
     )
     scaling: Scaling | None = Field(

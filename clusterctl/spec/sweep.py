@@ -12,13 +12,21 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Annotated, Any, Final, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
 
 from clusterctl.errors import BadValueError
-from clusterctl.spec.base import UNKNOWN, Model, Toggle
+from clusterctl.spec.base import UNKNOWN, Model, Toggle, folder_of
 from clusterctl.spec.job import sweep_arguments
 from clusterctl.spec.metrics import Goal, goal_of
 from clusterctl.spec.names import MAX_ARRAY_SIZE, MAX_COUNT
+from clusterctl.spec.table import is_table, read_table
 from clusterctl.spec.units import shown
 
 MAX_TASKS: Final = MAX_ARRAY_SIZE - 1
@@ -27,6 +35,7 @@ _OPTION: Final = re.compile(r"[A-Za-z][\w.-]{0,63}")
 _KEY: Final = re.compile(r"\+{0,2}[A-Za-z][\w./@-]{0,63}")
 _PAIR: Final = re.compile(r"[+~]{0,2}[A-Za-z][\w./@-]*=.*", re.DOTALL)
 _RANGE: Final = re.compile(r"(log\s+)?(\S+?)\.\.(\S+)")
+_NUMBERS: Final = re.compile(r"(?:log\s+)?[+-]?\.?\d\S*\.\.[+-]?\.?\d\S*")
 _MAX_REPEATS: Final = 100
 
 # The values of a task, by key.
@@ -56,7 +65,8 @@ def _texts(value: object) -> object:
     texts: list[str] = []
     for entry in values:
         if not isinstance(entry, str):
-            raise BadValueError("sweep-value", f"{shown(entry)} is not a text, number or boolean")
+            advice = ": write it in quotes, such as '[64,64]'" if isinstance(entry, list | dict) else ""
+            raise BadValueError("sweep-value", f"{shown(entry)} is not a text, number or boolean{advice}")
         match = _RANGE.fullmatch(entry)
         texts += _whole_numbers(entry, match) if match else [entry]
     return tuple(texts)
@@ -66,10 +76,14 @@ def _whole_numbers(text: str, match: re.Match[str]) -> list[str]:
     try:
         first, last = int(match[2]), int(match[3])
     except ValueError:
-        return [text]
+        if not _NUMBERS.fullmatch(text):
+            return [text]
+        first, last = 0, -1
     if match[1] or not 0 <= last - first < MAX_TASKS:
         raise BadValueError(
-            "sweep-range", f"{shown(text)} is not a range of up to {MAX_TASKS} whole numbers, such as 0..2"
+            "sweep-range",
+            f"{shown(text)} is not a range of up to {MAX_TASKS} whole numbers, such as 0..2; "
+            "only `random` of a job file has other ranges",
         )
     return [str(number) for number in range(first, last + 1)]
 
@@ -90,33 +104,105 @@ def _drawn_from(value: object) -> object:
     )
 
 
-def as_grid(value: object) -> object:
-    """Turn flags such as ``["lr=1e-4,3e-4"]`` into ``{"grid": {"lr": ["1e-4", "3e-4"]}}``.
+def as_sweep(value: object) -> object:
+    """Turn flags into a sweep: ``["lr=1e-4,3e-4"]`` into ``{"grid": {"lr": ["1e-4", "3e-4"]}}``.
 
-    The flags may also be the grid of a sweep with more keys, such as ``metric``.
+    The flags may also be the grid of a sweep with more keys, such as ``metric``. A name such as params.csv is
+    a table with combinations of values.
     """
     if isinstance(value, list | tuple):
-        return {"grid": _grid_of(value)}
+        return _values_of(value)
     if isinstance(value, Mapping) and isinstance(flags := value.get("grid"), list | tuple):
-        return {**value, "grid": _grid_of(flags)}
+        more = {key: entry for key, entry in value.items() if key != "grid"}
+        return {**more, **_values_of(flags)}
     return value
 
 
-def _grid_of(flags: Sequence[object]) -> dict[str, list[str]]:
+def _values_of(flags: Sequence[object]) -> dict[str, object]:
     grid: dict[str, list[str]] = {}
-    for entry in flags:
-        name, equals, texts = str(entry).partition("=")
-        if not equals or not texts:
-            raise BadValueError("sweep-entry", f"{shown(entry)} does not have the form KEY=V,V or KEY=0..2")
-        if name in grid:
+    tables: list[str] = []
+    for entry in map(str, flags):
+        name, equals, texts = entry.partition("=")
+        if is_table(entry):
+            tables.append(entry)
+        elif not equals or not texts:
+            problem = "does not have the form KEY=V,V or KEY=0..2, and is no table such as params.csv"
+            raise BadValueError("sweep-entry", f"{shown(entry)} {problem}")
+        elif name in grid:
             raise BadValueError("option-twice", f"{shown(name)} is given twice; join the values in one list")
-        grid[name] = texts.split(",")
-    return grid
+        else:
+            grid[name] = _split_values(name, texts)
+    if len(tables) > 1:
+        raise BadValueError("tables-twice", f"{' and '.join(tables)}: join the tables in one file")
+    return {**({"grid": grid} if grid else {}), **({"list": tables[0]} if tables else {})}
+
+
+_BRACKETS: Final = {"[": "]", "(": ")", "{": "}"}
+
+
+def _split_values(name: str, text: str) -> list[str]:
+    """Split a text at its commas, but not at those in brackets or quotes, as in ``[64,64],[128]``.
+
+    Raises BadValueError if the text has commas, and a bracket or a quote that is not closed.
+    """
+    values, start = [], 0
+    # What closes the brackets and the quote that are open.
+    closing: list[str] = []
+    for at, letter in enumerate(text):
+        before = text[start:at][-1:]
+        if closing and closing[-1] in "'\"":
+            if letter == closing[-1] and before != "\\":
+                closing.pop()
+        elif letter in "'\"" and (not before or before in "[({,:= "):
+            closing.append(letter)
+        elif letter in _BRACKETS:
+            closing.append(_BRACKETS[letter])
+        elif letter in _BRACKETS.values():
+            if [letter] != closing[-1:]:
+                closing = [letter]
+                break
+            closing.pop()
+        elif letter == "," and not closing:
+            values.append(text[start:at])
+            start = at + 1
+    if closing and "," in text:
+        raise BadValueError(
+            "sweep-brackets",
+            f"{shown(text)} has a bracket or quote without its counterpart, so that its commas may be "
+            f"parts of values: write them in a job file, `sweep: {{grid: {{{name}: ['V', 'V']}}}}`",
+        )
+    return [*values, text[start:]]
+
+
+def _rows(value: object, info: ValidationInfo) -> object:
+    """Read a table, if the value names a file."""
+    if not isinstance(value, str):
+        return value
+    path = folder_of(info) / value
+    rows = read_table(path)
+    for name in dict.fromkeys(name for row in rows for name in row):
+        try:
+            _key(name)
+        except BadValueError as exc:
+            raise BadValueError(exc.code, f"{path}, line 1: {exc}") from exc
+    return rows
 
 
 _TEXT: Final = {"type": ["string", "number", "boolean"]}
 Key = Annotated[str, AfterValidator(_key)]
 _Fixed = Annotated[Mapping[Key, str], WithJsonSchema({"type": "object", "additionalProperties": _TEXT})]
+_Cases = Annotated[
+    tuple[_Fixed, ...],
+    BeforeValidator(_rows),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "object", "additionalProperties": _TEXT}},
+            ]
+        }
+    ),
+]
 _Several = Annotated[
     tuple[str, ...],
     BeforeValidator(_texts),
@@ -138,7 +224,13 @@ class Sweep(Model):
         description="every combination of these values; 0..2 is 0, 1, 2",
         examples=[{"lr": ["1e-4", "1e-3"]}],
     )
-    cases: tuple[_Fixed, ...] = Field((), alias="list", description="these combinations of values")
+    cases: _Cases = Field(
+        (),
+        alias="list",
+        description="these combinations of values, or the name of a table with them: a CSV file whose "
+        "first line has the keys",
+        examples=[[{"lr": "1e-4", "width": "64"}], "params.csv"],
+    )
     random: Mapping[Key, _Random] = Field(
         {},
         description="values to draw for each trial: from a list, or from a range of whole numbers, a uniform "

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from clusterctl.errors import BadValueError, UsageError
 from clusterctl.jobs.submission import read_jobs
 from clusterctl.spec.job import sweep_arguments
-from clusterctl.spec.sweep import Form, Sweep, as_grid
+from clusterctl.spec.job_options import job_options
+from clusterctl.spec.sweep import Form, Sweep, as_sweep
 from tests.support.messages import refused
 
 
@@ -89,10 +90,55 @@ def test_what_is_no_sweep(said: dict[str, Any]) -> None:
 
 
 def test_flags_are_a_grid() -> None:
-    assert as_grid(["lr=1e-4,3e-4", "name=a=b"]) == {"grid": {"lr": ["1e-4", "3e-4"], "name": ["a=b"]}}
+    assert as_sweep(["lr=1e-4,3e-4", "name=a=b"]) == {"grid": {"lr": ["1e-4", "3e-4"], "name": ["a=b"]}}
     for wrong, code in {"lr": "sweep-entry", "lr=": "sweep-entry", "lr=1 lr=2": "option-twice"}.items():
         with refused(code, BadValueError, "'lr"):
-            as_grid(wrong.split())
+            as_sweep(wrong.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("[64,64],[128]", ["[64,64]", "[128]"]),
+        ("[[1,2],[3]],[[4]]", ["[[1,2],[3]]", "[[4]]"]),
+        ("(0.9,0.999),(0.8,0.99)", ["(0.9,0.999)", "(0.8,0.99)"]),
+        ("{a: 1, b: [2,3]},{}", ["{a: 1, b: [2,3]}", "{}"]),
+        ("'a,b',c", ["'a,b'", "c"]),
+        ('["a,]","b"],"x\\",y"', ['["a,]","b"]', '"x\\",y"']),
+        ("choice(1,2),3", ["choice(1,2)", "3"]),
+        ("it's,that's", ["it's", "that's"]),
+        ("a=b,c=[d,e]", ["a=b", "c=[d,e]"]),
+        ("-x,--y,-1e-3", ["-x", "--y", "-1e-3"]),
+        ("[", ["["]),
+        (",a b,", ["", "a b", ""]),
+    ],
+)
+def test_flags_are_split_at_commas_outside_brackets_and_quotes(text: str, values: list[str]) -> None:
+    assert as_sweep([f"x={text}"]) == {"grid": {"x": values}}
+
+
+@pytest.mark.parametrize("text", ["[0,1),[1,2)", "a(,b", "a,b)", "'a,b", '["a,b]', "{a,(b},c)", ":),;)"])
+def test_flag_with_a_bracket_that_is_not_closed_is_refused(text: str) -> None:
+    with refused("sweep-brackets", BadValueError, "grid: {x:"):
+        as_sweep([f"x={text}"])
+    assert tasks(grid={"x": [text]}) == [{"x": text}]
+
+
+@pytest.mark.parametrize("text", ["0.1..0.5", "1e-5..1e-2", "log 1..8", "0..10:2", "0..9..3", "-1.5..1.5"])
+def test_range_of_other_than_whole_numbers_is_refused_in_a_grid(text: str) -> None:
+    with refused("sweep-range", UsageError):
+        job_options({"sweep": [f"x={text}"]})
+    assert tasks(list=[{"x": text}]) == [{"x": text}]
+
+
+@pytest.mark.parametrize("text", ["v1..v2", "main..dev", "../a..b", "..", "1...", "a..3"])
+def test_text_with_two_dots_is_a_value(text: str) -> None:
+    assert tasks(grid={"x": text}) == [{"x": text}]
+
+
+def test_two_tables_are_refused() -> None:
+    with refused("tables-twice", BadValueError):
+        as_sweep(["a.csv", "b.csv"])
 
 
 def test_values_are_options_and_switches() -> None:
