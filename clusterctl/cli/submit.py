@@ -74,7 +74,10 @@ JOB_FLAGS: Final[Mapping[str, Any]] = {
     "gpus": flag(int, "GPUs per node. Default: 0; for bundled jobs except probe and export: all."),
     "mem": flag(str, "Memory per node, such as 4GiB."),
     "time": flag(str, "Time limit, such as 30m or 1:30:00."),
-    "name": flag(str, "Job name. Default: the name of the bundled job or the script."),
+    "name": flag(
+        str,
+        "Job name. Default: that in the script's #SBATCH lines, or the name of the script or bundled job.",
+    ),
     "partition": flag(str, "Partition. Default: the first.", "--partition", "-p", tab=partitions),
     "account": flag(str, "Slurm account.", "--account", "-A"),
     "qos": flag(str, "Quality of service.", "--qos", "-q"),

@@ -232,6 +232,9 @@ class Preparer:
         jobs = [with_launcher(with_gpus(facts, job), has_pmix=facts.pmix) for job in restarted]
         jobs = [with_account(facts, job) for job in jobs]
         reject_invalid_arguments(jobs, submission.model, ledger)
+        read = [(own, job) for job in jobs if (own := UserScript.of(job)) is not None]
+        for note in dict.fromkeys(note for own, job in read for note in own.notes(job)):
+            self.note(f"note: {note}")
         for job in jobs:
             _reject_excluded_nodes(facts, job)
             _reject_large_array(facts, job)

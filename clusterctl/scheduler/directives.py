@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+import tokenize
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
@@ -12,14 +13,27 @@ from typing import Final
 
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.slurm_parse import expand_nodes
-from clusterctl.spec.job import JobSpec
-from clusterctl.spec.sbatch import Request, quoted, requests, requests_of, split_words
+from clusterctl.spec.job import JobSpec, safe_name
+from clusterctl.spec.sbatch import (
+    MARK,
+    Request,
+    directive_lines,
+    quoted,
+    requests,
+    requests_of,
+    split_words,
+)
 
-_MARK: Final = "#SBATCH"
 _HETEROGENEOUS: Final = re.compile(r"#SBATCH\s+(hetjob|packjob)\b")
 # Together they are the number of tasks.
 _SHAPE: Final = frozenset({"nodes", "tasks_per_node"})
 _SETS_SHAPE: Final = frozenset({"nodes", "ntasks-per-node", "tasks-per-node"})
+# What matters for finding comments in a shell script: escapes, quotes, here-documents, comments.
+_SHELL_PART: Final = re.compile(
+    r"""\\.|'|"|(?<!<)<<-?[ \t]*(?P<end>\\?\w+|'[^']*'|"[^"]*")|(?<![^\s;&|(])\#.*"""
+)
+_NAMES: Final = "a name has letters, digits, dots, dashes and underscores"
+_QUOTED: Final = {"'": re.compile("'"), '"': re.compile(r"""\\.|\"""")}
 # Options without an effect on jobs without GPUs.
 _OF_GPUS: Final = frozenset({"--gpu-bind", "--gpu-freq"})
 
@@ -29,37 +43,67 @@ class Directives:
     """The #SBATCH lines of a script.
 
     script: the file's name. lines: the lines, verbatim. requests: the options in them.
+    late: numbers of the #SBATCH lines after the first command, which sbatch ignores.
     """
 
     script: str
     lines: tuple[str, ...] = ()
     requests: tuple[Request, ...] = ()
+    late: tuple[int, ...] = ()
 
     @classmethod
-    def read(cls, path: Path, lines: Sequence[str]) -> Directives:
+    def read(cls, path: Path, lines: Sequence[str], *, is_python: bool = False) -> Directives:
         """Read the #SBATCH lines before a script's first command, as sbatch does.
+
+        is_python: whether the script is a Python program rather than a shell script.
 
         Raises:
             UsageError: the script asks for a heterogeneous job, or a line can't be read.
         """
-        texts: dict[int, str] = {}
-        for number, line in enumerate(lines, start=1):
-            if line.strip() and not line.lstrip().startswith("#"):
-                break
+        texts = dict(directive_lines(lines))
+        for line in texts.values():
             if _HETEROGENEOUS.match(line):
                 raise UsageError(
                     f"the script {path} asks for a heterogeneous job, which clusterctl can't submit",
                     code="heterogeneous-job",
                     fix="submit the script with `sbatch` on the cluster (`clusterctl ssh`)",
                 )
-            if line.startswith(_MARK):
-                texts[number] = line.encode(errors="surrogateescape").decode(errors="replace")
+        late = tuple(number for number in _comments(lines, is_python=is_python) if number not in texts)
         words = [(number, word) for number, line in texts.items() for word in _words(path, number, line)]
-        return cls(path.name, tuple(texts.values()), tuple(requests(words)))
+        return cls(path.name, tuple(texts.values()), tuple(requests(words)), late)
 
     def last(self, name: str) -> Request | None:
         """Return the last option with this name, which is the option that sbatch uses."""
         return next((r for r in reversed(self.requests) if r.option and r.option.name == name), None)
+
+    def notes(self, job: JobSpec) -> Iterator[str]:
+        """Yield a line for each thing that the script's #SBATCH lines ask for in vain."""
+        ignored: dict[str, list[Request]] = {}
+        for request in self.requests:
+            if request.option and request.option.instead:
+                ignored.setdefault(request.option.instead, []).append(request)
+        for instead, options in ignored.items():
+            names = " and ".join(dict.fromkeys(request.own_name for request in options))
+            has = "has" if len({request.own_name for request in options}) == 1 else "have"
+            yield f"{self._place(request.line for request in options)}: {names} {has} no effect: {instead}"
+        named = self.last("job-name")
+        if named and named.value != job.name == safe_name(named.value or ""):
+            yield f"{self._place([named.line])}: the job is called {job.name}: {_NAMES}"
+        export = self.last("export")
+        if export and export.without(self._replaced(job)):
+            words = set((export.value or "").split(",")) - {"ALL", "NONE", "NIL", ""} - job.env.keys()
+            for variable in sorted(word for word in words if "=" not in word):
+                passes = f"--export={variable} passes the variable of your account on the cluster"
+                yield f"{self._place([export.line])}: {passes}; `submit --env {variable}` passes yours"
+        if self.late:
+            problem = "#SBATCH after the first command has no effect: move it to the top of the script"
+            yield f"{self._place(self.late)}: {problem}"
+
+    def _place(self, lines: Iterable[int]) -> str:
+        """Return the script's name and these numbers of lines."""
+        numbers = sorted(set(lines))
+        head = "line" if len(numbers) == 1 else "lines"
+        return f"{self.script}, {head} {', '.join(map(str, numbers))}"
 
     def without_replaced(self, job: JobSpec) -> tuple[str, ...]:
         """Return the lines without the options that speak of a quantity which the job's flags set.
@@ -77,7 +121,7 @@ class Directives:
         if kept == list(self.requests):
             return self.lines
         lines = (group for _, group in groupby(kept, key=lambda request: request.line))
-        return tuple(f"{_MARK} {' '.join(quoted(str(request)) for request in line)}" for line in lines)
+        return tuple(f"{MARK} {' '.join(quoted(str(request)) for request in line)}" for line in lines)
 
     def _replaced(self, job: JobSpec) -> frozenset[str]:
         """Return the quantities that the job's flags set."""
@@ -88,6 +132,46 @@ class Directives:
         if given & _SHAPE and given | shape >= _SHAPE:
             given.add("tasks")
         return frozenset(given | (_OF_GPUS if "gpus" in given and not job.gpus else set()))
+
+
+def _comments(lines: Sequence[str], *, is_python: bool) -> Iterator[int]:
+    """Yield the numbers of the lines that are comments and begin with #SBATCH.
+
+    A script may contain other scripts as texts, with #SBATCH lines that are not its own.
+    """
+    if not any(line.startswith(MARK) for line in lines):
+        return
+    if not is_python:
+        yield from _comments_of_shell(lines)
+        return
+    readline = (f"{line}\n" for line in lines).__next__
+    with suppress(tokenize.TokenError, SyntaxError, ValueError):
+        for token in tokenize.generate_tokens(readline):
+            if token.type == tokenize.COMMENT and token.line.startswith(MARK):
+                yield token.start[0]
+
+
+def _comments_of_shell(lines: Sequence[str]) -> Iterator[int]:
+    # The quote that is open, and the words that end the here-documents that are open.
+    quote = ""
+    ends: list[str] = []
+    for number, line in enumerate(lines, start=1):
+        if ends:
+            if line.strip("\t") == ends[0]:
+                del ends[0]
+            continue
+        if not quote and line.startswith(MARK):
+            yield number
+        at = 0
+        while part := (_QUOTED[quote] if quote else _SHELL_PART).search(line, at):
+            at = part.end()
+            text = part[0]
+            if text in {"'", '"'}:
+                quote = "" if quote else text
+            elif not quote and text[0] == "#":
+                break
+            elif not quote and part["end"]:
+                ends.append(part["end"].strip("'\"\\"))
 
 
 def _contradiction(job: JobSpec, request: Request) -> tuple[str, str] | None:
@@ -122,7 +206,7 @@ def _count_nodes(names: str) -> int:
 
 def _words(path: Path, number: int, line: str) -> Iterator[str]:
     try:
-        yield from split_words(line.removeprefix(_MARK))
+        yield from split_words(line.removeprefix(MARK))
     except ValueError as exc:
         raise UsageError(
             f"line {number} of {path.name} can't be read: {exc}",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import codecs
+import re
 import shlex
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from clusterctl.spec.job import JobSpec
     from clusterctl.state.facts import ClusterFacts, PartitionFacts
 
+_ASKS_SLURM: Final = re.compile(r"[^#]*\bscontrol\b.*\bshow\b.*\bjob")
+_COMMAND: Final = re.compile(r"[^#]*\bCommand\b")
 MAX_BYTES: Final = 4 << 20  # Slurm's max_script_size
 
 
@@ -26,12 +30,15 @@ class UserScript:
     """A script of the user: a Python program, started once per rank, or a shell script, started once.
 
     interpreter: command that runs the script. directives: the script's #SBATCH lines.
+    asks_for_command: number of the line in which the script looks for its file by `scontrol show job`.
+        0: it does not.
     """
 
     name: str
     interpreter: tuple[str, ...]
     directives: Directives
     is_python: bool
+    asks_for_command: int = 0
 
     @classmethod
     def of(cls, job: JobSpec) -> UserScript | None:
@@ -57,7 +64,19 @@ class UserScript:
         shebang = lines[0].removeprefix("#!") if lines and lines[0].startswith("#!") else "/bin/bash"
         # The kernel splits off at most one argument.
         interpreter = tuple(shebang.split(maxsplit=1))
-        return cls(path.name, interpreter, Directives.read(path, lines), is_python(path))
+        python = is_python(path)
+        directives = Directives.read(path, lines, is_python=python)
+        asking = [number for number, line in enumerate(lines, start=1) if _ASKS_SLURM.match(line)]
+        wants_command = any(map(_COMMAND.match, lines))
+        asks_for_command = asking[0] if asking and wants_command else 0
+        return cls(path.name, interpreter, directives, python, asks_for_command)
+
+    def notes(self, job: JobSpec) -> Iterator[str]:
+        """Yield a line for each thing that the script asks of Slurm in vain."""
+        yield from self.directives.notes(job)
+        if self.asks_for_command:
+            problem = "`scontrol show job` names clusterctl's job.sbatch, which is not in the script's folder"
+            yield f'{self.name}, line {self.asks_for_command}: {problem}: use `dirname "$0"`'
 
 
 def _reject_unusable(path: Path, content: bytes) -> None:

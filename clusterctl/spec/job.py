@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from clusterctl.errors import BadValueError, UsageError, excluded
 from clusterctl.spec.names import MAX_COUNT, Launcher, did_you_mean
-from clusterctl.spec.sbatch import requests_of
+from clusterctl.spec.sbatch import name_in, requests_of
 from clusterctl.spec.units import (
     format_duration,
     format_size,
@@ -230,6 +230,8 @@ NOT_RESUMED: Final = frozenset("bundled args array sweep scaling after from_run"
 # A replay also leaves these out: clusterctl computes them again, or the user gives them.
 NOT_REPLAYED: Final = NOT_RESUMED.union("container env folder requirements tag note".split())
 _SHEBANG: Final = re.compile(rb"#!\s*(?:/\S*/)?(?:env\s+(?:-S\s+)?)?(?:/\S*/)?([A-Za-z]+)[0-9.]*\b")
+# The #SBATCH lines of a script are in its first bytes.
+_HEAD_BYTES: Final = 64 << 10
 # Before the name of a module, as in `-m pkg.train`.
 MODULE_FLAG: Final = "-m "
 _NO_TARGET: Final = f"no such file exists, and the bundled jobs are {', '.join(BUNDLED_JOBS)}"
@@ -396,9 +398,16 @@ def _suggestion(target: str, folder: Path) -> str:
     return did_you_mean(path.name, similar) or "name a bundled job, or the path of a script"
 
 
-def safe_name(script: str) -> str:
-    """Turn a file name into a job name: ``my job.sh`` is ``my-job``."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(script).stem).strip("-._")[:64] or "job"
+def safe_name(text: str) -> str:
+    """Turn a text into the name of a job: ``my job`` into ``my-job``."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:64] or "job"
+
+
+def _head(script: Path) -> list[str]:
+    """Return the first lines of a script, which have its #SBATCH lines."""
+    with suppress(OSError), script.open("rb") as file:
+        return file.read(_HEAD_BYTES).decode(errors="surrogateescape").split("\n")
+    return []
 
 
 def job_spec(target: str, flags: Mapping[str, object]) -> JobSpec:
@@ -463,7 +472,9 @@ def job_of(target: str, options: Mapping[str, Any], *, folder: Path) -> JobSpec:
     reject_quantities_twice(options)
     bundled, script = named_job(target, folder)
     module = target.removeprefix(MODULE_FLAG).strip() if target.startswith(MODULE_FLAG) else None
-    name = safe_name(module.rpartition(".")[2] if module else target)
+    name = safe_name(module.rpartition(".")[2] if module else Path(target).stem)
+    if script is not None and (own_name := name_in(_head(script))):
+        name = safe_name(own_name)
     job = JobSpec(name=bundled or name, bundled=bundled, script=script)
     job = job.model_copy(update={"module": module}) if module else job
     chosen = {field: value for field, value in options.items() if field != "name" or value is not None}

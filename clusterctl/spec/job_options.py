@@ -186,7 +186,9 @@ Hang = Annotated[str, PATTERNS["hang"]]
 class JobOptions(Model):
     """The options of a job. Each field has the name of its flag. ``None``: Slurm's default applies."""
 
-    name: JobName | None = Field(None, description="the job's name; default: that of its program or script")
+    name: JobName | None = Field(
+        None, description="the job's name; default: that in the script's #SBATCH lines, or of its program"
+    )
     args: tuple[Argument, ...] = Field((), description="arguments of the program")
     nodes: Count = Field(1, description="number of nodes")
     tasks_per_node: Count = Field(1, description="ranks on each node")

@@ -13,6 +13,8 @@ from clusterctl.errors import BadValueError
 from clusterctl.spec.names import DATA, did_you_mean
 from clusterctl.spec.units import shown
 
+# The start of a line of a script with options of sbatch.
+MARK: Final = "#SBATCH"
 # Clusterctl must know the values of these quantities, so --slurm can't set them.
 _KNOWN: Final = frozenset("name nodes tasks tasks_per_node gpus time partition array signal requeue".split())
 # Options that only salloc has.
@@ -33,6 +35,7 @@ class SbatchOption:
     value: str = "required"
     sets: str = ""
     use: str = ""
+    instead: str = ""
     salloc: bool = True
 
 
@@ -109,6 +112,27 @@ def sbatch_option(word: str) -> SbatchOption | None:
     name = word[2:].partition("=")[0]
     near = [option for option in options.values() if name and option.name.startswith(name)]
     return options.get(name) or (near[0] if len(near) == 1 else None)
+
+
+def directive_lines(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """Yield (number, line) for each #SBATCH line before a script's first command, as sbatch finds them."""
+    for number, line in enumerate(lines, start=1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            return
+        if line.startswith(MARK):
+            yield number, line.encode(errors="surrogateescape").decode(errors="replace")
+
+
+def name_in(lines: Iterable[str]) -> str | None:
+    """Return the job's name in the #SBATCH lines of a script. None: they set no name, or can't be read."""
+    words: list[tuple[int, str]] = []
+    for number, line in directive_lines(lines):
+        try:
+            words += [(number, word) for word in split_words(line.removeprefix(MARK))]
+        except ValueError:
+            return None
+    names = [request.value for request in requests(words) if request.own_name == "--job-name"]
+    return names[-1] if names else None
 
 
 def split_words(text: str) -> list[str]:

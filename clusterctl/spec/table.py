@@ -29,16 +29,7 @@ def read_table(path: Path) -> list[dict[str, str]]:
     Raises:
         BadValueError: the file can't be read, or a line is wrong; the message names the line.
     """
-    text = _text_of(path)
-    names_line = text.partition("\n")[0]
-    separators = [each for each in "\t;" if each in names_line and "," not in names_line]
-    lines = csv.reader(
-        io.StringIO(text, newline=""),
-        delimiter=separators[0] if separators else ",",
-        skipinitialspace=True,
-        strict=True,
-    )
-    rows = [(number, cells) for number, cells in _numbered(path, lines) if any(cells)]
+    rows = [(number, cells) for number, cells in _lines(path) if any(cells)]
     if not rows:
         raise _wrong(path, 1, "there are no values")
     names = _names_of(path, *rows[0])
@@ -71,8 +62,17 @@ def _text_of(path: Path) -> str:
         raise BadValueError("table-unreadable", f"{path} can't be read: {reason}") from exc
 
 
-def _numbered(path: Path, lines: Iterator[list[str]]) -> Iterator[tuple[int, list[str]]]:
+def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield (number of the row's last line, values) for each row."""
+    text = _text_of(path)
+    names_line = text.partition("\n")[0]
+    separators = [each for each in "\t;" if each in names_line and "," not in names_line]
+    lines = csv.reader(
+        io.StringIO(text, newline=""),
+        delimiter=separators[0] if separators else ",",
+        skipinitialspace=True,
+        strict=True,
+    )
     while True:
         try:
             cells = next(lines, None)

@@ -129,6 +129,16 @@ def test_container_is_refused_if_no_node_can_run_it(
     preparer.prepare(replace(session, nodes=nodes), Submission([elsewhere]))
 
 
+def test_lines_without_an_effect_are_noted_once_before_the_submission(session, job):
+    script = job.script.with_name("own.sh")
+    script.write_text("#!/bin/bash\n#SBATCH --nodes=1 --output=logs/%x.out\ntrue\n#SBATCH --time=5\n")
+    notes = []
+    jobs = [JobSpec(name=name, script=script) for name in "ab"]
+    Preparer(notes.append).prepare(session, Submission(jobs))
+    assert [note for note in notes if "own.sh, line 2" in note and "--output" in note] == notes[:1]
+    assert [note for note in notes if "own.sh, line 4" in note] == notes[1:2]
+
+
 def test_job_waits_only_for_jobs_that_have_not_ended(session, cluster, job):
     """Slurm forgets a job some minutes after its end, and then refuses it as a dependency."""
     preparer = Preparer(lambda _: None)

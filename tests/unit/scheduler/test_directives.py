@@ -10,7 +10,8 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.directives import Directives
-from clusterctl.spec.job import JobSpec
+from clusterctl.scheduler.user_script import UserScript
+from clusterctl.spec.job import JobSpec, job_spec
 from clusterctl.spec.job_file import jobs_of_file
 from tests.support.messages import refused
 from tests.support.played.batch import rendered, user_script
@@ -98,6 +99,79 @@ def test_keys_of_a_job_file_replace_options_too(tmp_path: Path) -> None:
         "--hold",
     ]
     assert found == [f"#SBATCH {option}" for option in expected]
+
+
+# Scripts, and texts of the notes about them. The first ones are inputs of users.
+NOTES: list[tuple[str, dict[str, Any], list[tuple[str, ...]]]] = [
+    (
+        "#SBATCH --job-name=heat --output=results/%j.out\n#SBATCH -e r/%j.err\n#SBATCH --chdir=/tmp",
+        {},
+        [("lines 2, 3:", "--output and --error", "clusterctl logs"), ("line 4:", "--chdir", "cd")],
+    ),
+    ("set -euo pipefail\n#SBATCH --nodes=2\n#SBATCH --time=2", {}, [("lines 3, 4:", "first command")]),
+    ('me=$(scontrol show job "$SLURM_JOB_ID" | awk -F= "/Command=/")', {}, [("line 2:", '"$0"')]),
+    # Each option once, wherever it is; options that clusterctl honours have no note.
+    ("#SBATCH -o a\n#SBATCH -o b -o c --open-mode=append", {}, [("lines 2, 3:", "--output and --open-mode")]),
+    ("#SBATCH --comment='for the paper'", {}, [("line 2:", "--comment", "--note")]),
+    ("#SBATCH -J x -N2 -t5 --mem=1G --requeue --nice --mail-user=a@b -d singleton --parsable", {}, []),
+    ("#SBATCH -J 'Big sim/1'", {}, [("line 2:", "Big-sim-1")]),
+    ("#SBATCH -J 'Big sim'", {"name": "big"}, []),
+    ("#SBATCH --export=ALL,SEED,A=1,PATH", {"env": {"PATH2": ""}}, [("line 2:", "PATH"), ("SEED",)]),
+    ("#SBATCH --export=SEED", {"env": ["SEED=1"]}, []),
+    ("#SBATCH --export=SEED", {"slurm": ["--export=NONE"]}, []),
+    ("#SBATCH --export=NONE", {}, []),
+    # Lines that are not the script's own.
+    ("cat >w.sh <<EOF\n#!/bin/bash\n#SBATCH --nodes=2\nEOF\nsbatch w.sh", {}, []),
+    ("cat <<-'E O' >w\n#SBATCH -N2\n\tE O\n#SBATCH -N3", {}, [("line 5:",)]),
+    ("# don't\necho \"#!/bin/bash\n#SBATCH -N2\" >w\necho it\\'s\n#SBATCH -N4", {}, [("line 6:",)]),
+    ("grep x <<<'y'\n#SBATCH -N4", {}, [("line 3:",)]),
+    ("# SBATCH -N2\n##SBATCH -N3\ntrue\n# #SBATCH -N4\necho '#SBATCH'", {}, []),
+    ("scontrol show job $SLURM_JOB_ID\n# scontrol show job: Command", {}, []),
+]
+
+
+@pytest.mark.parametrize(("text", "flags", "expected"), NOTES)
+def test_lines_without_an_effect_have_a_note(
+    tmp_path: Path, text: str, flags: dict[str, Any], expected: list[tuple[str, ...]]
+) -> None:
+    script = user_script(tmp_path, "own.sh", f"#!/bin/bash\n{text}\n")
+    job = job_spec(str(script), flags)
+    read = UserScript.of(job)
+    assert read is not None
+    notes = list(read.notes(job))
+    assert len(notes) == len(expected), notes
+    for note, words in zip(notes, expected, strict=True):
+        assert [word for word in ("own.sh, ", *words) if word not in note] == []
+
+
+def test_late_lines_in_a_text_of_a_python_program_are_not_its_own(tmp_path: Path) -> None:
+    text = "import os\nT = '''\n#SBATCH -N2\n'''\n#SBATCH -N3\nprint(T)  #SBATCH\n"
+    assert UserScript.read(user_script(tmp_path, "p.py", text)).directives.late == (5,)
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "name"),
+    [
+        ("#SBATCH --job-name=heat3d", {}, "heat3d"),
+        ("#SBATCH -Jone\n#SBATCH -J two --nodes=1 # three", {}, "two"),
+        ("# x\n\n#SBATCH --nodes 1 --job-name 'a b'", {}, "a-b"),
+        ("#SBATCH --job-name=v1.2.sh", {}, "v1.2.sh"),
+        ("#SBATCH --job-name=heat", {"name": "mine"}, "mine"),
+        ("true\n#SBATCH --job-name=late", {}, "own"),
+        ("#SBATCH --job-name=", {}, "own"),
+        ("#SBATCH --job-name=///", {}, "job"),
+        ("#SBATCH --job-name='open", {}, "own"),
+    ],
+)
+def test_job_has_the_name_in_its_script(tmp_path: Path, text: str, flags: dict[str, Any], name: str) -> None:
+    script = user_script(tmp_path, "own.sh", f"#!/bin/bash\n{text}\n")
+    assert job_spec(str(script), flags).name == name
+
+
+def test_variants_of_a_script_have_its_name_first(tmp_path: Path) -> None:
+    user_script(tmp_path, "own.sh", "#!/bin/bash\n#SBATCH -J heat\n")
+    file = user_script(tmp_path, "job.yaml", "job: own.sh\nvariants: {a: {}, b: {name: mine}}\n")
+    assert [job.name for job in jobs_of_file(file, {})] == ["heat-a", "mine"]
 
 
 @pytest.mark.parametrize(
