@@ -228,11 +228,13 @@ def _job(
 
 
 def _given_again(given: dict[str, Any], replaced: Iterable[str]) -> dict[str, Any]:
-    """Return options without those of --slurm that name other jobs or set the quantities ``replaced``."""
+    """Return options without those of --slurm that name other jobs or a time, or set what is ``replaced``."""
     slurm: list[str] = []
     for request in requests_of(given.get("slurm", ())):
         if "after" in request.quantities:
             slurm += ["--dependency=singleton"] if "singleton" in re.split("[,?]", str(request.value)) else []
+        elif request.option and request.option.clock:
+            continue
         elif remaining := request.without(replaced):
             slurm.append(quoted(str(remaining)))
     return given | {"slurm": tuple(slurm)} if "slurm" in given else given

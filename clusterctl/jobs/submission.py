@@ -39,7 +39,13 @@ from clusterctl.scheduler.script import (
 )
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm_parse import expand_nodes
-from clusterctl.scheduler.user_script import UserScript, partition_name, partition_of, reject_long_script
+from clusterctl.scheduler.user_script import (
+    UserScript,
+    partition_name,
+    partition_of,
+    points_in_time,
+    reject_long_script,
+)
 from clusterctl.spec.job import JobSpec, is_job_file, job_spec
 from clusterctl.spec.names import Launcher
 from clusterctl.spec.sbatch import requests_of
@@ -232,6 +238,13 @@ class Preparer:
         jobs = [with_launcher(with_gpus(facts, job), has_pmix=facts.pmix) for job in restarted]
         jobs = [with_account(facts, job) for job in jobs]
         reject_invalid_arguments(jobs, submission.model, ledger)
+        if any(map(points_in_time, jobs)):
+            from clusterctl.jobs.times import with_local_times  # noqa: PLC0415 - few jobs have times
+
+            timed = [with_local_times(session.transport if session else None, job) for job in jobs]
+            jobs = [job for job, _ in timed]
+            for note in dict.fromkeys(note for _, notes in timed for note in notes):
+                self.note(f"note: {note}")
         read = [(own, job) for job in jobs if (own := UserScript.of(job)) is not None]
         for note in dict.fromkeys(note for own, job in read for note in own.notes(job)):
             self.note(f"note: {note}")

@@ -17,7 +17,7 @@ from clusterctl.scheduler.directives import Directives
 from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec.job import JOB_FIELDS, NOT_RESUMED, ONE_RANK_JOBS, JobSpec, is_python
 from clusterctl.spec.names import FOLDER, FROM_RUN, ROOT, Launcher
-from clusterctl.spec.sbatch import quoted, requests_of
+from clusterctl.spec.sbatch import plain_array, quoted, requests_of
 from clusterctl.spec.units import parse_slurm_time_s
 from clusterctl.state.submissions import PROGRAM_FOLDER, SWEEP_FILE
 from clusterctl.transport.base import BOOT, module_texts
@@ -400,7 +400,7 @@ def common_words(
 def array_of(job: JobSpec, script: UserScript | None) -> str:
     """Return the indices of a job's array, from its option or its script. Empty: the job is not an array."""
     own = script.directives.last("array") if job.array is None and script is not None else None
-    return (own.value if own is not None else job.array) or ""
+    return str(plain_array(own.value if own is not None else job.array) or "")
 
 
 def is_array(job: JobSpec, script: UserScript | None) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.directives import Directives
 from clusterctl.spec.job import is_python
+from clusterctl.spec.sbatch import Request, requests_of
 from clusterctl.spec.units import format_duration, parse_slurm_time_s
 
 if TYPE_CHECKING:
@@ -107,6 +108,15 @@ def _encoding_fault(path: Path, content: bytes) -> tuple[str, str]:
         reason = "its lines end with carriage returns, so that it is a single line for bash"
         return reason, f"convert it with `sed -i 's/\\r/\\n/g' {name}`"
     return "", ""
+
+
+def points_in_time(job: JobSpec) -> dict[str, Request]:
+    """Return name -> option for options of sbatch that are points in time, such as ``--begin``."""
+    script = UserScript.of(job)
+    own = script.directives.requests if script is not None else ()
+    # An option of --slurm replaces that of the script, and the last of several options counts.
+    requests = (*own, *requests_of(job.slurm))
+    return {request.own_name: request for request in requests if request.option and request.option.clock}
 
 
 def partition_name(facts: ClusterFacts, job: JobSpec) -> str | None:

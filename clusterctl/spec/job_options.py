@@ -24,7 +24,7 @@ from clusterctl.spec.base import (
 )
 from clusterctl.spec.common import SlurmName
 from clusterctl.spec.names import MAX_COUNT, Launcher
-from clusterctl.spec.sbatch import requests_of
+from clusterctl.spec.sbatch import plain_array, requests_of
 from clusterctl.spec.sweep import Scaling, Sweep, as_sweep
 from clusterctl.spec.units import shown
 
@@ -179,7 +179,7 @@ Count = Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)]
 JobName = Annotated[str, PATTERNS["job_name"]]
 Tag = Annotated[str, PATTERNS["job_name"]]
 Signal = Annotated[str, PATTERNS["signal"], AfterValidator(_timely_signal)]
-Array = Annotated[str, PATTERNS["array"], AfterValidator(_runnable_array)]
+Array = Annotated[str, BeforeValidator(plain_array), PATTERNS["array"], AfterValidator(_runnable_array)]
 Hang = Annotated[str, PATTERNS["hang"]]
 
 

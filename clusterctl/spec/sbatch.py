@@ -25,6 +25,8 @@ _ENTRIES: Final = (("gpus", re.compile(r"(gres[:/])?gpu\b")), ("cpus", re.compil
 # A part of a word, as sbatch reads it: a backslash works in both kinds of quotes, and # begins a comment.
 _PART: Final = re.compile(r"""\\.|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[^\s\\'"#]+""")
 
+_BRACKETS: Final = re.compile(r"\[([^][]*)\]((?:%.*)?)")
+
 
 @dataclass(frozen=True, slots=True)
 class SbatchOption:
@@ -36,6 +38,7 @@ class SbatchOption:
     sets: str = ""
     use: str = ""
     instead: str = ""
+    clock: bool = False
     salloc: bool = True
 
 
@@ -133,6 +136,12 @@ def name_in(lines: Iterable[str]) -> str | None:
             return None
     names = [request.value for request in requests(words) if request.own_name == "--job-name"]
     return names[-1] if names else None
+
+
+def plain_array(value: object) -> object:
+    """Return a value of --array without the brackets that sbatch allows, as in ``[0-9:3]%2``."""
+    match = _BRACKETS.fullmatch(value) if isinstance(value, str) else None
+    return f"{match[1]}{match[2]}" if match else value
 
 
 def split_words(text: str) -> list[str]:

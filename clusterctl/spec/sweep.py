@@ -26,7 +26,6 @@ from clusterctl.spec.base import UNKNOWN, Model, Toggle, folder_of
 from clusterctl.spec.job import sweep_arguments
 from clusterctl.spec.metrics import Goal, goal_of
 from clusterctl.spec.names import MAX_ARRAY_SIZE, MAX_COUNT
-from clusterctl.spec.table import is_table, read_table
 from clusterctl.spec.units import shown
 
 MAX_TASKS: Final = MAX_ARRAY_SIZE - 1
@@ -123,7 +122,7 @@ def _values_of(flags: Sequence[object]) -> dict[str, object]:
     tables: list[str] = []
     for entry in map(str, flags):
         name, equals, texts = entry.partition("=")
-        if is_table(entry):
+        if not equals and entry.lower().endswith((".csv", ".tsv")):
             tables.append(entry)
         elif not equals or not texts:
             problem = "does not have the form KEY=V,V or KEY=0..2, and is no table such as params.csv"
@@ -178,6 +177,8 @@ def _rows(value: object, info: ValidationInfo) -> object:
     """Read a table, if the value names a file."""
     if not isinstance(value, str):
         return value
+    from clusterctl.spec.table import read_table  # noqa: PLC0415 - few sweeps have a table
+
     path = folder_of(info) / value
     rows = read_table(path)
     for name in dict.fromkeys(name for row in rows for name in row):

@@ -11,13 +11,7 @@ from typing import Final
 from clusterctl.errors import BadValueError
 from clusterctl.spec.units import shown
 
-SUFFIXES: Final = (".csv", ".tsv")
 _MAX_BYTES: Final = 4 << 20
-
-
-def is_table(text: str) -> bool:
-    """Return whether a text is the name of a table rather than ``KEY=V,V``."""
-    return "=" not in text and text.lower().endswith(SUFFIXES)
 
 
 def read_table(path: Path) -> list[dict[str, str]]:

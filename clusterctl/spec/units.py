@@ -23,6 +23,9 @@ _KIB_EXPONENT = {"K": 0, "M": 1, "G": 2, "T": 3}
 
 _SLURM_DAYS = re.compile(r"([0-9]{1,9})-([0-9]{1,9})(?::([0-9]{1,9}))?(?::([0-9]{1,9}))?")
 _SLURM_CLOCK = re.compile(r"(?:([0-9]{1,9}):)?([0-9]{1,9})(?::([0-9]{1,9}))")
+# Words of sbatch for no time limit.
+_UNLIMITED: Final = frozenset({"unlimited", "infinite"})
+_WITHOUT_LIMIT: Final = "leave it out for the partition's time limit, or write a long time, such as 30d"
 _DIGITS = re.compile(r"[0-9]{1,12}")
 
 _SHOWN_LENGTH: Final = 60
@@ -83,6 +86,8 @@ def parse_slurm_time_s(value: object) -> int:
         ValueError: not a time limit, zero, or longer than ``MAX_DURATION_S``.
     """
     text = _spelled(value)
+    if _DIGITS.fullmatch(text) and not int(text):
+        raise BadValueError("duration-zero", f"{shown(value)} is no time limit for sbatch; {_WITHOUT_LIMIT}")
     if _DIGITS.fullmatch(text):
         return _duration_in_range(text, 0, 0, int(text), 0)
     if match := _SLURM_DAYS.fullmatch(text) or _SLURM_CLOCK.fullmatch(text):
@@ -91,6 +96,8 @@ def parse_slurm_time_s(value: object) -> int:
         return _duration_in_range(text, days, hours, minutes, seconds)
     if text and _DURATION.fullmatch(text):
         return parse_duration_s(text)
+    if text.lower() in _UNLIMITED:
+        raise BadValueError("not-a-time", f"{shown(value)} is not a time; {_WITHOUT_LIMIT}")
     raise BadValueError(
         "not-a-time", f"{shown(value)} is not a time; write it as 30 (minutes), 1h30m, 01:30:00 or 1-12:00"
     )

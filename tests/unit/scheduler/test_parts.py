@@ -12,13 +12,24 @@ from clusterctl.errors import AnswerLostError, KeyRefusedError, SlurmError, Unre
 from clusterctl.jobs.queue import cancel, known_jobs, list_jobs
 from clusterctl.jobs.submission import Preparer, Submission
 from clusterctl.runs.collect import uncollected
-from clusterctl.scheduler.parts import most_tasks, parts_of
+from clusterctl.scheduler import script as scripts
+from clusterctl.scheduler.parts import most_tasks, parts_of, tasks_of
 from clusterctl.scheduler.session import resolve_submissions
+from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec.job import JobSpec
 from clusterctl.util.process import Result
 from tests.support.here import LocalTransport
 from tests.support.messages import refused
 from tests.support.played.cluster import PlayedCluster, submit
+
+
+@pytest.mark.parametrize("array", ["[1-9:2]%2", "1-9:2%2", "[1,3,5-9:2]%2"])
+def test_array_may_have_brackets_in_a_flag_and_in_a_script(tmp_path: Path, array: str) -> None:
+    script = tmp_path / "a.sh"
+    script.write_text(f"#!/bin/bash\n#SBATCH --array={array}\n")
+    for job in (JobSpec(name="a", script=script), JobSpec(name="a", bundled="bench", array=array)):
+        found = scripts.array_of(job, UserScript.of(job))
+        assert (tasks_of(found), found.partition("%")[2]) == ([1, 3, 5, 7, 9], "2")
 
 
 @pytest.mark.parametrize(
