@@ -45,7 +45,14 @@ def status(screen: Screen) -> None:
     if any(job.state is JobState.PENDING for job in cluster_status.jobs):
         from clusterctl.scheduler.diagnosis import diagnose_waiting
 
-        waits = [*diagnose_waiting(cluster_status.jobs, is_foreign=workspace.is_attached)]
+        waits = [
+            *diagnose_waiting(
+                cluster_status.jobs,
+                is_foreign=workspace.is_attached,
+                nodes=cluster_status.nodes,
+                required=cluster_status.required_nodes,
+            )
+        ]
     releases: tuple[PendingRelease, ...] = ()
     if workspace.releases.exists():
         from clusterctl.providers.base import pending_releases

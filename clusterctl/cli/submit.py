@@ -34,7 +34,7 @@ from clusterctl.jobs.bundled import (
 from clusterctl.jobs.first import Kept, new_first, places_of, reject_unfit, submit_first, wait_for_first
 from clusterctl.jobs.submission import Preparer, Submission, marking_side_effects, read_jobs, submit_prepared
 from clusterctl.jobs.submit import PreparedJob, Submitted, Submitter
-from clusterctl.jobs.watch import LogChunk, nonfinite_notice, raise_unless_completed
+from clusterctl.jobs.watch import LogChunk, notices_of_completed, raise_unless_completed
 from clusterctl.scheduler.base import JobState, worst_job
 from clusterctl.scheduler.first import WAIT_S, First
 from clusterctl.scheduler.session import Session, open_session
@@ -489,7 +489,7 @@ def watch_jobs(
             tasks = [info for info in ended if info.whole_id == row["job_id"]]
             row["state"] = worst_job(tasks).state.value
             is_single = row["state"] == JobState.COMPLETED and not job.array
-            if is_single and (notice := nonfinite_notice(session, row["job_id"])):
+            for notice in notices_of_completed(session, tasks[0]) if is_single else ():
                 screen.note(f"note: {notice}")
         if any(job.sweep or job.scaling for job in jobs):
             # A slow import, which most jobs do not need.

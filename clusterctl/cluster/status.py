@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.jobs.events import with_hangs
 from clusterctl.scheduler.base import JobInfo, NodeInfo
+from clusterctl.scheduler.limits import with_limits
 from clusterctl.scheduler.session import SOON_S, connect_session, read_applied_spec, scheduler_client
 from clusterctl.scheduler.slurm_parse import PartitionInfo
+from clusterctl.scheduler.waiting import waits_for_nodes
 from clusterctl.spec.units import format_duration
 from clusterctl.state.chosen import naming_lock_holder
 from clusterctl.state.facts import ClusterFacts, facts_of
@@ -30,6 +32,7 @@ class Status:
     jobs: the waiting and running jobs.
     partitions: the partitions of a cluster that other people operate. Such a cluster is ready if a partition
         has usable nodes. Its nodes are not listed, and its jobs are only the user's own.
+    required_nodes: number of a waiting job -> the nodes that it asks for by name.
     accounting_failure: why Slurm's accounting does not answer; "" if it answers.
     auto_down: the idle time after which the cluster removes itself, and whether the timer is active.
     """
@@ -42,6 +45,7 @@ class Status:
     accounting_failure: str = ""
     auto_down: dict[str, Any] | None = None
     partitions: tuple[PartitionInfo, ...] = ()
+    required_nodes: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
 
 def status_of(workspace: Workspace) -> Status:
@@ -67,13 +71,25 @@ def status_of(workspace: Workspace) -> Status:
     # Only the job user can read the files of its jobs.
     with connect_session(facts, workspace, patience_s=SOON_S) as session:
         active = with_hangs(session, [job for job in jobs if not job.ended])
-    return Status(facts.cluster, facts.provider, ready, tuple(nodes), active, no_accounting, timer)
+        active = with_limits(session.scheduler, active)
+        required = session.scheduler.required_nodes() if any(map(waits_for_nodes, active)) else {}
+    return Status(
+        facts.cluster,
+        facts.provider,
+        ready,
+        tuple(nodes),
+        active,
+        no_accounting,
+        timer,
+        required_nodes=required,
+    )
 
 
 def _status_of_foreign(facts: ClusterFacts, workspace: Workspace) -> Status:
     with connect_session(facts, workspace, patience_s=SOON_S) as session:
         partitions, jobs = session.slurm.partitions_and_own_jobs()
         active = with_hangs(session, [job for job in jobs if not job.ended])
+        active = with_limits(session.scheduler, active)
     ready = any(partition.usable for partition in partitions)
     return Status(facts.cluster, facts.provider, ready, (), active, partitions=partitions)
 

@@ -41,6 +41,7 @@ from clusterctl.scheduler.base import (
     unmanaged_job_error,
     worst_job,
 )
+from clusterctl.scheduler.limits import with_limits
 from clusterctl.scheduler.session import Session
 from clusterctl.state.submissions import METRICS_FILE
 from clusterctl.transport.base import Transport, remote_argv, split_lines
@@ -100,6 +101,7 @@ class _Watched:
             if all(job.ended for job in jobs):
                 raise
         jobs = (with_attempts if all(job.ended for job in jobs) else with_hangs)(self._session, jobs)
+        jobs = with_limits(self._session.scheduler, jobs)
         previous = {job_id: reported_state(job) for job_id, job in self.seen.items()}
         self.seen |= {job.id: job for job in jobs}
         if changed := [job for job in jobs if previous.get(job.id) != reported_state(job)]:
@@ -481,6 +483,18 @@ def folder_of(session: Session, job_id: str) -> str:
     if not jobs[0].token:
         raise unmanaged_job_error(jobs[0])
     return jobs[0].work_dir
+
+
+def notices_of_completed(session: Session, job: JobInfo) -> Iterator[Notice]:
+    """Yield messages about a completed job whose results may be wrong all the same."""
+    if (notice := nonfinite_notice(session, job.id)) is not None:
+        yield notice
+    from clusterctl.scheduler.evidence import error_of_completed  # noqa: PLC0415 - see ``diagnose``
+
+    if error := error_of_completed(session, job):
+        text = f"job {job.id} is COMPLETED, but its log ends with an error: {error}"
+        hint = "a shell script goes on after a failed command, unless it has `set -eo pipefail`"
+        yield Notice("log-ends-with-error", f"{text}; {hint}")
 
 
 def nonfinite_notice(session: Session, job_id: str) -> Notice | None:

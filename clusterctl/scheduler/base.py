@@ -32,7 +32,7 @@ _NODES_OUT = re.compile(r"ReqNodeNotAvail(?!.*[Rr]eserved)|UnavailableNodes|Node
 # Reasons of pending jobs that never start, unless a person changes the job, its limits or the cluster.
 _STUCK = re.compile(
     r"DependencyNeverSatisfied|BadConstraints|Partition(Config|TimeLimit|NodeLimit)|JobHeld(User|Admin)"
-    r"|JobHoldMaxRequeue|(QOS|Assoc)Max\w+Per(Job|Node)(Limit)?|QOSMin\w+|MaxMemPerLimit"
+    r"|JobHoldMaxRequeue|job.requeued.in.held.state|(QOS|Assoc)Max\w+Per(Job|Node)(Limit)?|QOSMin\w+|MaxMemPerLimit"
     r"|(Account|QOS)NotAllowed|Invalid(Account|QOS)|Reservation(Deleted|Invalid)"
 )
 _HELD = re.compile(r"launch.fail.*requeued.held")
@@ -131,6 +131,7 @@ class JobInfo:
     tres: resources allocated or requested, as Slurm writes them: ``cpu=2,mem=200M,node=1``.
     attempts: as far as they are known. start_time: of the last or, after ``with_all_attempts``, of the first.
     hang: set by ``with_hangs`` (jobs/events.py) if the job is running without progress.
+    exceeds: set by ``with_limits`` (limits.py) if the job waits for a limit that it alone exceeds.
     """
 
     number: int
@@ -157,6 +158,7 @@ class JobInfo:
     prefix: str = ""
     attempts: tuple[Attempt, ...] = ()
     hang: Hang | None = None
+    exceeds: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the job as printed by `-o json`: times as Unix seconds, and as ISO 8601 in UTC."""
@@ -221,7 +223,8 @@ class JobInfo:
     @property
     def is_stuck(self) -> bool:
         """Whether the job never starts, unless a person changes the job, its limits or the cluster."""
-        return self.state is JobState.PENDING and _STUCK.fullmatch(self.reason) is not None
+        is_stuck = bool(self.exceeds) or _STUCK.fullmatch(self.reason) is not None
+        return self.state is JobState.PENDING and is_stuck
 
     @property
     def ended(self) -> bool:
@@ -457,6 +460,14 @@ class Jobs(Protocol):
     def lost_nodes(self, job: JobInfo) -> Mapping[str, str]:
         """Return node -> reason of those nodes of the job that stopped answering while the job ran."""
         return {}
+
+    def required_nodes(self) -> dict[int, tuple[str, ...]]:
+        """Return number of a waiting job -> the nodes that it asks for by name. Other jobs are left out."""
+        return {}
+
+    def exceeded_limit(self, job: JobInfo) -> str:
+        """Return the limit of an account or QOS that a waiting job alone exceeds, or ""."""
+        return ""
 
     def accounting(self, job_id: str) -> str | None:
         """Return a job's accounting record as JSON, or None on a cluster without accounting."""

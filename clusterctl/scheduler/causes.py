@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from clusterctl.scheduler.base import JobInfo
+from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.scheduler.failed_rank import Failed
 from clusterctl.scheduler.program_error import ProgramError
 
@@ -326,9 +326,30 @@ def _numbers(ranges: str) -> Iterator[int]:
 _MOST_TASKS = 100_000
 
 
+# --- Jobs that never started ---------------------------------------------------------------------
+def never_started(facts: FailedJob) -> Explanation | None:
+    """Slurm ended a waiting job. Evidence: the job has no nodes."""
+    job = facts.job
+    has_run = bool(job.nodes or job.elapsed_s)
+    if has_run or job.prefix or job.state not in {JobState.NODE_FAIL, JobState.FAILED}:
+        return None
+    if job.state is JobState.NODE_FAIL:
+        return Explanation(
+            "never-started",
+            "the job never started: a node or partition that it asked for left the cluster",
+            "submit again, for nodes and a partition that `clusterctl status` shows",
+        )
+    return Explanation(
+        "never-started",
+        f"the job never started: Slurm rejected it ({job.reason or 'no reason given'})",
+        "submit again, and ask for what `clusterctl status` shows",
+    )
+
+
 Function = Callable[[FailedJob], Explanation | None]
 # Code in causes.toml -> the functions that come before its first entry.
 BEFORE: Final[Mapping[str, Sequence[Function]]] = {
+    "lost-node": (never_started,),
     "cuda-illegal-address": (launcher_crashed, left_mpi, no_input),
     "modules-of-another-site": (file_stayed_at_home, data_stayed_at_home),
     "noexec": (missing_file,),

@@ -18,9 +18,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from clusterctl.scheduler import causes
+from clusterctl.scheduler import causes, waiting
 from clusterctl.scheduler.attempts import LastAttempt
-from clusterctl.scheduler.base import JobInfo, JobState, Outcome, StepInfo
+from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome, StepInfo
 from clusterctl.scheduler.causes import Explanation
 from clusterctl.scheduler.failed_rank import (
     LOST_SERVER,
@@ -41,6 +41,8 @@ _DATA: Final = Path(__file__).with_name("data") / "causes.toml"
 # Placeholders for files of this machine.
 _LOCAL: Final = frozenset({"above", "beside", "elsewhere", "home", "listed", "own", "venv"})
 _WORD_COLUMNS = 200
+# Slurm takes a year for jobs without a time limit, so that a later start is no estimate.
+_LONGEST_S = 60 * 86_400
 # The end of a line in place of an empty log.
 WROTE_NOTHING: Final = "wrote nothing to its log"
 _READ_THE_LOG: Final = re.compile(r"read the (?:end of the )?log(?:: `clusterctl logs`|, [^;]*)?")
@@ -88,6 +90,8 @@ class Evidence:
     script: text of the job's script, if this machine still has it as it was sent. "": unknown.
     was_read: whether the job's logs were read, so that an empty log is known to be empty.
     is_foreign: whether other people operate the cluster.
+    nodes: all nodes of the cluster, for a waiting job; empty if they are unknown.
+    required: the nodes that a waiting job asks for by name.
     """
 
     job: JobInfo
@@ -105,6 +109,8 @@ class Evidence:
     script: str = ""
     was_read: bool = False
     is_foreign: bool = False
+    nodes: Sequence[NodeInfo] = ()
+    required: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,14 +205,26 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     )
 
 
-def diagnose_waiting(jobs: Iterable[JobInfo], *, is_foreign: bool) -> Iterator[Diagnosis]:
-    """Yield a diagnosis of each pending job. is_foreign: whether other people operate the cluster."""
+def diagnose_waiting(
+    jobs: Iterable[JobInfo],
+    *,
+    is_foreign: bool,
+    nodes: Sequence[NodeInfo] = (),
+    required: Mapping[int, Sequence[str]] | None = None,
+) -> Iterator[Diagnosis]:
+    """Yield a diagnosis of each pending job.
+
+    is_foreign: whether other people operate the cluster. nodes: all nodes; empty if they are unknown.
+    required: number of a job -> the nodes that it asks for by name.
+    """
     waits = [job for job in jobs if job.state is JobState.PENDING]
     diagnoses: dict[tuple[object, ...], Diagnosis] = {}
     for job in waits:
-        key = (job.reason, job.expected_start, job.partition, job.tres, job.time_limit_s)
+        own = tuple((required or {}).get(job.number, ()))
+        key = (job.reason, job.expected_start, job.partition, job.tres, job.time_limit_s, job.exceeds, own)
         if key not in diagnoses:
-            diagnoses[key] = diagnose(Evidence(job=job, is_foreign=is_foreign))
+            evidence = Evidence(job=job, is_foreign=is_foreign, nodes=nodes, required=own)
+            diagnoses[key] = diagnose(evidence)
         yield replace(diagnoses[key], job_id=job.id, name=job.name)
 
 
@@ -260,18 +278,35 @@ class _Case:
 
     def find(self) -> Explanation:
         """Return the first cause that applies."""
-        functions = dict(causes.BEFORE)
+        asked = set()
         for cause in catalogue().causes:
-            for function in functions.pop(cause.code, ()) if self.evidence.job.ended else ():
-                if (found := function(self._facts)) is not None:
-                    return found
+            found = None if cause.code in asked else self._ask_functions(cause.code)
+            if found is not None:
+                return found
+            asked.add(cause.code)
             if not cause.stop and (words := self.words_of(cause)) is not None:
                 match = _search(cause.log, self.error.evidence)
                 return Explanation(cause.code, fill_in(cause.cause, words), fill_in(cause.fix, words), match)
         raise AssertionError("the last cause always applies")
 
+    def _ask_functions(self, code: str) -> Explanation | None:
+        """Return what the functions before a code in causes.toml find."""
+        if self.evidence.job.ended:
+            failed = (function(self._failed_job) for function in causes.BEFORE.get(code, ()))
+            return next(filter(None, failed), None)
+        evidence, words = self.evidence, self.words
+        facts = waiting.WaitingJob(
+            job=evidence.job,
+            nodes=evidence.nodes,
+            required=evidence.required,
+            soon=words["soon"],
+            repair=words["repair"],
+            is_foreign=evidence.is_foreign,
+        )
+        return next(filter(None, (function(facts) for function in waiting.BEFORE.get(code, ()))), None)
+
     @property
-    def _facts(self) -> causes.FailedJob:
+    def _failed_job(self) -> causes.FailedJob:
         evidence = self.evidence
         return causes.FailedJob(
             job=evidence.job,
@@ -350,7 +385,9 @@ def _words(evidence: Evidence, failed: Failed) -> dict[str, str]:
         "by": f" by {evidence.cancelled_by}" if evidence.cancelled_by else "",
         "elapsed": format_duration(elapsed) if elapsed > 0 else "",
         "excluded": f" and without --exclude {shlex.join(evidence.excluded)}" if evidence.excluded else "",
-        "soon": f"; Slurm expects to start it in {format_duration(round(soon))}" if soon > 0 else "",
+        "soon": f"; Slurm expects to start it in {format_duration(round(soon))}"
+        if 0 < soon < _LONGEST_S
+        else "",
         "exit": str(failed.exit_code or ""),
         "hang": hang.summary if hang and hang.ended_job else "",
         "host": failed.host,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,20 @@ from typing import Any
 from clusterctl.errors import SchedulerError, TransportError
 from clusterctl.scheduler import remote_logs
 from clusterctl.scheduler.attempts import events_of, last_attempt
-from clusterctl.scheduler.base import JobInfo, JobState, Outcome, StepInfo
-from clusterctl.scheduler.diagnosis import WROTE_NOTHING, Diagnosis, Evidence, diagnose, diagnose_waiting
+from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome, StepInfo
+from clusterctl.scheduler.diagnosis import (
+    WROTE_NOTHING,
+    Diagnosis,
+    Evidence,
+    catalogue,
+    diagnose,
+    diagnose_waiting,
+)
+from clusterctl.scheduler.limits import with_limits
 from clusterctl.scheduler.local_files import LocalFiles
+from clusterctl.scheduler.program_error import error_at_end
 from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.waiting import waits_for_nodes
 from clusterctl.state.submissions import CLIENT_FACTS, SOURCE_FILE
 from clusterctl.transport.base import remote_argv
 from clusterctl.util.process import call_on_hosts
@@ -29,7 +39,7 @@ def diagnose_job(session: Session, job: JobInfo) -> Diagnosis:
     """Return why a job failed, was cancelled or waits, from its logs on the cluster if they can be read."""
     bare = Evidence(job=job, is_foreign=session.facts.is_foreign)
     if not job.ended:
-        return diagnose(bare)
+        return next(diagnose_waiting_jobs(session, [job]), diagnose(bare))
     try:
         logs = _read_logs(session, job)
     except (SchedulerError, TransportError) as exc:
@@ -57,7 +67,27 @@ def diagnose_jobs(
     read = [diagnose_job(session, job) for job in failed[:_MOST_READ]]
     foreign = session.facts.is_foreign
     unread = [diagnose(Evidence(job=job, is_foreign=foreign)) for job in failed[_MOST_READ:]]
-    return (*read, *unread, *(diagnose_waiting(jobs, is_foreign=foreign) if waiting else ()))
+    return (*read, *unread, *(diagnose_waiting_jobs(session, jobs) if waiting else ()))
+
+
+def diagnose_waiting_jobs(session: Session, jobs: Sequence[JobInfo]) -> Iterator[Diagnosis]:
+    """Yield why jobs are pending, from Slurm's reasons, the states of the nodes, and limits of groups."""
+    waits = with_limits(session.scheduler, [job for job in jobs if job.state is JobState.PENDING])
+    nodes: Sequence[NodeInfo] = ()
+    required: Mapping[int, Sequence[str]] = {}
+    if any(waits_for_nodes(job) for job in waits):
+        with suppress(SchedulerError, TransportError):
+            nodes, required = session.scheduler.nodes(), session.scheduler.required_nodes()
+    return diagnose_waiting(waits, is_foreign=session.facts.is_foreign, nodes=nodes, required=required)
+
+
+def error_of_completed(session: Session, job: JobInfo) -> str:
+    """Return the error with which a log of a completed job ends, as a line; "" if there is none."""
+    logs: _Json = {}
+    with suppress(SchedulerError, TransportError):
+        logs = _read_logs(session, job)
+    streams = (logs.get("stderr") or "", logs.get("stdout") or "")
+    return next(filter(None, (error_at_end(text, noise=catalogue().noise) for text in streams)), "")
 
 
 def diagnose_run(session: Session, job: JobInfo, tree: Path) -> Diagnosis:

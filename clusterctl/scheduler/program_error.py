@@ -61,6 +61,15 @@ _GIVES_UP: Final = re.compile(
     r"\b(?:giv(?:es?|ing) up|gave up|exceeded|exhausted|fatal|abort(?:s|ed|ing)?|exiting|cannot continue)\b",
     re.IGNORECASE,
 )
+# A last line by which a shell or a command reports that it failed.
+_COMMAND_FAILED: Final = re.compile(
+    r": command not found$|^\S+: \*\*\* .*Error \d+$"
+    r"|^\S+: line \d+: +\d+ (?:Segmentation fault|Aborted|Killed|Bus)"
+    r"|^[\w./+-]+: .*: (?:No such file or directory|Permission denied|No space left on device)$"
+    r"|^(?:[\w./+-]+: )?(?i:fatal|(?:fatal )?error): "
+)
+# Lines after a traceback with which a log still ends with the traceback.
+_REMARKS = 3
 # Indented lines belong to the line above. wandb writes a summary after an exception.
 _NO_STATEMENT: Final = re.compile(r"\s|$|wandb: |-{20,}$|={20,}$")
 _BANNER: Final = re.compile(r"^-{70,}\n(?:.*\n){1,60}?-{70,}$", re.MULTILINE)
@@ -206,6 +215,23 @@ def find_error(
     said = "\n".join(last[-_MOST_LINES:])
     evidence = _without_handled(said, most=_MOST_LINES if is_shared else _LINES_AFTER_ERROR)
     return ProgramError(said, evidence, tuple(_shown_lines(last[-_TAIL_LINES:])))
+
+
+def error_at_end(log: str, *, noise: Sequence[str]) -> str:
+    """Return the error with which a log ends, as a line: that of a traceback, or of a command. "": none.
+
+    log: a stream of a job that Slurm calls COMPLETED. noise: patterns of messages to ignore.
+    """
+    text = _without(noise, without_long_lines(log))
+    *_, (end, chain) = [(0, []), *_chains(text)]
+    if chain:
+        error, *more = chain[-1].message.split("\n")
+        after = [line for line in (*more, *text[end:].split("\n")) if line.strip()]
+        if len(after) <= _REMARKS:
+            return plain_line(error)
+    last = next((line for line in reversed(text.split("\n")) if line.strip()), "")
+    is_error = _COMMAND_FAILED.search(last) and not _LEVEL.search(last)
+    return plain_line(last.strip()) if is_error else ""
 
 
 def _is_last_word(rest: str) -> bool:

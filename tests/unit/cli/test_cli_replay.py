@@ -105,6 +105,25 @@ def test_submit_wait_names_first_metric_without_number(
     assert f" at step {named}" in err if named else " at step" not in err
 
 
+@pytest.mark.parametrize(
+    ("command", "is_noted"),
+    [
+        ("python3 -c 'raise RuntimeError(7)' 2>&1 | cat", True),
+        ("python3 -c 'raise RuntimeError(7)'\necho done", True),
+        ("nosuchcommand | cat", True),
+        ("python3 -c 'raise RuntimeError(7)'; for i in 1 2 3 4 5; do echo $i >&2; done", False),
+        ("echo 'WARNING: error: none'", False),
+        ("echo 'the last error: 0.01'", False),
+    ],
+)
+def test_submit_wait_notes_error_at_the_end_of_a_completed_job(
+    here: Session, said: Said, command: str, *, is_noted: bool
+) -> None:
+    Path("losses.sh").write_text(f"#!/bin/bash\n{command}\nexit 0\n")
+    err = said("submit", "losses.sh", "--wait")[1]
+    assert shows(err, "log-ends-with-error") is is_noted
+
+
 def test_without_a_wait_it_says_how_to_compare(run: str, said: Said) -> None:
     out, err = said("replay", "1")
     assert "job 2 (losses)" in out

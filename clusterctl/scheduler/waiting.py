@@ -1,0 +1,122 @@
+"""Causes for which jobs wait, if Slurm's reason alone does not tell. See data/causes.toml for the others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from clusterctl.scheduler.base import JobInfo, NodeInfo
+from clusterctl.scheduler.causes import Explanation
+from clusterctl.scheduler.slurm_parse import expand_nodes
+from clusterctl.scheduler.standing import HEALTH_REASON, Availability, standing_of
+
+_NODES: Final = re.compile(r"ReqNodeNotAvail|UnavailableNodes|Nodes.required.for.job.are.DOWN|NodeDown")
+_UNAVAILABLE: Final = re.compile(r"UnavailableNodes:(\S+)")
+_RESERVED: Final = frozenset({"MAINT", "RESERVED"})
+_MOST_SHOWN: Final = 3  # nodes
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingJob:
+    """The facts of a waiting job.
+
+    nodes: all nodes of the cluster; empty if they are unknown.
+    required: the nodes that the job asks for by name.
+    soon: "; Slurm expects to start it in 5m", or "". repair: who or what repairs the cluster.
+    """
+
+    job: JobInfo
+    nodes: Sequence[NodeInfo]
+    required: Sequence[str]
+    soon: str
+    repair: str
+    is_foreign: bool
+
+
+def waits_for_nodes(job: JobInfo) -> bool:
+    """Return whether Slurm's reason is that nodes are not available."""
+    return _NODES.search(job.reason) is not None
+
+
+def unavailable_nodes(facts: WaitingJob) -> Explanation | None:
+    """Nodes are reserved, or out of service. Evidence: their states, because Slurm's reason is the same."""
+    if not waits_for_nodes(facts.job):
+        return None
+    named = _UNAVAILABLE.search(facts.job.reason)
+    names = facts.required or _expand(named[1] if named else "")
+    partitions = set(facts.job.partition.split(","))
+    nodes = (
+        [node for node in facts.nodes if node.name in names]
+        if names
+        else [node for node in facts.nodes if partitions & set(node.partitions)]
+    )
+    out = [node for node in nodes if not node.usable and not _RESERVED & {node.state, *node.flags}]
+    if out:
+        more = f" (and {len(out) - _MOST_SHOWN} more)" if len(out) > _MOST_SHOWN else ""
+        text = "; ".join(_state_of(node) for node in out[:_MOST_SHOWN]) + more
+        return Explanation(
+            "waiting-for-nodes-out-of-service",
+            f"the job needs nodes that are out of service: {text}",
+            _fix(facts, out),
+        )
+    if any(_RESERVED & {node.state, *node.flags} for node in nodes):
+        return Explanation(
+            "waiting-for-reserved-nodes",
+            f"the nodes that the job needs are reserved{facts.soon}",
+            "wait, or use a shorter --time, so that the job ends before the reservation begins: "
+            "`clusterctl ssh -- scontrol show reservation`",
+        )
+    return None
+
+
+def _expand(nodelist: str) -> tuple[str, ...]:
+    try:
+        return expand_nodes(nodelist)
+    except ValueError:
+        return ()
+
+
+def _state_of(node: NodeInfo) -> str:
+    """Return ``n2 is drained: /tmp is full``."""
+    states = {node.state, *node.flags}
+    words = (
+        ("not responding", {"NOT_RESPONDING"}),
+        ("down", {"DOWN", "ERROR", "UNKNOWN"}),
+        ("drained", {"DRAIN", "DRAINED", "DRAINING", "FAIL"}),
+        ("powered off", {"POWERED_DOWN", "FUTURE"}),
+    )
+    state = next((word for word, those in words if states & those), node.shown)
+    return f"{node.name} is {state}" + (f": {node.reason}" if node.reason else "")
+
+
+def _fix(facts: WaitingJob, out: Sequence[NodeInfo]) -> str:
+    names = " ".join(node.name for node in out[:_MOST_SHOWN])
+    if facts.is_foreign:
+        return f"{facts.repair}; `clusterctl ssh -- sinfo -R` shows why they are out of service"
+    if all(node.reason.startswith(HEALTH_REASON) for node in out):
+        command = f"`clusterctl ssh {out[0].name}`"
+        return f"correct this on the node ({command}); its health check then returns it to service"
+    if all(standing_of(node) is Availability.DRAINED for node in out):
+        return f"a person drained them: once they may be used again, `clusterctl node resume {names}`"
+    return f"{facts.repair}; `clusterctl ssh -- sinfo -R` shows why they are out of service"
+
+
+def beyond_group_limit(facts: WaitingJob) -> Explanation | None:
+    """The job alone exceeds a limit for all jobs of an account, user or QOS."""
+    if not facts.job.exceeds:
+        return None
+    return Explanation(
+        "waiting-beyond-job-limit",
+        f"the job can never start: it asks for {facts.job.exceeds} ({facts.job.reason})",
+        "cancel the job with `clusterctl cancel`, and ask for less, or use another --qos or --account",
+    )
+
+
+Function = Callable[[WaitingJob], Explanation | None]
+# Code in causes.toml -> the functions that come before its first entry.
+BEFORE: Final[Mapping[str, Sequence[Function]]] = {
+    "waiting-for-unavailable-nodes": (unavailable_nodes,),
+    "waiting-for-quota": (beyond_group_limit,),
+}
