@@ -116,12 +116,14 @@ class LastAttempt:
     stop: why job.py did not requeue the job, such as same-error. "": it did not decide so.
     signal: the last signal that the job was sent, such as SIGUSR1. "": no signal.
     hang: the hang that lasts, or lasted until the end. None: there is no such hang.
+    port: MASTER_PORT of the attempt; 0 if it is unknown.
     """
 
     number: int = 0
     stop: str = ""
     signal: str = ""
     hang: Hang | None = None
+    port: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +179,7 @@ def last_attempt(events: Sequence[Event]) -> LastAttempt:
         stop=_text(_last(later, "stop"), "reason"),
         signal=_text(_last(later, "signal"), "signal"),
         hang=hangs[-1] if hangs else None,
+        port=int(_number(start, "port") or 0),
     )
 
 

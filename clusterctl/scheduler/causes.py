@@ -41,6 +41,7 @@ class FailedJob:
     left_here: searches this machine for a file that the job did not find.
     excluded: " and without --exclude PATTERN" if --exclude was used, or "".
     ended: ranks with a record of how they failed. script: the text of the job's script, or "".
+    port: MASTER_PORT, or 0 if it is unknown.
     """
 
     job: JobInfo
@@ -52,6 +53,7 @@ class FailedJob:
     excluded: str
     ended: Collection[int]
     script: str
+    port: int
 
 
 # --- Input ---------------------------------------------------------------------------------------
@@ -178,6 +180,14 @@ def file_stayed_at_home(facts: FailedJob) -> Explanation | None:
         return None
     file, match = found
     here = facts.left_here(file)
+    if inside := here.get("inside"):
+        return Explanation(
+            "file-in-program-folder",
+            f"no file {file}{facts.at}: it was sent, and is {inside} in the folder of the program",
+            'find the script\'s folder with `dirname "$0"` or $SLURM_SUBMIT_DIR: the script that Slurm knows '
+            "(`scontrol show job`) is clusterctl's",
+            match,
+        )
     if venv := here.get("venv"):
         return Explanation(
             "virtual-environment-not-sent",
@@ -326,6 +336,49 @@ def _numbers(ranges: str) -> Iterator[int]:
 _MOST_TASKS = 100_000
 
 
+# srun starts a program for which a step has no PATH.
+_NOT_STARTED: Final = re.compile(r"execve\(\): (?P<what>[\w.+-]+): No such file or directory")
+_STEP_EXPORT: Final = re.compile(r"^[^#\n]*\bsrun\b[^\n]*--export[= ](?P<value>(?!ALL\b)\S+)", re.MULTILINE)
+
+
+def step_without_path(facts: FailedJob) -> Explanation | None:
+    """`srun --export=NAME=VALUE` passes no other variable.
+
+    Evidence: the script has this option, and the command that srun cannot find has no path.
+    """
+    match = _NOT_STARTED.search(facts.error.evidence)
+    export = _STEP_EXPORT.search(facts.script)
+    if match is None or export is None:
+        return None
+    value = export["value"].strip("\"'")
+    more = "" if value == "NONE" else f",{value}"
+    return Explanation(
+        "step-without-path",
+        f"srun cannot find {match['what']}{facts.at}: with --export={value}, the step has no PATH",
+        f"use srun --export=ALL{more}, or the full path of the command",
+        match,
+    )
+
+
+_PORT_IN_USE: Final = re.compile(r"(?i)address already in use|EADDRINUSE|errno: 98\b")
+
+
+def master_port_in_use(facts: FailedJob) -> Explanation | None:
+    """Another process has MASTER_PORT. Evidence: the message or the failed call names this port."""
+    match = _PORT_IN_USE.search(facts.error.evidence)
+    if match is None or not facts.port:
+        return None
+    said = (facts.error.evidence, *facts.error.source)
+    if not any(re.search(rf"\bMASTER_PORT\b|(?<![\d.]){facts.port}(?![\d.]*\d)", text) for text in said):
+        return None
+    return Explanation(
+        "port-in-use",
+        f"MASTER_PORT ({facts.port}) is already in use{facts.at}: another process on the node took it",
+        "submit again: the job then gets another port; `clusterctl ssh HOST -- ss -ltnp` shows who listens",
+        match,
+    )
+
+
 # --- Jobs that never started ---------------------------------------------------------------------
 def never_started(facts: FailedJob) -> Explanation | None:
     """Slurm ended a waiting job. Evidence: the job has no nodes."""
@@ -352,6 +405,8 @@ BEFORE: Final[Mapping[str, Sequence[Function]]] = {
     "lost-node": (never_started,),
     "cuda-illegal-address": (launcher_crashed, left_mpi, no_input),
     "modules-of-another-site": (file_stayed_at_home, data_stayed_at_home),
+    "command-not-found": (step_without_path,),
     "noexec": (missing_file,),
+    "port-in-use": (master_port_in_use,),
     "exit-code": (unanswered_read,),
 }

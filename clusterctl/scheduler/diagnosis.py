@@ -318,6 +318,7 @@ class _Case:
             excluded=self.words["excluded"],
             ended=frozenset(evidence.ends),
             script=evidence.script,
+            port=evidence.attempt.port,
         )
 
     def writer_of(self, cause: Explanation) -> Failed:

@@ -69,7 +69,8 @@ class LocalFiles:
 
         home: the pattern for --include that selects only the file or folder.
         above: the folder that --folder must name.
-        venv: the virtual environment that contains the file. beside: the value that PYTHONPATH needs.
+        venv: the virtual environment that contains the file. inside: its path below the program's folder, if
+            it was sent and the program searches the job's folder. beside: the value that PYTHONPATH needs.
         own: the package of the user that lacks the module. listed: the file that lists the package.
         """
         if self.script is None:
@@ -77,6 +78,9 @@ class LocalFiles:
         # The folder with the folders of all jobs.
         jobs = os.path.dirname(self.remote.removesuffix(f"/{PROGRAM_FOLDER}"))  # noqa: PTH120 - any name
         is_of_job = bool(jobs) and name.startswith(f"{jobs}/")
+        job_folder = self.remote.removesuffix(PROGRAM_FOLDER)
+        if job_folder != self.remote and os.path.normpath(name).removeprefix(job_folder) in self.sent:
+            return {"inside": f"{PROGRAM_FOLDER}/{os.path.normpath(name).removeprefix(job_folder)}"}
         # An absolute path replaces the start.
         path = os.path.normpath(os.path.relpath(name, self.remote) if is_of_job else Path(self.start) / name)
         if venv := self._virtual_environment(path):

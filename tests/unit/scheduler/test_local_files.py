@@ -127,7 +127,24 @@ def test_own_error_about_unsent_data_names_the_data(tmp_path, log: str, home: st
     write(tmp_path, "train.py", "data/waves/a.txt", "sent/waves/readme")
     found = diagnosed(tmp_path, "", log, ("sent/waves/readme",))
     assert (found.code == "file-stayed-at-home") == bool(home), found
-    assert (f"--include {home}" in found.fix) == bool(home), found
+    assert (f"--include /{home}" in found.fix) == bool(home), found
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("/home/ada/clusterctl/jobs/train-1/lib/util.sh", "file-in-program-folder"),
+        ("/home/ada/clusterctl/jobs/train-1/lib/other.sh", "missing-file"),
+        ("/home/ada/clusterctl/jobs/train-1/files/lib/util.sh", "missing-file"),
+    ],
+)
+def test_file_that_was_sent_is_found_in_the_programs_folder(tmp_path, name, code):
+    write(tmp_path, "train.py", "lib/util.sh")
+    log = f"/x/run.sh: line 3: {name}: No such file or directory\n"
+    facts = {"folder": str(tmp_path), "job": {"script": str(tmp_path / "train.py")}}
+    source = {"files": [{"path": "train.py"}, {"path": "lib/util.sh"}]}
+    files = LocalFiles.of(facts, source, f"{REMOTE}/files")
+    assert diagnose(Evidence(job=JOB, log=log, left_here=files.find)).code == code
 
 
 def test_script_is_read_only_as_it_was_sent(tmp_path):

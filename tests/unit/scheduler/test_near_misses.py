@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from clusterctl.scheduler.attempts import LastAttempt
 from clusterctl.scheduler.base import StepInfo
 from clusterctl.scheduler.diagnosis import Diagnosis, Evidence, catalogue, diagnose
 from tests.unit.scheduler.test_diagnosis import JOB, TRACEBACK
@@ -286,3 +287,46 @@ def test_crash_of_mpirun_is_not_of_the_program(log: str) -> None:
     assert said(log.replace("mpirun", "./b.out").replace("prterun", "b.out"), exit_code=139).code == (
         "segmentation-fault"
     )
+
+
+LISTENING = (
+    "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. "
+    "port: {port}, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
+)
+
+
+@pytest.mark.parametrize(
+    ("log", "is_master"),
+    [
+        (raised(LISTENING.format(port=61012)), True),
+        (
+            raised(
+                "OSError: [Errno 98] Address already in use", "s.bind(('', int(os.environ['MASTER_PORT'])))"
+            ),
+            True,
+        ),
+        (raised(LISTENING.format(port=29500)), False),
+        (raised(LISTENING.format(port=610123)), False),
+        (raised("OSError: [Errno 98] Address already in use"), False),
+    ],
+)
+def test_port_in_use_is_master_port_only_if_the_error_names_it(log: str, *, is_master: bool) -> None:
+    found = diagnose(Evidence(job=JOB, log=log, attempt=LastAttempt(port=61012)))
+    assert (found.code, found.cause.startswith("MASTER_PORT")) == ("port-in-use", is_master), found
+    # A job that has MASTER_PORT already is not told to use it.
+    assert ("use MASTER_PORT" in found.fix) is not is_master
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        ("#!/bin/bash\nsrun --export=SEED=7 hostname\n", "step-without-path"),
+        ("#!/bin/bash\nsrun -n 2 --export NONE hostname\n", "step-without-path"),
+        ("#!/bin/bash\nsrun --export=ALL,SEED=7 hostname\n", "command-not-found"),
+        ("#!/bin/bash\n# srun --export=NONE hostname\nsrun hostname\n", "command-not-found"),
+        ("", "command-not-found"),
+    ],
+)
+def test_srun_that_finds_no_command_has_no_path_only_with_export(script: str, code: str) -> None:
+    log = "slurmstepd-n1: error: execve(): hostname: No such file or directory\nsrun: error: n1: task 0: Exited with exit code 2\n"
+    assert diagnose(Evidence(job=JOB, log=log, script=script)).code == code
