@@ -71,6 +71,14 @@ _ERRORS: Mapping[Outcome, type[ClusterctlError]] = {
 # The longest interval between two queries for a job that is followed.
 LONGEST_PAUSE_S = 5.0
 # For grep: a number in JSON that is NaN or infinite. The first line is read up to this number of bytes.
+# Keys of a line of metrics that tell where it belongs, and what they are.
+_PLACES = (
+    ("step", "step"),
+    ("global_step", "step"),
+    ("_step", "step"),
+    ("iteration", "step"),
+    ("epoch", "epoch"),
+)
 _NONFINITE, _MOST_LINE = r'": *-?(NaN|Infinity)', 1 << 16
 
 
@@ -506,8 +514,9 @@ def nonfinite_notice(session: Session, job_id: str) -> Notice | None:
     with suppress(UnreachableError, ValueError, AttributeError):
         line = json.loads(session.transport.run(argv, check=False).stdout[:_MOST_LINE])
         names = [key for key, value in line.items() if isinstance(value, float) and not math.isfinite(value)]
-        step = next((line[key] for key in ("step", "global_step", "_step") if key in line), None)
-        when = f" at step {step}" if isinstance(step, int) else ""
+        places = (f"{axis} {line[key]}" for key, axis in _PLACES if isinstance(line.get(key), int))
+        place = next(places, "")
+        when = f" at {place}" if place else ""
         shown = printable(", ".join(names[:5]))
         text = f"job {job_id}: {shown} became NaN or infinite{when}"
         return Notice("metrics-nonfinite", text) if names else None

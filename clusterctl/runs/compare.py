@@ -75,8 +75,7 @@ class Losses:
         if self.identical:
             return f"identical over {steps}{totals}{limit}"
         gap = "is not finite" if self.largest is None else f"is {self.largest:.3g}"
-        first = "" if self.first is None else f"{self.first:,}"
-        text = f"different from {self.axis} {first} on, of {steps}{totals}: the largest difference {gap}"
+        text = f"different from {self.axis} {self.first} on, of {steps}{totals}: the largest difference {gap}"
         return text + limit
 
 

@@ -23,7 +23,7 @@ EPOCH: Final = "epoch"
 ROW: Final = "row"
 # A metric is placed by the best axis that its lines have.
 _RANKS: Final = {ROW: 0, EPOCH: 1, STEP: 2}
-_MOST_BUCKETS: Final = 4096
+_MOST_BUCKETS: Final = 1024
 _MOST_KEPT: Final = 1 << 21
 
 
@@ -125,7 +125,10 @@ class Column(NamedTuple):
         first = self._point(start)
         if end - start == 1:
             return Bucket(1, first, first, first, first, None, 1, total)
-        low, high = self._point(start + ys.index(min(ys))), self._point(start + ys.index(max(ys)))
+        lowest, highest = min(ys), max(ys)
+        low = high = first
+        if lowest < highest:
+            low, high = self._point(start + ys.index(lowest)), self._point(start + ys.index(highest))
         count = end - start
         return Bucket(count, first, self._point(end - 1), low, high, None, count, total)
 

@@ -15,7 +15,7 @@ from typing import Final
 from clusterctl.errors import CollectError, UsageError
 from clusterctl.scheduler.base import JobState, format_exit
 from clusterctl.spec.metrics import Goal, goal_of
-from clusterctl.spec.names import did_you_mean
+from clusterctl.spec.names import did_you_mean, first_few
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.ledger import Metric, RunRecord, TaskRecord, Value
 from clusterctl.state.run_names import find_run
@@ -166,6 +166,7 @@ USUAL_METRICS: Final = (
 )
 # The name of the jobs of a scaling.
 _SCALING: Final = re.compile(r".+-scaling-[0-9a-f]{4}")
+_MOST_SHOWN: Final = 3
 # Fields in Unix seconds.
 TIMES: Final = frozenset({"submitted", "started", "ended", "collected"})
 
@@ -350,6 +351,14 @@ def reject_unknown_keys(rows: Sequence[Row], keys: Iterable[str], *, as_metrics:
             continue
         known_keys = (dict.fromkeys(metric_names(rows)) if as_metrics else {}) or known_keys
         suggestion = did_you_mean(key, known_keys)
+        if partial := [row for row in rows if row.record.left_out]:
+            shown = first_few([row.shown for row in partial], _MOST_SHOWN)
+            raise UsageError(
+                f"no run has a value for {key!r}",
+                code="unknown-run-key",
+                why=f"metrics were left out: {partial[0].shown}: {'; '.join(partial[0].record.left_out)}",
+                fix=f"if it is a metric, read it from the files of {shown}",
+            )
         raise UsageError(
             f"no run has a value for {key!r}",
             code="unknown-run-key",

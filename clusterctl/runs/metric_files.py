@@ -14,14 +14,16 @@ import math
 import os
 import re
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BufferedReader
-from itertools import chain, groupby, islice, takewhile
+from itertools import groupby, islice, takewhile
 from operator import itemgetter, lt
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+from pydantic_core import from_json
 
 from clusterctl.errors import printable
 from clusterctl.runs.curve import EPOCH, ROW, STEP, Column
@@ -70,7 +72,6 @@ _MAX_SOURCE: Final = 32 << 20
 _MAX_ENTRIES: Final = 200_000
 _MAX_FILES: Final = 100
 _MAX_DROPPED: Final = 100_000
-_MAX_SHAPES: Final = 1000
 _ROWS: Final = 1 << 14
 # Folders that a program creates at each start: Lightning's, SummaryWriter's, or a date and time.
 _OF_A_START: Final = re.compile(r"version_\d+|[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d_.+|\d{8}[-_T]?\d{4,6}")
@@ -229,11 +230,13 @@ class MetricFiles:
     def _state_blocks(self, names: Names, paths: Sequence[str]) -> Iterator[Block]:
         longest: dict[str, list[_Line]] = {}
         for path in paths:
-            with suppress(OSError, ValueError, TypeError, KeyError):
-                if (self.folder / path).stat().st_size > _MAX_STATE:
-                    self.left_out.append(f"{path}, which is larger than {format_size(_MAX_STATE)}")
-                    continue
+            try:
                 state = read_json(os.fsencode(self.folder), os.fsencode(path), _MAX_STATE)
+            except (OSError, ValueError) as exc:
+                reason = getattr(exc, "strerror", None) or str(exc).partition("\n")[0]
+                self.left_out.append(f"{path}, which can't be read: {reason}")
+                continue
+            with suppress(TypeError, KeyError):
                 history = [line for line in state["log_history"] if isinstance(line, dict)]
                 key = _CHECKPOINT.sub("", path)
                 longest[key] = max(longest.get(key, []), history, key=len)
@@ -364,10 +367,10 @@ def _objects(chunk: bytes) -> list[_Line]:
 
 def _parsed(lines: Sequence[bytes]) -> list[_Line]:
     """Return the lines that are JSON objects. A running job may have written half of the last line."""
-    # Parsing many lines at once is faster.
     values: Sequence[Any] = ()
     with suppress(ValueError, RecursionError):
-        values = json.loads(b"[%b]" % b",".join(lines))
+        # Parsing many lines at once is faster. Python's parser accepts a little more, such as surrogates.
+        values = from_json(b"[%b]" % b",".join(lines)) if len(lines) > 1 else json.loads(b"[%b]" % lines[0])
     if len(values) == len(lines):
         return [value for value in values if isinstance(value, dict)]
     if len(lines) == 1:
@@ -385,62 +388,81 @@ def _blocks_of(
     runs: frozenset[str] = frozenset(),
 ) -> Iterator[Block]:
     """Yield lines as blocks. row: the number of lines before them. runs: the runs that wrote to the file."""
-    numbered = list(zip(range(row + 1, row + 1 + len(lines)), lines, strict=True))
+    part = _Part(range(row + 1, row + 1 + len(lines)), lines)
     if not runs:
-        yield from _shaped(numbered, names, prefix)
+        yield from _shaped(part, names, prefix)
         return
-    by_run: dict[Any, list[tuple[int, _Line]]] = defaultdict(list)
-    for number, line in numbered:
-        name = line.get(_RUN)
-        by_run[name if isinstance(name, str) else None].append((number, line))
-    for name, part in by_run.items():
-        yield from _shaped(part, names, prefix if name is None else f"{name}/{prefix}")
+    for run, of_run in part.by(lambda line: _text(line, _RUN)).items():
+        yield from _shaped(of_run, names, f"{run}/{prefix}" if run else prefix)
 
 
-def _shaped(numbered: Sequence[tuple[int, _Line]], names: Names, prefix: str) -> Iterator[Block]:
-    """Yield a block for lines with the same keys."""
-    groups: dict[tuple[str, ...], list[tuple[int, _Line]]] = {}
-    for each in numbered:
-        groups.setdefault(tuple(each[1]), []).append(each)
-    parts: Iterable[Sequence[tuple[int, _Line]]] = groups.values()
-    keys = [*chain.from_iterable(shape for shape in groups)]
-    if len(groups) > 1 and len({*keys} - AXES) < len([key for key in keys if key not in AXES]):
-        # The order of the values of a metric matters, also if lines have other metrics, too.
-        parts = (list(part) for _, part in groupby(numbered, lambda each: tuple(each[1])))
-    for part in parts:
-        yield from _block(part, names, prefix)
+class _Part(NamedTuple):
+    """Lines, and the number of the row of each."""
+
+    rows: Sequence[int]
+    lines: Sequence[_Line]
+
+    def by(self, key: Callable[[_Line], Any]) -> Mapping[Any, _Part]:
+        """Return the lines with each key."""
+        groups: dict[Any, tuple[list[int], list[_Line]]] = defaultdict(lambda: ([], []))
+        for row, line in zip(self.rows, self.lines, strict=True):
+            rows, lines = groups[key(line)]
+            rows.append(row)
+            lines.append(line)
+        return {own_key: _Part(*group) for own_key, group in groups.items()}
+
+    def consecutive(self, key: Callable[[_Line], Any]) -> Iterator[_Part]:
+        """Yield stretches of lines with the same key."""
+        at = 0
+        for _, same in groupby(self.lines, key):
+            lines = [*same]
+            yield _Part(self.rows[at : at + len(lines)], lines)
+            at += len(lines)
 
 
-def _block(part: Sequence[tuple[int, _Line]], names: Names, prefix: str) -> Iterator[Block]:
-    rows, lines = zip(*part, strict=True)
-    head: _Line = lines[0]
-    if "kind" in head and len(kinds := [_kind(line) for line in lines]) > 1 and len({*kinds}) > 1:
-        for _, same in groupby(part, lambda each: _kind(each[1])):
-            yield from _block(list(same), names, prefix)
-        return
-    kind = _kind(head)
+def _shaped(part: _Part, names: Names, prefix: str) -> Iterator[Block]:
+    """Yield blocks of lines that have the same keys and are of the same kind."""
+    shapes = {*map(tuple, part.lines)}
+    keys = [key for shape in shapes for key in shape if key not in AXES]
+    if len(shapes) > 1 and len({*keys}) == len(keys):
+        parts: Iterable[_Part] = part.by(tuple).values()
+    else:
+        # The order of the values of a metric matters, also if some lines have other metrics, too.
+        parts = part.consecutive(tuple) if len(shapes) > 1 else [part] if part.lines else []
+    for same in parts:
+        if "kind" in same.lines[0]:
+            for of_kind in same.consecutive(lambda line: _text(line, "kind")):
+                yield from _block(of_kind, names, prefix)
+        else:
+            yield from _block(same, names, prefix)
+
+
+def _block(part: _Part, names: Names, prefix: str) -> Iterator[Block]:
+    rows, lines = part
+    kind = _text(lines[0], "kind")
     columns = {} if kind in _NO_SERIES else _columns(lines)
     if nested := [key for key, column in columns.items() if dict in {*map(type, column)}]:
-        flat = [_flattened(line, nested) for line in lines]
-        yield from _shaped([*zip(rows, flat, strict=True)], names, prefix)
+        yield from _shaped(_Part(rows, [_flattened(line, nested) for line in lines]), names, prefix)
         return
     times = _times(lines)
+    prefix += _PREFIX.get(kind, "")
     for axis, start, end, xs in _places(rows, lines):
-        own_times = None if times is None else times[start:end]
+        is_all = end - start == len(lines)
+        own_times = times if times is None or is_all else times[start:end]
         place = _column(xs, xs, own_times)
         shown: dict[str, Column] = {}
         for key, values in columns.items():
-            column = _numbers(place, values if end - start == len(values) else values[start:end])
+            column = _numbers(place, values if is_all else values[start:end])
             if column is not None:
-                name = names.shown(f"{prefix}{_PREFIX.get(kind, '')}{key}")
+                name = names.shown(prefix + key)
                 if name is not None:
                     shown[name] = column
-        yield Block(shown, axis, place, kind, lines[start:end])
+        yield Block(shown, axis, place, kind, lines if is_all else lines[start:end])
 
 
-def _kind(line: _Line) -> str:
-    kind = line.get("kind")
-    return kind if isinstance(kind, str) else ""
+def _text(line: _Line, key: str) -> str:
+    text = line.get(key)
+    return text if isinstance(text, str) else ""
 
 
 def _columns(lines: Sequence[_Line]) -> dict[str, list[Any]]:
@@ -468,7 +490,10 @@ def _times(lines: Sequence[_Line]) -> list[float | None] | None:
     key = next((key for key in _TIMES if key in lines[0]), None)
     if key is None:
         return None
-    times = [finite(line[key]) for line in lines]
+    values = [*map(itemgetter(key), lines)]
+    if _are_finite(values):
+        return [*map(float, values)]
+    times = [*map(finite, values)]
     return None if all(time is None for time in times) else times
 
 

@@ -250,7 +250,11 @@ def _with_whole_words(text: str) -> Markup:
 
 def rounded(value: float | None, digits: int = 5) -> str:
     """Return a number with this many digits, and all before the decimal point; "-" for None."""
-    return "-" if value is None else f"{_shortened(value, digits):,.15g}"
+    if value is None:
+        return "-"
+    text = f"{_shortened(value, digits):,.15g}"
+    # The digits of a number below 1e-307 can't be rounded to fewer.
+    return f"{value:.{digits}g}" if "e" in text else text
 
 
 def _shortened(value: float, digits: int) -> float:

@@ -219,7 +219,7 @@ def _metric_changes(row: Row, facts: ProgramMetrics) -> Iterator[str]:
     for name, metric in row.metrics.items():
         if metric.nonfinite:
             place = metric.nonfinite_step
-            first_at = "" if place is None else f", first at {metric.axis} {place:,}"
+            first_at = "" if place is None else f", first at {metric.axis} {place}"
             counts = f"{metric.nonfinite:,} of {metric.count:,} values"
             yield f"{name} was NaN or infinite in {counts}{first_at}"
 

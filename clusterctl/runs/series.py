@@ -76,11 +76,15 @@ def sample_times(folder: Path, events: Sequence[Event]) -> list[float]:
     return [sample["time"] for node in nodes_of(events) for sample in samples_of(folder, node)]
 
 
-def samples_of(folder: Path, node: str) -> Iterator[dict[str, Any]]:
-    """Yield a node's valid samples of telemetry. ``time`` is in Unix seconds."""
+def samples_of(folder: Path, node: str, left_out: list[str] | None = None) -> Iterator[dict[str, Any]]:
+    """Yield a node's valid samples of telemetry. ``time`` is in Unix seconds.
+
+    left_out: gets sentences on samples that were not read.
+    """
+    left_out = [] if left_out is None else left_out
     # ValueError: the node's name has a null byte.
     with suppress(ValueError):
-        for line in chain.from_iterable(json_lines(folder, f"telemetry/{node}.jsonl", [])):
+        for line in chain.from_iterable(json_lines(folder, f"telemetry/{node}.jsonl", left_out)):
             time = finite(line.get("time"))
             if line.get("kind") == "sample" and time is not None and 0 <= time < _LATEST:
                 yield {**line, "time": time}

@@ -73,6 +73,7 @@ def nodes_section(row: Row, metrics: ProgramMetrics, missing: list[str]) -> Sect
     times = [time for each in samples.values() for time in each.ends]
     times += [time for time in (metrics.began, metrics.ended) if time is not None]
     start, end = record.start_time or min(times, default=0.0), max([record.end_time or 0.0, *times])
+    missing += [text for each in samples.values() for text in each.left_out]
     if silent_nodes := [node for node, each in samples.items() if not each.count]:
         missing.append(f"the telemetry of {', '.join(silent_nodes)}")
     if other_nodes := [node for node, each in samples.items() if each.count and not each.ends]:
@@ -129,16 +130,18 @@ class _NodeSamples:
     """The samples of a node in a span of time.
 
     curves: chart title -> values by Unix time. ends: the earliest and the latest time, [] if there are none.
-    count: the number of samples at any time.
+    count: the number of samples at any time. left_out: sentences on samples that were not read.
     """
 
     curves: dict[str, Curve] = field(default_factory=dict)
     ends: Sequence[float] = ()
     count: int = 0
+    left_out: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, folder: Path, node: str, start: float, end: float) -> _NodeSamples:
-        found, samples = cls(), samples_of(folder, node)
+        found = cls()
+        samples = samples_of(folder, node, found.left_out)
         while listed := [*islice(samples, _MANY)]:
             found.count += len(listed)
             inside = [sample for sample in listed if start <= sample["time"] <= end]

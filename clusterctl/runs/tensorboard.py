@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, Final
 
 # Limit for all files, where each record and field adds a cost, as millions of records may be empty.
-_MAX_BYTES: Final = 128 << 20
+_MAX_BYTES: Final = 512 << 20
 _COST, _COST_OF_FIELD = 64, 8  # bytes
 # Larger records hold images, audio or graphs.
 _MAX_RECORD: Final = 1 << 18  # bytes
@@ -43,7 +43,7 @@ class Event:
 
 
 class EventFiles:
-    """A reader of event files. It reads a limited number of bytes from all files, in a few seconds."""
+    """A reader of event files. It reads a limited number of bytes from all files."""
 
     def __init__(self) -> None:
         self._left = _MAX_BYTES

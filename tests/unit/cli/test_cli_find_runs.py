@@ -102,6 +102,32 @@ def test_why_it_failed_and_that_it_went_on(made: Clusterctl) -> None:
     assert made("runs", "--where", "exit=0", "--columns", "state").stdout.count("COMPLETED") == 2
 
 
+def test_runs_whose_metric_became_nan_or_infinite_are_found(made: Clusterctl) -> None:
+    out = made.cwd / "nan"
+    values = {21: float("nan"), 22: float("inf"), 23: float("-inf"), 24: 0.5, 25: 7.0}
+    for job_id, value in values.items():
+        made_run(out, job_id, metrics=[{"epoch": 1, "val_loss": 9.0}, {"epoch": 2, "val_loss": value}])
+    listed = {
+        "val_loss=nan": {21},
+        "val_loss==NaN": {21},
+        "val_loss!=nan": {22, 23, 24, 25},
+        "val_loss=inf": {22},
+        "val_loss>1": {22, 25},
+        "val_loss<=0.5": {23, 24},
+        "val_loss~inf": {22, 23},
+        "metric.val_loss=-inf": {23},
+        "val_loss.max=nan": set(),
+    }
+    for condition, expected in listed.items():
+        rows = json.loads(made("-o", "json", "runs", "--dir", "nan", "--where", condition).stdout)["runs"]
+        assert {int(row["job"]) for row in rows} == expected, condition
+    shown = made("runs", "--dir", "nan", "--columns", "val_loss").stdout.split()
+    assert [shown.count(word) for word in ("nan", "inf", "-inf")] == [1, 1, 1]
+    table = made("runs", "show", "nan/demo-22-train").stdout
+    assert "inf at epoch 2" in table
+    assert "9 at epoch 1" in table
+
+
 def test_a_sweep_by_its_metric(made: Clusterctl) -> None:
     values = (("0.1", 2.0), ("0.01", 1.0), ("1", None))
     tasks = [

@@ -202,6 +202,20 @@ def test_a_size_has_the_largest_unit_that_it_reaches(size: int, text: str) -> No
     assert with_unit(size, "B") == text
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (5e-324, "4.9407e-324"),
+        (1_234_567.0, "1,234,567"),
+        (1e22, "1e+22"),
+        (0.1 + 0.2, "0.3"),
+        (-1e-5, "-1e-05"),
+    ],
+)
+def test_numbers_of_any_size_have_few_digits(value: float, text: str) -> None:
+    assert with_unit(value, "") == text
+
+
 def test_noise_has_a_smoothed_line_of_means() -> None:
     line = Series("", [(x, float(x % 2)) for x in range(100)])
     smooth = line_chart("", [line]).series[0].smooth
