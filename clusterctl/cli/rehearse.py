@@ -68,13 +68,14 @@ def _lines(screen: Screen, rehearsal: Rehearsal) -> list[str]:
             for trial in rehearsal.trials
         ],
     )
+    lines += [f"{trial.fault}: {trial.cause}" for trial in rehearsal.trials if trial.cause]
     faults_of: dict[str, list[str]] = {}
     for trial in rehearsal.trials:
         for line in trial.missing:
             faults_of.setdefault(line, []).append(trial.fault)
     for line, faults in faults_of.items():
         contract, advice = CONTRACT[line]
-        lines += ["", f"not seen ({', '.join(faults)}): the program {contract}", f"  write: {advice}"]
+        lines += ["", f"missing ({', '.join(faults)}): the program should {contract}", f"  write: {advice}"]
     return [*lines, *_interval_lines(rehearsal)]
 
 

@@ -112,6 +112,11 @@ class Observation:
         return max((step for at, step in self.steps if at < until), default=0)
 
     @property
+    def last_step(self) -> int:
+        """The largest step of all attempts. 0: the job does not show its steps."""
+        return max((step for _, step in self.steps), default=0)
+
+    @property
     def first_step_after(self) -> tuple[float, int] | None:
         """Time and number of the first step after the restart, if it is known."""
         since = self.restarted

@@ -26,7 +26,6 @@ from clusterctl.rehearse.verdict import (
     Fault,
     Trial,
     Undisturbed,
-    Verdict,
     best_interval_s,
     explained,
     hangs_too_often,
@@ -167,7 +166,8 @@ class Rehearser:
             faults = [fault for fault in faults if fault is not Fault.CHECKPOINT_TORN]
         prepared = replace(prepared, token="")
         runs = [self._disturbed(prepared, fault, undisturbed) for fault in faults]
-        if any(judge(undisturbed, run).verdict is Verdict.DIFFERS for run in runs):
+        # The length of a training may also differ from run to run.
+        if any(judge(undisturbed, run).may_be_chance for run in runs):
             undisturbed = self._compared(prepared, undisturbed)
         trials = explained([judge(undisturbed, run) for run in runs])
         return Rehearsal(name=prepared.job.name, undisturbed=undisturbed, trials=trials, mtbf_s=self.mtbf_s)
@@ -200,7 +200,10 @@ class Rehearser:
     def _compared(self, prepared: PreparedJob, undisturbed: Undisturbed) -> Undisturbed:
         """Run the job without a fault again, to find out whether its results are always the same."""
         again = self._undisturbed(prepared)
-        if is_identical(undisturbed.results, again.results) is not False:
+        steps = min(undisturbed.observed.last_step, again.observed.last_step)
+        undisturbed = replace(undisturbed, fewest_steps=steps)
+        same_numbers = undisturbed.newest_checkpoint == again.newest_checkpoint
+        if same_numbers and is_identical(undisturbed.results, again.results) is not False:
             return undisturbed
         text = "the job's results differ from run to run without a fault, so they are not compared"
         self.report(Notice("results-not-repeatable", text))

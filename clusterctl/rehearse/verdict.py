@@ -22,44 +22,50 @@ class Fault(StrEnum):
 
 
 class Verdict(StrEnum):
-    """SURVIVES: the job completed, and did not start from zero. TOO_LATE: it ended before the fault."""
+    """The outcome of a job with a fault.
+
+    SURVIVES: the job did all its work, and did not start from zero. TOO_LATE: it ended before the fault.
+    LOST: it also may have completed without doing all its work. UNKNOWN: it completed, and shows neither its
+    steps nor a result to compare.
+    """
 
     SURVIVES = "survives"
     FROM_ZERO = "restarts-from-zero"
     HANGS = "hangs"
     DIFFERS = "differs"
     LOST = "lost"
+    UNKNOWN = "unknown"
     TOO_LATE = "too-late"
 
 
-# Line of the contract in docs/restarts.md -> the line, and the code that it needs.
+# Line of the contract in docs/restarts.md -> what the program should do, and the code that it needs.
 CONTRACT: Final = {
     "continues": (
-        "continues by itself when it is started again with the same arguments in the same folder",
+        "continue by itself when it is started again with the same arguments in the same folder",
         "load the newest checkpoint at the start",
     ),
     "saves": (
-        "writes checkpoints",
+        "write checkpoints",
         "save a checkpoint each few minutes; in a rehearsal, after a few seconds",
     ),
     "verifies": (
-        "verifies the newest checkpoint, and takes the previous checkpoint if it is damaged",
+        "verify the newest checkpoint, and take the previous checkpoint if it is damaged",
         "keep two checkpoints, and test the newest, as `newest` in survive.py does",
     ),
     "saves-on-signal": (
-        "saves after SIGUSR1 or SIGTERM, on all ranks after the same step, and exits with 75",
+        "save after SIGUSR1 or SIGTERM, on all ranks after the same step, and exit with 75",
         "handle the signal as `end_step` in survive.py does",
     ),
     "exits": (
-        "exits with an error if it loses a rank",
+        "exit with an error if it loses a rank",
         "set a time-out for communication, or use NCCL, Gloo or MPI, which report a lost rank",
     ),
     "repeatable": (
-        "computes the same after a restart: batches and random numbers depend only on the step",
+        "compute the same after a restart: batches and random numbers depend only on the step",
         "seed the sampler by epoch and random numbers by step, and save the state of the optimizer",
     ),
     "shows-progress": (
-        "shows its progress: metrics.jsonl, or the number of steps in the file $CLUSTERCTL_HEARTBEAT",
+        "show its progress: metrics.jsonl, or the number of steps in the file $CLUSTERCTL_HEARTBEAT",
         "write the step as `show_progress` in survive.py does",
     ),
 }
@@ -78,6 +84,10 @@ _OF_ANY_FAULT: Final = {
     Verdict.LOST: "continues",
     Verdict.DIFFERS: "repeatable",
 }
+_UNSEEN: Final = (
+    "it shows neither its steps nor a checkpoint with a number, and has no file that is the same as without "
+    "the fault"
+)
 # A repeated line of the output tells how much of the work an attempt has done.
 _FEW_LINES: Final = 3
 
@@ -91,7 +101,8 @@ class Trial:
     steps_lost: steps that were repeated, about. None: the job does not show its steps.
     seconds: of the job with all attempts. again_s: from the fault until the job continued.
     missing: lines of the contract that the program seems to lack, keys of ``CONTRACT``.
-    cause: the cause of the end of a job that did not complete.
+    is_completed: whether Slurm's state of the job is COMPLETED.
+    cause: why the verdict is that of a job that did not complete or has not done all its work, or is unknown.
     """
 
     fault: Fault
@@ -103,6 +114,7 @@ class Trial:
     again_s: float | None = None
     missing: tuple[str, ...] = ()
     cause: str = ""
+    is_completed: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Return the verdict as `-o json` shows it."""
@@ -111,17 +123,34 @@ class Trial:
         ]
         return {**asdict(self), "missing": lines}
 
+    @property
+    def may_be_chance(self) -> bool:
+        """Whether the job may have had this verdict without a fault: its results are compared."""
+        return self.verdict is Verdict.DIFFERS or (self.verdict is Verdict.LOST and self.is_completed)
+
 
 @dataclass(frozen=True, slots=True)
 class Undisturbed:
     """The job without a fault.
 
     results: see ``results`` in payload/node/observe.py. repeats: whether each run has the same results.
+    fewest_steps: the steps of the run with the fewest steps. None: those in ``observed``.
     """
 
     observed: Observation
     results: Mapping[str, Any]
     repeats: bool = True
+    fewest_steps: int | None = None
+
+    @property
+    def last_step(self) -> int:
+        """The number of steps that a job without a fault takes at least. 0: unknown."""
+        return self.observed.last_step if self.fewest_steps is None else self.fewest_steps
+
+    @property
+    def newest_checkpoint(self) -> int:
+        """The largest number of a checkpoint. 0: unknown."""
+        return _newest(self.observed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +169,7 @@ class Disturbed:
 def judge(undisturbed: Undisturbed, disturbed: Disturbed) -> Trial:
     """Return the verdict on a job with a fault."""
     fault, observed = disturbed.fault, disturbed.observed
-    verdict, identical = _verdict(fault, undisturbed, observed, disturbed.results)
+    verdict, identical, cause = _verdict(fault, undisturbed, observed, disturbed.results)
     after = observed.first_step_after
     lost = max(0, observed.last_step_before - after[1]) if after else None
     return Trial(
@@ -152,7 +181,8 @@ def judge(undisturbed: Undisturbed, disturbed: Disturbed) -> Trial:
         seconds=round(observed.seconds, 1),
         again_s=None if observed.again_s is None else round(observed.again_s, 1),
         missing=_missing(fault, verdict, undisturbed.observed, observed),
-        cause=disturbed.cause,
+        cause=disturbed.cause or cause,
+        is_completed=observed.state == "COMPLETED",
     )
 
 
@@ -167,22 +197,43 @@ def hangs_too_often(fault: Fault, observed: Observation) -> bool:
 
 def _verdict(
     fault: Fault, undisturbed: Undisturbed, observed: Observation, results: Mapping[str, Any]
-) -> tuple[Verdict, bool | None]:
+) -> tuple[Verdict, bool | None, str]:
+    """Return the verdict, whether the results are identical, and the cause if the job has completed."""
     if observed.fault_at is None:
-        return Verdict.TOO_LATE, None
+        return Verdict.TOO_LATE, None, ""
     if observed.waits:
-        return Verdict.LOST, None
+        return Verdict.LOST, None, ""
     if observed.state != "COMPLETED":
         hangs = hangs_too_often(fault, observed) or (
             observed.state == "" and not last_attempt(observed.events).stop
         )
-        return (Verdict.HANGS if hangs else Verdict.LOST), None
+        return (Verdict.HANGS if hangs else Verdict.LOST), None, ""
+    if left := _work_left(undisturbed, observed):
+        return Verdict.LOST, None, left
     identical = is_identical(undisturbed.results, results) if undisturbed.repeats else None
     if identical is False:
-        return Verdict.DIFFERS, identical
-    return (
-        Verdict.FROM_ZERO if _is_from_zero(undisturbed, observed, results) else Verdict.SURVIVES
-    ), identical
+        return Verdict.DIFFERS, identical, ""
+    if _is_from_zero(undisturbed, observed, results):
+        return Verdict.FROM_ZERO, identical, ""
+    if identical is None and not (undisturbed.last_step or undisturbed.newest_checkpoint):
+        return Verdict.UNKNOWN, None, _UNSEEN
+    return Verdict.SURVIVES, identical, ""
+
+
+def _work_left(undisturbed: Undisturbed, observed: Observation) -> str:
+    """Return how a completed job has done less than without a fault, by its steps or checkpoints, or ""."""
+    steps, done = undisturbed.last_step, observed.last_step
+    if steps:
+        return f"it ended with exit code 0 after step {done} of {steps}" if done < steps else ""
+    number, newest = undisturbed.newest_checkpoint, _newest(observed)
+    if newest < number and undisturbed.repeats:
+        return f"it ended with exit code 0, and its newest checkpoint is {newest}, not {number}"
+    return ""
+
+
+def _newest(observed: Observation) -> int:
+    """Return the largest number of a checkpoint. 0: unknown."""
+    return max((write.number or 0 for write in observed.writes), default=0)
 
 
 def is_identical(expected: Mapping[str, Any], results: Mapping[str, Any]) -> bool | None:
@@ -225,7 +276,7 @@ def _missing(
     saved = any(event.get("reason") == "saved" for event in observed.events)
     if fault is Fault.TIME_LIMIT and not saved and verdict is not Verdict.TOO_LATE:
         lines.append("saves-on-signal")
-    if verdict is Verdict.SURVIVES and not undisturbed.steps:
+    if verdict in {Verdict.SURVIVES, Verdict.UNKNOWN} and not undisturbed.steps:
         lines.append("shows-progress")
     return tuple(dict.fromkeys(lines))
 

@@ -53,6 +53,8 @@ class Watch:
         Return the time, the text of job.events, changes of the step since the last call as pairs of time and
         step, and the checkpoints by path.
         """
+        # If the events have the job's end, the look at steps and checkpoints comes after the end.
+        events = restarts.end_of_file("job.events")
         steps, end = [], time.monotonic() + LOOK_S
         while time.monotonic() < end:
             step = restarts.last_step("heartbeat", [FILES])
@@ -61,7 +63,6 @@ class Watch:
                 steps.append((time.time(), step))
             time.sleep(STEP_S)
         checkpoints = dict(self._whole_checkpoints())
-        events = restarts.end_of_file("job.events")
         return {"time": time.time(), "events": events, "steps": steps, "checkpoints": checkpoints}
 
     def _whole_checkpoints(self) -> Iterator[tuple[str, Checkpoint]]:

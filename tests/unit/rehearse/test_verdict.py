@@ -41,9 +41,11 @@ def observed(*events: Mapping[str, Any], steps: Any = (), saved: Any = (12.0,), 
     return job
 
 
+SAVED_80 = (12.0, 14.0, 16.0)
 UNDISTURBED = Undisturbed(
-    observed(START, END, steps=[(11.0, 1), (19.0, 80)], saved=(12.0, 14.0, 16.0), fault_at=None), RESULTS
+    observed(START, END, steps=[(11.0, 1), (19.0, 80)], saved=SAVED_80, fault_at=None), RESULTS
 )
+NO_STEPS = replace(UNDISTURBED.observed, steps=[])
 STEPS = [(11.0, 1), (12.0, 20), (13.5, 35)]
 
 
@@ -51,7 +53,7 @@ def verdict(
     *events: Mapping[str, Any], fault: Fault = Fault.RANK_KILLED, results: Any = RESULTS, **values: Any
 ) -> Trial:
     values.setdefault("steps", [*STEPS, (17.0, 20), (18.0, 80)])
-    undisturbed = replace(UNDISTURBED, repeats=values.pop("repeats", True))
+    undisturbed = replace(values.pop("undisturbed", UNDISTURBED), repeats=values.pop("repeats", True))
     return judge(undisturbed, Disturbed(fault, observed(*events, **values), results))
 
 
@@ -78,7 +80,10 @@ def test_a_job_whose_steps_begin_again_starts_from_zero() -> None:
 )
 def test_the_output_tells_a_start_from_zero(lines: Any, expected: Verdict) -> None:
     """A program that does not show its steps."""
-    assert verdict(*RESTARTED, steps=(), results={**RESULTS, "lines": lines}).verdict is expected
+    silent = replace(UNDISTURBED, observed=NO_STEPS)
+    results = {**RESULTS, "lines": lines}
+    trial = verdict(*RESTARTED, undisturbed=silent, steps=(), saved=SAVED_80, results=results)
+    assert trial.verdict is expected
 
 
 def test_other_content_of_the_last_checkpoint_differs() -> None:
@@ -162,6 +167,52 @@ WARNED = {**HANG, "time": 14.0, "action": "warn"}
 def test_only_a_hang_that_ends_the_job_counts(fault: Fault, hangs: tuple[Any, ...], expected: bool) -> None:
     """hang.py warns of a rank that may only sleep, and ends the job later."""
     assert hangs_too_often(fault, observed(START, *hangs)) is expected
+
+
+NOTHING = {"checkpoints": {}, "outputs": {}, "lines": {}}
+
+
+@pytest.mark.parametrize(
+    ("undisturbed", "steps", "saved", "results", "expected"),
+    [
+        # The handler of the signal exits with 0 at step 35 of 80.
+        (UNDISTURBED, STEPS, (12.0,), NOTHING, Verdict.LOST),
+        # Also if an old checkpoint is the same.
+        (UNDISTURBED, STEPS, (12.0,), RESULTS, Verdict.LOST),
+        (UNDISTURBED, [*STEPS, (18.0, 79)], SAVED_80, RESULTS, Verdict.LOST),
+        # Without steps, the numbers of the checkpoints tell the same.
+        (replace(UNDISTURBED, observed=NO_STEPS), (), (12.0, 14.0), NOTHING, Verdict.LOST),
+        (replace(UNDISTURBED, observed=NO_STEPS), (), (), NOTHING, Verdict.LOST),
+        # It ignores the signal, and does all its work in time.
+        (UNDISTURBED, [*STEPS, (18.0, 80)], SAVED_80, RESULTS, Verdict.SURVIVES),
+        (UNDISTURBED, [*STEPS, (18.0, 80)], (), NOTHING, Verdict.SURVIVES),
+        (UNDISTURBED, [*STEPS, (18.0, 81)], SAVED_80, NOTHING, Verdict.SURVIVES),
+        (replace(UNDISTURBED, observed=NO_STEPS), (), SAVED_80, NOTHING, Verdict.SURVIVES),
+        # A training for a time has another number of steps in each run.
+        (replace(UNDISTURBED, repeats=False, fewest_steps=70), [(18.0, 75)], (), NOTHING, Verdict.SURVIVES),
+        (replace(UNDISTURBED, repeats=False, fewest_steps=70), [(18.0, 69)], (), NOTHING, Verdict.LOST),
+        (replace(UNDISTURBED, observed=NO_STEPS, repeats=False), (), (12.0,), NOTHING, Verdict.SURVIVES),
+        # It shows nothing.
+        (replace(UNDISTURBED, observed=replace(NO_STEPS, writes=[])), (), (), NOTHING, Verdict.UNKNOWN),
+    ],
+)
+def test_job_that_completed_survives_only_with_all_its_work(
+    undisturbed: Undisturbed, steps: Any, saved: Any, *, results: Any, expected: Verdict
+) -> None:
+    job = observed(START, END, steps=steps, saved=saved)
+    trial = judge(undisturbed, Disturbed(Fault.TIME_LIMIT, job, results))
+    assert trial.verdict is expected
+    assert bool(trial.cause) == (expected is not Verdict.SURVIVES)
+    assert trial.may_be_chance == (expected is Verdict.LOST)
+    assert "saves-on-signal" in trial.missing
+
+
+@pytest.mark.parametrize(("outputs", "expected"), [("a", Verdict.SURVIVES), ("b", Verdict.UNKNOWN)])
+def test_job_without_steps_survives_by_the_files_that_it_wrote(outputs: str, expected: Verdict) -> None:
+    before, after = ({**NOTHING, "outputs": {"result": digest}} for digest in ("a", outputs))
+    silent = Undisturbed(replace(NO_STEPS, writes=[]), before)
+    trial = judge(silent, Disturbed(Fault.RANK_KILLED, observed(*RESTARTED, saved=()), after))
+    assert (trial.verdict, trial.missing) == (expected, ("shows-progress",))
 
 
 def test_a_job_that_ended_before_the_fault() -> None:
