@@ -35,8 +35,7 @@ _SOONEST_S: Final = 5
 
 def restarts_of_job(session: Session, job: JobInfo) -> tuple[Restart, ...]:
     """Return the restarts of a job, as far as its folder on the cluster has a record of them."""
-    starts = {attempt.start_time: attempt.nodes for attempt in job.attempts}
-    return restarts_of(_events(session, [job]).get(job.id, ()), starts=starts)
+    return restarts_of(_events(session, [job]).get(job.id, ()), attempts=job.attempts)
 
 
 def with_hangs(session: Session, jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]:

@@ -122,7 +122,7 @@ def _run_report(row: Row) -> Report:
         replace(ranks, lines=()),
         nodes,
         # The verdict has the last restart and the last hang.
-        Section("Restarts", [str(restart) for restart in restarts[-MOST_LINES:]] if restarts[1:] else ()),
+        Section("Restarts", [restart.in_utc for restart in restarts[-MOST_LINES:]] if restarts[1:] else ()),
         Section("Hangs", hangs[-MOST_LINES:] if hangs[1:] else ()),
         _scheduler_section(row, facts),
         configuration_section(row, facts),
@@ -193,7 +193,7 @@ def _restart_lines(restarts: Sequence[Restart]) -> Iterator[str]:
         counts = [restart.steps_lost for restart in restarts if restart.steps_lost is not None]
         lost = f" with {sum(counts)} steps lost" if len(counts) == len(restarts) else ""
         total = f"restarted {len(restarts)} times{lost}; the last: " if len(restarts) > 1 else ""
-        yield f"{total}{restarts[-1]}"
+        yield f"{total}{restarts[-1].in_utc}"
 
 
 def _metric_changes(row: Row, facts: ProgramMetrics) -> Iterator[str]:

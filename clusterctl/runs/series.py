@@ -34,6 +34,7 @@ from clusterctl.runs.metric_files import (
 )
 from clusterctl.scheduler.attempts import (
     EVENTS_FILE,
+    Attempt,
     Event,
     Hang,
     Restart,
@@ -119,12 +120,13 @@ def gpu_energy_j(folder: Path, attempts: Sequence[AttemptRecord]) -> float | Non
 
 def restarts_in(folder: Path, attempts: Sequence[AttemptRecord]) -> tuple[Restart, ...]:
     """Return the restarts of the job or array task with this folder of a collected run, and its attempts."""
-    events, starts = events_in(folder), {attempt.start_time: attempt.nodes for attempt in attempts}
+    events = events_in(folder)
+    known = [Attempt(start_time=each.start_time, nodes=each.nodes, state=each.state) for each in attempts]
     # Most jobs have no restart, and their metrics need not be read.
-    if not (restarts := restarts_of(events, starts=starts)):
+    if not (restarts := restarts_of(events, attempts=known)):
         return ()
     moments = sorted({restart.started for restart in restarts})
-    return restarts_of(events, _steps_around(folder, moments), starts)
+    return restarts_of(events, _steps_around(folder, moments), known)
 
 
 def _steps_around(folder: Path, moments: Sequence[float]) -> list[tuple[float, int]]:

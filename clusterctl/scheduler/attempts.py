@@ -29,11 +29,15 @@ _LATEST: Final = 1 << 37  # Unix seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """A time in which a job had its nodes. Unix seconds. end_time: None while it lasts."""
+    """A time in which a job had its nodes. Unix seconds. end_time: None while it lasts.
+
+    state: Slurm's state of an attempt that has ended, such as PREEMPTED. "": unknown.
+    """
 
     start_time: int
     end_time: int | None = None
     nodes: tuple[str, ...] = ()
+    state: str = ""
 
     @property
     def seconds(self) -> int:
@@ -67,7 +71,19 @@ class Restart:
     steps_lost: int | None = None
 
     def __str__(self) -> str:
-        """Return a line such as ``restart 1 at 12:03:05 UTC: SIGKILL in rank 1 on n2; started after 9s``."""
+        """Return a line such as ``restart 1 at 12:03:05: SIGKILL in rank 1 on n2; started after 9s``.
+
+        The time is this host's.
+        """
+        return self.line(datetime.fromtimestamp(self.ended or self.started, UTC).astimezone())
+
+    @property
+    def in_utc(self) -> str:
+        """The line for documents, which other people also read: its time is in UTC, and says so."""
+        return self.line(datetime.fromtimestamp(self.ended or self.started, UTC), " UTC")
+
+    def line(self, at: datetime, zone: str = "") -> str:
+        """Return the restart in words, with this time of it."""
         waited = None if self.ended is None else self.started - self.ended
         spans = {
             "noticed after": self.noticed_s,
@@ -76,8 +92,7 @@ class Restart:
         }
         words = [f"{key} {format_duration(max(0, round(s)))}" for key, s in spans.items() if s is not None]
         words += [] if self.steps_lost is None else [f"{self.steps_lost} steps lost"]
-        at = datetime.fromtimestamp(self.ended or self.started, UTC)
-        return f"restart {self.number} at {at:%H:%M:%S} UTC: {'; '.join([self.cause, *words])}"
+        return f"restart {self.number} at {at:%H:%M:%S}{zone}: {'; '.join([self.cause, *words])}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the restart as `-o json` and run.json show it."""
@@ -149,8 +164,22 @@ class Ending:
 Event = Mapping[str, Any]
 # States in which Slurm itself ends a job.
 _BY_SLURM: Final = frozenset("CANCELLED TIMEOUT PREEMPTED NODE_FAIL".split())
+# The same as causes of a restart.
+_TOLD: Final = MappingProxyType(
+    {
+        "PREEMPTED": "preempted by a job of higher priority",
+        "REQUEUED": "requeued by its user or an administrator",
+        "TIMEOUT": "its time limit was reached",
+        "NODE_FAIL": "a node of the job failed",
+        "CANCELLED": "cancelled, and requeued by its user or an administrator",
+    }
+)
+_EX_TEMPFAIL: Final = 75
+_UNSEEN: Final = "a node was lost, the job's processes were killed, or Slurm requeued the job"
 # The clocks of a node and of the controller may differ by this time.
 SKEW_S: Final = 2
+# So long after its start in Slurm, an attempt has recorded its start.
+_LAUNCH_S: Final = 15
 # Slurm ends a job up to this time before the end that it has told the job.
 _EARLY_S: Final = 5
 _NEVER: Final = "the job was cancelled before it started"
@@ -212,11 +241,11 @@ def ending_of(events: Sequence[Event]) -> Ending:
 
 def _state_by_slurm(start: Event, later: Sequence[Event]) -> str:
     """Return the state in which Slurm has ended an attempt, REQUEUED if it has requeued the job, else ""."""
-    told = [event for event in later if event.get("event") == "signal" and event.get("signal") == "SIGTERM"]
-    state = _text(told[-1], "state") if told else "RUNNING"
+    told = _last_term(later)
+    state = _text(told, "state") if told else "RUNNING"
     if not state:
         until = _number(start, "until") or _LATEST
-        return "TIMEOUT" if told[-1]["time"] >= until - _EARLY_S else "CANCELLED"
+        return "TIMEOUT" if told["time"] >= until - _EARLY_S else "CANCELLED"
     return state if state in {*_BY_SLURM, "REQUEUED"} else ""
 
 
@@ -280,19 +309,19 @@ def _hangs(events: Sequence[Event]) -> Iterator[tuple[Hang, bool]]:
 def restarts_of(
     events: Sequence[Event],
     records: Iterable[tuple[float, int]] = (),
-    starts: Mapping[int, Sequence[str]] = MappingProxyType({}),
+    attempts: Iterable[Attempt] = (),
 ) -> tuple[Restart, ...]:
     """Return the restarts of a job, from its events.
 
     records: time and step of each record of metrics that the program wrote.
-    starts: start -> nodes of each known attempt. An attempt that was killed may not have recorded its start.
+    attempts: those that Slurm knows. An attempt that was killed may not have recorded its start or its end.
     """
     steps = sorted(records)
-    restarts = []
-    if missing := [*_unrecorded_starts(events, starts)]:
+    restarts, known = [], {attempt.start_time: attempt for attempt in attempts}
+    if missing := [*_unrecorded_starts(events, known)]:
         events = sorted([*events, *missing], key=lambda event: event["time"])
     for number, ((start, later), (following, _)) in enumerate(pairwise(_attempts(events)), 1):
-        restart = _restart(number, start, later, following)
+        restart = _restart(number, start, later, following, _state_of(start, known))
         at = bisect_left(steps, (following["time"], 0))
         if at < len(steps):
             last_step: Any = next(iter(_list(_failure(later, following), "progress")[1:]), None)
@@ -307,31 +336,40 @@ def restarts_of(
     return tuple(restarts)
 
 
-def _unrecorded_starts(events: Sequence[Event], starts: Mapping[int, Sequence[str]]) -> Iterator[Event]:
+def _unrecorded_starts(events: Sequence[Event], attempts: Mapping[int, Attempt]) -> Iterator[Event]:
     recorded = [event["time"] for event in events if event.get("event") == "start"]
     # If no start is missing, the clocks of hosts may differ by any time.
-    for start, following in pairwise([*sorted(starts), math.inf]) if len(recorded) < len(starts) else ():
+    for start, following in pairwise([*sorted(attempts), math.inf]) if len(recorded) < len(attempts) else ():
         if not any(start - SKEW_S <= time < following - SKEW_S for time in recorded):
-            yield {"event": "start", "time": float(start), "nodes": [*starts[int(start)]]}
+            yield {"event": "start", "time": float(start), "nodes": [*attempts[int(start)].nodes]}
 
 
-def _restart(number: int, start: Event, later: Sequence[Event], following: Event) -> Restart:
+def _state_of(start: Event, attempts: Mapping[int, Attempt]) -> str:
+    """Return Slurm's state of the attempt with this start. "": unknown."""
+    near = [attempt for at, attempt in attempts.items() if abs(at - start["time"]) <= _LAUNCH_S]
+    return near[0].state if len(near) == 1 else ""
+
+
+def _restart(number: int, start: Event, later: Sequence[Event], following: Event, state: str) -> Restart:
     """Return a restart.
 
     number: used if Slurm has not counted the restart, because a power cut took slurmctld's record of it.
-    later: events of the ended attempt.
+    later: events of the ended attempt. state: of the ended attempt in Slurm's accounting.
     """
     requeue = _last(later, "requeue")
     hang = next((hang for hang, _ in _hangs(later) if hang.ended_job), None)
     end = _last(later, "end") or requeue
     status = _number(end, "status")
-    nodes = _nodes(start)
     return Restart(
         number=int(_number(following, "restarts") or number),
-        cause=_cause(_failure(later, following), requeue, hang, status, nodes),
+        cause=(
+            f"no progress: {hang.summary or 'ranks unknown'}"
+            if hang
+            else _cause(start, later, following, state)
+        ),
         reason=_text(requeue, "reason"),
         status=None if status is None else int(status),
-        nodes=nodes,
+        nodes=_nodes(start),
         ended=_number(end, "time"),
         started=following["time"],
         noticed_s=int(hang.noticed - hang.since) if hang else None,
@@ -344,21 +382,44 @@ def _failure(later: Sequence[Event], following: Event) -> Event:
     return requeue if "kind" in requeue else following
 
 
-def _cause(
-    failure: Event, requeue: Event, hang: Hang | None, status: float | None, nodes: Sequence[str]
-) -> str:
-    kind, reason = _text(failure, "kind"), _text(requeue, "reason")
-    if hang:
-        return f"no progress: {hang.summary or 'ranks unknown'}"
-    if reason == _SAVED:
+def _cause(start: Event, later: Sequence[Event], following: Event, state: str) -> str:
+    """Return why an attempt ended, by what it recorded, and only without such a record by Slurm's state."""
+    requeue, end = _last(later, "requeue"), _last(later, "end")
+    failure = _failure(later, following)
+    status = _number(end or requeue, "status")
+    kind, is_saved = _text(failure, "kind"), status == _EX_TEMPFAIL or _text(requeue, "reason") == _SAVED
+    # job.py of the next attempt knows more about a lost node.
+    told = "" if failure is following and kind else _text(_last_term(later), "state")
+    if told in _TOLD:
+        return _TOLD[told] + ("; the program saved its work" if is_saved else "")
+    if _text(requeue, "reason") == _SAVED:
         return "the program saved its work"
+    place, notice = _text(failure, "place"), _notice(later)
+    if notice and kind == notice:
+        subject = f"{place} does" if place else "the program does"
+        return f"its time limit was near; {subject} not handle the notice ({notice})"
     if kind:
         error = _text(failure, "error") or kind.replace(",", ", ")
-        return " in ".join(filter(None, (error, _text(failure, "place"))))
+        return " in ".join(filter(None, (error, place)))
     if status:
         return f"exit status {int(status)}"
+    if status == 0:
+        return "the job had completed, and was requeued"
+    if state in _TOLD:
+        return _TOLD[state]
+    nodes = _nodes(start)
     on = f" on {', '.join(nodes[:_MOST_NODES])}" if nodes else ""
-    return f"no end was recorded{on}, because a node was lost or Slurm requeued the job"
+    return f"no end was recorded{on}: {_UNSEEN}"
+
+
+def _last_term(events: Sequence[Event]) -> Event:
+    told = (event for event in reversed(events) if event.get("event") == "signal")
+    return next((event for event in told if event.get("signal") == "SIGTERM"), {})
+
+
+def _notice(events: Sequence[Event]) -> str:
+    """Return the signal that announced the time limit in an attempt, such as SIGUSR1, or ""."""
+    return next((_text(event, "signal") for event in events if event.get("notice") is True), "")
 
 
 def _last(events: Sequence[Event], *names: str) -> Event:

@@ -179,7 +179,12 @@ def with_attempts(records: Sequence[JobInfo]) -> tuple[JobInfo, ...]:
             submit_time=own[job_id][0].submit_time,
             # A job that was cancelled in the queue may have a start time, but it has no nodes.
             attempts=tuple(
-                Attempt(start_time=each.start_time, end_time=each.end_time, nodes=each.nodes)
+                Attempt(
+                    start_time=each.start_time,
+                    end_time=each.end_time,
+                    nodes=each.nodes,
+                    state=each.state.value if each.end_time is not None else "",
+                )
                 for each in own[job_id]
                 if each.start_time is not None and each.nodes
             ),

@@ -76,11 +76,15 @@ class ScalingRecord(TypedDict, total=False):
 
 
 class AttemptRecord(_Stored):
-    """A time in which a job had its nodes: from a start to the next requeue or the end. Unix seconds."""
+    """A time in which a job had its nodes: from a start to the next requeue or the end. Unix seconds.
+
+    state: Slurm's state of an attempt that has ended, such as PREEMPTED. "": unknown.
+    """
 
     start_time: Time
     end_time: Time | None = None
     nodes: tuple[str, ...] = ()
+    state: str = ""
 
     def __str__(self) -> str:
         """Return a text such as ``2026-11-27 09:30:00 UTC on 2 nodes for 42s``."""

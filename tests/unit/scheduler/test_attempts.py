@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -66,6 +67,9 @@ def test_restart_has_its_cause_times_and_lost_steps() -> None:
 
 HANG = {"time": 94, "event": "hang", "seconds": 90, "summary": "rank 1 at x.py:3"}
 ERROR = {"kind": "exit code 1", "error": "KeyError at x.py:3"}
+USR1 = {"time": 4, "event": "signal", "signal": "SIGUSR1"}
+NOTICE = {**USR1, "notice": True}
+KILLED_BY_NOTICE = {"kind": "SIGUSR1", "place": "rank 1 on n2"}
 
 
 @pytest.mark.parametrize(
@@ -76,15 +80,75 @@ ERROR = {"kind": "exit code 1", "error": "KeyError at x.py:3"}
         ([end(5, 1), requeue(5, "failed", **ERROR)], {}, "KeyError at x.py:3"),
         # job.py of the next attempt describes the loss of a node.
         ([], {"kind": "loss of n1,n2", "place": ""}, "loss of n1, n2"),
-        ([], {}, "n1, n2"),
+        ([], {}, "n1, n2: a node was lost, the job's processes were killed, or Slurm requeued"),
+        # Slurm has told the job why it ends the attempt.
+        ([term(5, state="PREEMPTED"), end(5, 143)], {}, "preempted by a job of higher priority"),
+        ([term(5, state="PREEMPTED"), end(5, 75)], {}, "priority; the program saved its work"),
+        ([term(5, state="REQUEUED"), end(5, 143)], {}, "requeued by its user or an administrator"),
+        ([term(5, state="REQUEUED")], {}, "requeued by its user or an administrator"),
+        ([term(5, state="TIMEOUT"), end(5, 143), requeue(5, "failed", kind="SIGTERM")], {}, "time limit"),
+        ([term(5, state="NODE_FAIL"), end(5, 143)], {"kind": "loss of n2"}, "loss of n2"),
+        ([term(5, state="NODE_FAIL"), end(5, 143)], {}, "a node of the job failed"),
+        ([end(5, 0)], {}, "the job had completed, and was requeued"),
+        ([NOTICE, end(5, 138), requeue(5, "failed", **KILLED_BY_NOTICE)], {}, "rank 1 on n2 does not handle"),
+        # Near misses: none of these is a preemption, a time limit or the notice before it.
+        ([term(5, state="RUNNING"), end(5, 143)], {}, "exit status 143"),
+        ([term(5, state=""), end(5, 143)], {}, "exit status 143"),
+        ([term(3, state="PREEMPTED"), term(4, state="RUNNING"), end(5, 1)], {}, "exit status 1"),
+        ([USR1, end(5, 138), requeue(5, "failed", **KILLED_BY_NOTICE)], {}, "SIGUSR1 in rank 1 on n2"),
+        (
+            [NOTICE, end(5, 139), requeue(5, "failed", kind="SIGSEGV", place="rank 0")],
+            {},
+            "SIGSEGV in rank 0",
+        ),
+        ([NOTICE, end(5, 75), requeue(5, "saved", kind="saved")], {}, "the program saved its work"),
         ([HANG, end(5, 137), requeue(5, "hang", kind="hang")], {}, "rank 1 at x.py:3"),
     ],
-    ids=["saved", "old", "error", "loss", "unknown", "hang"],
 )
 def test_cause_of_a_restart(events: list[dict[str, Any]], following: dict[str, Any], cause: str) -> None:
     (restart,) = restarts_of(events_of(told(start(1, 0), *events, start(9, 1, **following))))
     assert cause in restart.cause
     assert restart.noticed_s == (90 if HANG in events else None)
+
+
+@pytest.mark.parametrize(
+    ("events", "state", "cause"),
+    [
+        ([], "PREEMPTED", "preempted by a job of higher priority"),
+        ([], "REQUEUED", "requeued by its user or an administrator"),
+        ([], "NODE_FAIL", "a node of the job failed"),
+        ([], "FAILED", "no end was recorded on n1, n2"),
+        ([], "", "no end was recorded on n1, n2"),
+        # What the job has recorded counts.
+        ([end(5, 1)], "REQUEUED", "exit status 1"),
+        ([end(5, 137), requeue(5, "failed", **KILLED)], "REQUEUED", "SIGKILL in rank 1 on n2"),
+        ([end(5, 75), requeue(5, "saved", kind="saved")], "REQUEUED", "the program saved its work"),
+    ],
+)
+@pytest.mark.parametrize("started", [98, 100])
+def test_end_that_was_not_recorded_is_told_by_the_accounting(
+    events: list[dict[str, Any]], state: str, cause: str, started: int
+) -> None:
+    later = [{**event, "time": event["time"] + 100} for event in events]
+    attempts = (Attempt(start_time=started, end_time=106, nodes=("n1", "n2"), state=state),)
+    (restart,) = restarts_of(events_of(told(start(100, 0), *later, start(110, 1))), attempts=attempts)
+    assert cause in restart.cause
+    # The accounting's attempt is another.
+    others = (replace(attempts[0], start_time=80), Attempt(start_time=109))
+    (other,) = restarts_of(events_of(told(start(100, 0), start(110, 1))), attempts=others)
+    assert "no end was recorded" in other.cause
+
+
+def test_time_of_a_restart_is_this_hosts_and_utc_in_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        (restart,) = restarts_of(events_of(told(start(1, 0), end(1795817403, 1), start(1795817410, 1))))
+        assert "17:10:03:" in str(restart)
+        assert "22:10:03 UTC:" in restart.in_utc
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_last_attempt_ignores_earlier_ones() -> None:
@@ -259,12 +323,13 @@ def test_accounting_of_another_job_with_the_id_is_not_taken() -> None:
 def test_attempt_that_recorded_no_start_is_a_restart() -> None:
     events = events_of(told(start(101, 0), end(110, 1), start(161, 2)))
     assert [restart.started for restart in restarts_of(events)] == [161]
-    starts = {100: ("n1", "n2"), 130: ("n3",), 160: ("n1", "n2")}
-    unseen, last = restarts_of(events, starts=starts)
+    nodes = {100: ("n1", "n2"), 130: ("n3",), 160: ("n1", "n2")}
+    starts = [Attempt(start_time=at, nodes=of_start) for at, of_start in nodes.items()]
+    unseen, last = restarts_of(events, attempts=starts)
     assert (unseen.number, unseen.started, unseen.ended, unseen.status) == (1, 130, 110, 1)
     assert (last.number, last.started, last.ended, last.nodes) == (2, 161, None, ("n3",))
-    behind = {each + 30: nodes for each, nodes in starts.items() if each != 130}
-    assert restarts_of(events, starts=behind) == restarts_of(events)
+    behind = [replace(each, start_time=each.start_time + 30) for each in starts if each.start_time != 130]
+    assert restarts_of(events, attempts=behind) == restarts_of(events)
 
 
 def test_last_attempt_has_the_last_signal_that_was_sent() -> None:
