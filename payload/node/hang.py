@@ -28,9 +28,10 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from payload.node import task
+from payload.node.processes import WATCHER
 from payload.node.requeue import STEP, Events
 from payload.node.restarts import HANG_FILE
-from payload.node.stacks import BLOCKED, BUSY, ENDED, LIBRARIES, NO_DISK, STOPPED, TRACED, WAITING, WATCHER
+from payload.node.stacks import BLOCKED, BUSY, ENDED, LIBRARIES, NO_DISK, STOPPED, TRACED, WAITING
 
 POLL_S = 1.0
 # No progress for this many times the longest interval may be a hang. Until ``SETTLED`` changes, and between
@@ -43,6 +44,8 @@ CONFIRM, FEW_CPU = 1 / 6, 0.05
 # blocked rank.
 QUIET_BYTES = 1 << 20
 ANSWER_S = 60.0
+# A look that takes so much longer than it can was interrupted.
+SUSPENDED_S = 10.0
 MOST_GROUPS = 8
 
 if TYPE_CHECKING:
@@ -287,6 +290,9 @@ class Watch:
             return ""
         time.sleep(self._shortest_s * CONFIRM)
         again, now = ask_nodes(*self._where), time.monotonic()
+        # The job was suspended meanwhile: how much the ranks have worked tells nothing.
+        if now - self._earlier[-1][0] > self._shortest_s * CONFIRM + ANSWER_S + SUSPENDED_S:
+            return ""
         if not is_hang(again) or summary(again) != summary(answers) or self.state() != self._seen:
             return ""
         if any(has_worked(before, again, now - at) for at, before in (*earlier, *self._earlier)):

@@ -16,14 +16,14 @@
     job.py torchrun PYTHON [OPTIONS OF TORCHRUN] PROGRAM...
     job.py container --image=FILE --bind=FOLDER,... --env=NAME,... PROGRAM...
     job.py prepare FOLDER FILES START
-    job.py watch FOLDER SECONDS [MODE@SECONDS FILES [HOST,... SSH]]
+    job.py watch [--requeue=JOB] FOLDER SECONDS [MODE@SECONDS FILES [HOST,... SSH]]
 
 The job's script on the first node ends with `run`, which forwards signals to PROGRAM and returns the exit
 status of PROGRAM. `run` records the start, each signal and the end in the file job.events, and then a requeue
 or the reason against it. With SIGTERM it records the state that Slurm gives the job, such as TIMEOUT.
 `shell` starts PROGRAM, the shell of `clusterctl shell`, with a job's variables. On a node, `prepare` creates
 the folders of an array task, `torchrun` starts PyTorch's agent, `container` starts PROGRAM in an image,
-`watch` starts telemetry, and on the first node hang.py.
+`watch` starts telemetry, and on the first node hang.py, and has Slurm requeue JOB if `run` was killed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from contextlib import suppress
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, ROOT)
 
-from payload.node import ports, restarts, task
+from payload.node import ports, processes, restarts, task
 from payload.node.first import end_unless_first
 from payload.node.requeue import (
     DOWN,
@@ -51,15 +51,17 @@ from payload.node.requeue import (
     STEP,
     Events,
     Restart,
+    is_notice,
+    job_of,
     lost_nodes,
     own_log,
     own_nodes,
+    requeue_unsupervised,
     step_environment,
     wait_for,
     wait_until_ended,
 )
 
-STEP_ID = "SLURM_STEP_ID="
 RANK_VARIABLES = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK".split()
 # After a failure, telemetry may wait for a dead node. It must not delay the requeue.
 TELEMETRY_END_S, TELEMETRY_FAILED_S = 3.0, 0.3
@@ -93,7 +95,9 @@ class Telemetry:
     def _commands(options: Mapping[str, str], nodes: Sequence[str]) -> list[list[str]]:
         """Return the commands that start telemetry: a single srun; without Slurm, a command for each node."""
         ssh, here = options.get("ssh", ""), os.path.abspath(__file__)
-        watch = [sys.executable, "-IS", here, "watch", os.getcwd(), options["telemetry"]]
+        job = job_of(options)
+        again = [f"--requeue={job}"] if job and "requeue" in options else []
+        watch = [sys.executable, "-IS", here, "watch", *again, os.getcwd(), options["telemetry"]]
         first = [*watch, options.get("hang", ""), options["files"]]
         if not nodes:
             count = os.environ.get("SLURM_JOB_NUM_NODES", "1")
@@ -167,9 +171,26 @@ class Program:
         is_over = self._restart.record_signal(number)
         if number == signal.SIGKILL:
             signal_ranks(number)
+        if is_notice(number) and self._has_passed_on_notice(number):
+            return
         # At SIGTERM, srun kills its ranks at once. If Slurm ends the job, it signals the ranks itself.
         if is_over or not (is_term and self.launcher == "srun" and signal_ranks(number)):
             os.kill(self._pid, number)
+
+    def _has_passed_on_notice(self, number: int) -> bool:
+        """If the program must not get the notice before its time limit, return True, else False.
+
+        The signal would end a process that does not handle it before its time is over.
+        """
+        if not self.launcher and processes.handles(self._pid, number):
+            return False
+        is_handled = processes.is_handled(os.environ.get("SLURM_JOB_ID", "none"), number)
+        if is_handled is False:
+            name = signal.Signals(number).name
+            task.complain(f"the time limit is near; the program does not handle {name}, and keeps running")
+            return True
+        # A shell script without a trap would end, although its ranks can save their work.
+        return not self.launcher and (signal_ranks(number) or True)
 
 
 def is_step_aborted() -> bool:
@@ -467,51 +488,43 @@ class Slurmstepds:
         return sorted(path.rpartition("_")[2] for path in killed)
 
 
-def kill_ranks(job: str, own_step: str) -> None:
-    """Kill the processes of the job's steps on this node, but those of ``own_step`` and of task.py.
+def watch(words: Sequence[str]) -> int:
+    """Run telemetry on this node, given the arguments of `job.py watch`, until stdin closes.
 
-    task.py passes on the last output of its rank, and records how the rank ended.
+    At a line in stdin, kill the job's ranks on this node. If the arguments tell how, also watch the job's
+    progress, on the first of its nodes.
     """
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        variables = task.text_of(f"/proc/{pid}/environ").split("\0")
-        step = next((each[len(STEP_ID) :] for each in variables if each.startswith(STEP_ID)), own_step)
-        if f"SLURM_JOB_ID={job}" in variables and step != own_step:
-            words = task.text_of(f"/proc/{pid}/cmdline").split("\0")
-            if not any(word.endswith("/payload/node/task.py") for word in words):
-                with suppress(OSError):
-                    os.kill(int(pid), signal.SIGKILL)
-
-
-def watch(folder: str, seconds: str, hang: str = "", *more: str) -> int:
-    """Run telemetry on this node, with a sample every ``seconds``, until stdin closes.
-
-    At a line in stdin, kill the job's ranks on this node.
-
-    hang: if given, also watch the job's progress, on the first of its nodes. more: arguments of hang.py.
-    """
+    options, (folder, seconds, *more) = task.split(words)
+    hang, more = (more or [""])[0], more[1:]
+    is_first = os.environ.get("SLURM_NODEID", "0") == "0"
     os.chdir(folder)
     # Slurm sends the signal of `#SBATCH --signal` to all steps. It is meant for the program.
     for number in task.PASSED_ON - {signal.SIGTERM}:
         signal.signal(number, signal.SIG_IGN)
     # The mark separates these processes from the job's ranks.
-    os.environ.update(PYTHONPATH=ROOT, OMP_NUM_THREADS="1", CLUSTERCTL_WATCHER="1")
+    os.environ.update(PYTHONPATH=ROOT, OMP_NUM_THREADS="1", **{processes.WATCHER: "1"})
     program = [sys.executable, "-m", "payload", "telemetry", "--interval", seconds, "--out", "telemetry"]
     pid = task.start_or_exit(program, stdin=os.open(os.devnull, os.O_RDONLY))
     watcher = 0
-    if hang and os.environ.get("SLURM_NODEID", "0") == "0":
+    if hang and is_first:
         script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hang.py")
         with suppress(OSError):
             watcher = task.start([sys.executable, "-IS", script, "watch", folder, hang, *more])
+    # If `run` is killed, Slurm ends all steps. This process then still has to requeue the job.
+    if is_first and "requeue" in options:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     own = os.environ.get("SLURM_JOB_ID", "none"), os.environ.get("SLURM_STEP_ID", "")
     stepds = Slurmstepds(*own)
     while True:
         if task.is_readable(0, task.POLL_S):
             if not os.read(0, task.CHUNK):
                 break
-            kill_ranks(*own)
+            processes.kill_ranks(own[0])
         for step in stepds.killed():
             # `run` reads this in telemetry.log.
             task.complain(f"step {step} has {restarts.NO_SLURMSTEPD} on {task.host_name()}")
+    if is_first and "requeue" in options:
+        requeue_unsupervised(options["requeue"])
     if watcher:
         os.kill(watcher, signal.SIGKILL)
     written = f"telemetry/{task.host_name()}.jsonl"
@@ -534,4 +547,4 @@ if __name__ == "__main__":
         sys.exit(prepare(*words))
     if verb == "container":
         sys.exit(container(words))
-    sys.exit(torchrun(*words) if verb == "torchrun" else watch(*words))
+    sys.exit(torchrun(*words) if verb == "torchrun" else watch(words))

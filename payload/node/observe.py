@@ -58,7 +58,8 @@ class Watch:
         steps, end = [], time.monotonic() + LOOK_S
         while time.monotonic() < end:
             step = restarts.last_step("heartbeat", [FILES])
-            if step != self._step:
+            # While a program replaces the text of its heartbeat, the file may be empty.
+            if step and step != self._step:
                 self._step = step
                 steps.append((time.time(), step))
             time.sleep(STEP_S)

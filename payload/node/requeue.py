@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import stat
 import time
@@ -39,9 +40,17 @@ done
 echo "$found"
 """
 FILES_S = "10"
+# How long to wait for the state of a job whose job.py was killed.
+UNSUPERVISED_S, UNSUPERVISED_PAUSE_S = 20.0, 0.2
+# Slurm's reasons for the end of such a job. A job that a person has cancelled has none of these.
+UNSUPERVISED = ("RaisedSignal:", "NonZeroExitCode")
 REPLACED = "replaced"
 CANCELLED = "CANCELLED"
 NO_EVENTS = "this job is not requeued: job.events cannot be written"
+# The signal before the time limit. Slurm may send it up to a minute early.
+NOTICE = re.compile(r"^#SBATCH\s+--signal[=\s](?:[BR]+:)?(?:SIG)?(\w+)(?:@(\d+))?\s*$", re.MULTILINE)
+DEFAULT_LEAD_S, EARLY_S = 60, 65
+STARTED = re.compile(r"^NodeName=(\S+) .*\bSlurmdStartTime=(\d+)\b", re.MULTILINE)
 # States of nodes, which Slurm combines, as in down+drain.
 DOWN = frozenset(("down",))
 LOST = frozenset(("down", "fail", "unknown", "not_responding"))
@@ -78,7 +87,7 @@ class Restart:
         self._events, self._options = events, options
         self._program, files = program, options["files"]
         self._folders = [files, *(os.path.join(files, path) for path in restarts.folders_of(program))]
-        self._job = options.get("array") or os.environ.get("SLURM_JOB_ID", "")
+        self._job = job_of(options)
 
     def begin(self, nodes: Sequence[str]) -> int | None:
         """Record the start of an attempt, and how the previous attempt ended if job.py did not see its end.
@@ -96,12 +105,7 @@ class Restart:
         if any(event["event"] == "end" and event.get("status") == 0 for event in attempt):
             task.complain("Slurm has started this job again, but the job has completed (see job.events)")
             return 0
-        lost = lost_nodes(attempt[0]["nodes"]) if attempt else []
-        failure = restarts.failure_of(lost, "loss of")
-        # After SIGTERM, Slurm or a person has ended the attempt.
-        is_explained = any(event["event"] == "end" or event.get("signal") == "SIGTERM" for event in attempt)
-        if attempt and not failure and not is_explained:
-            failure = restarts.Failure(f"loss of {','.join(attempt[0]['nodes'])}")
+        failure = failure_before(attempt) if attempt else None
         if failure:
             facts.update(failure._replace(progress=self._progress(past))._asdict())
         port = os.environ.get("MASTER_PORT", "")
@@ -122,7 +126,7 @@ class Restart:
         """
         name = signal.Signals(number).name
         if number != signal.SIGTERM:
-            self._events.add("signal", signal=name)
+            self._events.add("signal", signal=name, **({"notice": True} if is_notice(number) else {}))
             return False
         state = restarts.state_by_slurm(restarts.end_of_file(own_log()))
         self._events.add("signal", signal=name, state=state)
@@ -152,7 +156,8 @@ class Restart:
         state, excluded = self._ask()
         if state not in STILL_OURS or self._stops(past, failure):
             return
-        reason = failure.kind if failure.kind in ("saved", "hang") else "failed"
+        is_saved = status == restarts.SAVED or failure.kind == "saved"
+        reason = "hang" if failure.kind == "hang" else "saved" if is_saved else "failed"
         # Slurm may end this process before scontrol has returned.
         if not self._events.add("requeue", reason=reason, status=status, **failure._asdict()):
             task.complain(NO_EVENTS)
@@ -187,6 +192,8 @@ class Restart:
             failure = restarts.failure_of(bad, "missing files on") or failure
         elif not failure.place and failure.kind not in ("saved", "hang"):
             failure = restarts.failure_of(lost_nodes(attempt[0]["nodes"]), "loss of") or failure
+        if failure.kind == restarts.kind_of(restarts.SAVED) and not restarts.is_due(attempt):
+            failure = failure._replace(kind=restarts.UNASKED)
         # A signal that was passed on, such as SIGUSR1 before the time limit, is no fault of a node. job.py
         # sends SIGKILL itself, to the ranks that remain after a failure.
         if failure.kind in {event.get("signal") for event in attempt} - {"SIGKILL"}:
@@ -258,6 +265,56 @@ class Restart:
             self._events.add("excluded", nodes=nodes)
 
 
+def job_of(options: Mapping[str, str]) -> str:
+    """Return Slurm's id of this job or array task, or "" without Slurm. options: of `job.py run`."""
+    return options.get("array") or os.environ.get("SLURM_JOB_ID", "")
+
+
+def failure_before(attempt: Sequence[restarts.Event]) -> restarts.Failure | None:
+    """Return how the previous attempt failed, or None if job.py did see its end. attempt: its events."""
+    nodes = attempt[0]["nodes"]
+    killed = next((event for event in attempt if event["event"] == "unsupervised"), None)
+    if killed:
+        return restarts.Failure(f"end of job.py, which supervises the job ({killed.get('reason', '')})")
+    if lost := lost_nodes(nodes):
+        return restarts.failure_of(lost, "loss of")
+    # After SIGTERM, Slurm or a person has ended the attempt.
+    if restarts.is_explained(attempt):
+        return None
+    if lost := restarted_nodes(nodes, attempt[0]["time"]):
+        return restarts.failure_of(lost, "loss of")
+    return restarts.Failure(f"no recorded end on {','.join(nodes)}")
+
+
+def requeue_unsupervised(job: str) -> None:
+    """Have Slurm requeue a job whose job.py was killed, and record that. Called in another step of the job.
+
+    Do nothing if job.py has recorded an end, or SIGTERM, with which Slurm or a person ends a job.
+    """
+    events = Events()
+    attempt = restarts.interrupted(events.read())
+    deadline = time.monotonic() + UNSUPERVISED_S
+    while attempt and not restarts.is_explained(attempt) and time.monotonic() < deadline:
+        reason = task.output_of(["squeue", "--noheader", f"--jobs={job}", "--Format=Reason:250"]).strip()
+        if reason.startswith(UNSUPERVISED):
+            # The next attempt tells why, and whether the job should run again.
+            events.add("unsupervised", reason=reason)
+            wait_for(["scontrol", "requeue", job])
+            return
+        time.sleep(UNSUPERVISED_PAUSE_S)
+
+
+def is_notice(number: int) -> bool:
+    """Return whether Slurm sends this signal now, because the job's time limit is near (#SBATCH --signal)."""
+    script = task.text_of(f"{os.environ.get('SLURM_SUBMIT_DIR', '')}/job.sbatch")
+    left_s = int(os.environ.get("SLURM_JOB_END_TIME", "0")) - time.time()
+    return any(
+        name in (str(number), signal.Signals(number).name[len("SIG") :])
+        and left_s <= int(lead_s or DEFAULT_LEAD_S) + EARLY_S
+        for name, lead_s in NOTICE.findall(script)
+    )
+
+
 def own_nodes() -> list[str]:
     """Return Slurm's names of the job's nodes."""
     return hostnames(os.environ.get("SLURM_JOB_NODELIST", task.host_name()))
@@ -284,6 +341,14 @@ def lost_nodes(nodes: Sequence[str], lost: frozenset[str] = LOST) -> list[str]:
     rows = [line.split() for line in answer.splitlines()]
     states = {row[0]: row[1].split("+") for row in rows if len(row) == len(("node", "states"))}
     return [node for node, of_node in states.items() if lost.intersection(of_node)]
+
+
+def restarted_nodes(nodes: Sequence[str], since: float) -> list[str]:
+    """Return those of the nodes whose slurmd has started after a time, because the nodes were restarted."""
+    environment = {**os.environ, "SLURM_TIME_FORMAT": "%s"}
+    answer = task.output_of(["scontrol", "--oneliner", "show", "node", ",".join(nodes)], environment)
+    starts = dict(STARTED.findall(answer))
+    return [node for node in nodes if int(starts.get(node, "0")) > since]
 
 
 def nodes_without_files(nodes: Sequence[str], program: Sequence[str], folder: str) -> list[str]:

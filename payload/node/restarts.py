@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 
 # EX_TEMPFAIL: the program has saved its work and asks to be requeued.
 SAVED = 75
+# The kind of such an end if nothing shows that the program was asked to save its work.
+UNASKED = "exit code 75 without a signal"
 HANG_FILE = "hang.json"
 # A program ends with 2 if its arguments are wrong. A shell returns 126 or 127 if it cannot start a program.
 USAGE = (2, 126, 127)
@@ -137,6 +139,18 @@ def interrupted(events: Iterable[Event]) -> list[Event]:
     return attempt
 
 
+def is_explained(attempt: Iterable[Event]) -> bool:
+    """Return whether job.py has seen the end of an attempt, or SIGTERM, with which Slurm ends a job."""
+    return any(event["event"] == "end" or event.get("signal") == "SIGTERM" for event in attempt)
+
+
+def is_due(attempt: Sequence[Event]) -> bool:
+    """Return whether an attempt was to save its work: by a signal, or because half of its time was over."""
+    start, end = attempt[0], attempt[-1]
+    half = (start.get("until") or math.inf) + start["time"]
+    return any(event["event"] == "signal" for event in attempt) or 2 * end["time"] >= half
+
+
 def killed_at(attempt: Iterable[Event]) -> float:
     """Return when job.py killed the remaining ranks of an attempt. attempt: its events. Infinite: never."""
     return min((event["time"] for event in attempt if event.get("signal") == "SIGKILL"), default=math.inf)
@@ -194,7 +208,8 @@ def stop_reason(past: Sequence[Failure], used_s: float = 0.0, chain_s: float = 0
     alike = [failure.error for failure in past if failure.progress[:2] == last.progress[:2]]
     if last.error and alike.count(last.error) >= MOST_ERRORS:
         return "same-error"
-    # A program that saves its work in a place unknown to us seems to make no progress.
+    # A program that saves its work in a place unknown to us seems to make no progress. It may be restarted
+    # without end, but only if it saves when it is due: otherwise it would be restarted each second.
     is_known = last.kind != kind_of(SAVED) or any(last.progress)
     if is_known and [failure.kind for failure in recent].count(last.kind) >= SAME_FAILURES:
         return "no-progress"

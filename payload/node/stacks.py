@@ -30,6 +30,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspa
 
 from payload.node import task
 from payload.node.native import innermost_function
+from payload.node.processes import WATCHER
 from payload.node.python_stacks import Frame, place_of, python_stacks
 from payload.node.sensors import Gpus
 
@@ -50,8 +51,6 @@ TRACE_S = 0.05
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # How many words of a stack are searched for the caller of the C library.
 CALLER_WORDS = 64
-# The environment of telemetry and of this program. Their processes are no part of a rank.
-WATCHER = "CLUSTERCTL_WATCHER"
 # Programs that start a rank, and wait for it.
 _STARTERS = re.compile(
     r"(?:srun|orted|prted|prterun|mpirun|mpiexec|slurmstepd|payload/node/(?:job|task)\.py)$"

@@ -27,6 +27,7 @@ NODE = (
     "job",
     "native",
     "ports",
+    "processes",
     "rank",
     "requeue",
     "restarts",

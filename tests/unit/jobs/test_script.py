@@ -26,6 +26,7 @@ from clusterctl.spec.sweep import Form, Scaling, Sweep
 from payload.node.job import Slurmstepds
 from tests.support.messages import refused
 from tests.support.played.batch import HASH, HOSTILE, Batch, play, rendered, shell_job, user_script
+from tests.support.processes import eventually
 
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = ("train", "mpirun", "everything", "array", "python-ranks", "torchrun", "shell", "requeue")
@@ -527,8 +528,119 @@ def test_an_attempt_without_an_end_has_lost_its_nodes(batch):
     assert len(empty) == 2 * 3
 
 
+SLURMD = "NodeName={0} Arch=x86_64 BootTime=5 SlurmdStartTime={1} LastBusyTime=9"
+
+
+@pytest.mark.parametrize(
+    ("second", "earlier", "kind"),
+    [
+        # The node of the previous attempt was restarted, and answers again.
+        (70, [], "loss of node-2"),
+        (3, [], "no recorded end on node-1,node-2"),
+        (3, [{"event": "unsupervised", "reason": "RaisedSignal:9(Killed)"}], "end of job.py"),
+        # A loss is not to hide that job.py was killed, or that the attempt is explained.
+        (70, [{"event": "unsupervised", "reason": "RaisedSignal:9(Killed)"}], "end of job.py"),
+        (70, [{"event": "signal", "signal": "SIGTERM", "state": "PREEMPTED"}], ""),
+        (70, [{"event": "end", "status": 1}], ""),
+    ],
+)
+def test_attempt_without_an_end_names_no_node_that_did_not_fail(batch, second, earlier, kind):
+    nodes = [SLURMD.format("node-1", 3), SLURMD.format("node-2", second)]
+    play(batch.folder.parent / "bin" / "sinfo", "printf '%s\\n' 'node-1 idle' 'node-2 idle'")
+    show = "printf '%s\\n' " + shlex.join(nodes)
+    play(batch.folder.parent / "bin" / "scontrol", f"[[ $* != *'show node '* ]] || {show}")
+    begun = {"time": 5, "event": "start", "restarts": 0, "until": 0, "nodes": ["node-1", "node-2"]}
+    rows = [begun, *({"time": 6, **event} for event in earlier)]
+    (batch.folder / "job.events").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node-1", "SLURM_RESTART_COUNT": "1"}
+    assert run(batch, "true")[0] == 0
+    start = next(event for event in events(batch) if event.get("restarts") == 1)
+    assert start.get("kind", "").startswith(kind)
+    assert bool(start.get("kind")) == bool(kind)
+
+
+@pytest.mark.parametrize(
+    ("reason", "earlier", "again"),
+    [
+        ("RaisedSignal:9(Killed)", "", True),
+        ("NonZeroExitCode", "", True),
+        # A person has cancelled the job.
+        ("None", "", False),
+        ("RaisedSignal:9(Killed)", '{"time": 9e9, "event": "signal", "signal": "SIGTERM"}', False),
+        ("RaisedSignal:9(Killed)", '{"time": 9e9, "event": "end", "status": 1}', False),
+    ],
+)
+def test_job_whose_job_py_was_killed_is_requeued_by_telemetry(batch, reason, earlier, again):
+    batch.has_telemetry(TELEMETRY)
+    batch.shorten("requeue", "UNSUPERVISED_S", 0.5)
+    play(batch.folder.parent / "bin" / "scontrol", 'echo "$@" >>scontrol-calls')
+    play(batch.folder.parent / "bin" / "squeue", f"echo {shlex.quote(reason)}")
+    batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node-1", "SLURM_NODEID": "0"}
+    wait = "until [[ -s telemetry/node-1.jsonl ]]; do sleep 0.05; done"
+    note = f"echo {shlex.quote(earlier)} >>job.events" if earlier else "true"
+    run(batch, f"{wait}; {note}; kill -KILL $PPID", requeue=True)
+    samples = batch.folder / "telemetry" / "node-1.jsonl"
+    eventually(lambda: samples.read_text().endswith("end\n"))
+    calls = batch.folder / "scontrol-calls"
+    assert calls.exists() is again
+    if again:
+        assert calls.read_text() == "requeue 12\n"
+        assert (events(batch)[-1]["event"], events(batch)[-1]["reason"]) == ("unsupervised", reason)
+
+
+def test_job_that_saves_at_once_again_and_again_is_not_restarted_without_end(batch):
+    assert attempts(batch, "exit 75", 3) == ["requeue", "requeue", "stop"]
+    last = events(batch)[-1]
+    assert (last["reason"], last["kind"]) == ("no-progress", "exit code 75 without a signal")
+    assert [event["reason"] for event in events(batch) if event["event"] == "requeue"] == ["saved"] * 2
+
+
+@pytest.mark.parametrize(
+    ("body", "until"),
+    [
+        # Its progress is known.
+        ("mkdir -p checkpoint-$SLURM_RESTART_COUNT; exit 75", 0),
+        # It was told to save. Its checkpoints are elsewhere.
+        ("trap 'exit 75' USR1; kill -USR1 $PPID; while :; do sleep 0.05; done", 0),
+        # It knows its time limit.
+        ("exit 75", 1),
+    ],
+)
+def test_job_that_saves_its_work_when_it_is_due_is_restarted(batch, body, until):
+    batch.environment["SLURM_JOB_END_TIME"] = str(until)
+    assert [name for name in attempts(batch, body, 4) if name != "signal"] == ["requeue"] * 4
+
+
+def notified(batch, body, **fields):
+    """A job with --requeue after the notice before its time limit: status, stderr, and its signal event."""
+    batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node-1"}
+    batch.environment.setdefault("SLURM_JOB_END_TIME", str(int(time.time()) + 90))
+    play(batch.folder.parent / "bin" / "squeue", STEPS)
+    play(batch.folder.parent / "bin" / "scancel", 'echo "$@" >scancel-call')
+    play(batch.folder.parent / "bin" / "scontrol", "true")
+    rc, _, err = run(batch, body, requeue=True, **fields)
+    return rc, err, next(event for event in events(batch) if event["event"] == "signal")
+
+
+@pytest.mark.parametrize(("trap", "status"), [("", 0), ("trap 'exit 75' USR1;", 75), ("trap '' USR1;", 0)])
+def test_notice_before_the_time_limit_reaches_only_programs_that_handle_it(batch, trap, status):
+    """It would end other programs before their time is over."""
+    tell = "kill -USR1 $PPID; until grep -q USR1 job.events; do sleep 0.05; done; sleep 0.5; exit 0"
+    rc, err, event = notified(batch, f"{trap} {tell}")
+    assert (rc, event["notice"]) == (status, True)
+    assert ("does not handle SIGUSR1" in err) is (not trap)
+
+
+def test_other_signals_reach_the_program_whether_it_handles_them(batch):
+    """A person has sent them, at any time."""
+    batch.environment["SLURM_JOB_END_TIME"] = str(int(time.time()) + 9000)
+    rc, err, event = notified(batch, "kill -USR1 $PPID; sleep 20")
+    assert (rc, event.get("notice")) == (128 + signal.SIGUSR1, None)
+    assert "does not handle" not in err
+
+
 def test_a_job_that_lost_a_node_three_times_does_not_start(batch):
-    play(batch.folder.parent / "bin" / "sinfo", "echo node-1 idle")
+    play(batch.folder.parent / "bin" / "sinfo", "echo node-1 down")
     begun = {"time": 5, "event": "start", "restarts": 1, "until": 0, "nodes": ["node-1"]}
     lost = {**begun, "kind": "loss of node-1"}
     (batch.folder / "job.events").write_text("".join(json.dumps(row) + "\n" for row in (begun, lost, lost)))

@@ -226,7 +226,7 @@ def test_a_rank_that_worked_since_the_look_before_does_not_hang(
 ) -> None:
     """Such as a rank that works for a second every minute."""
     monkeypatch.chdir(tmp_path)
-    times = iter(range(0, 10_000, 100))
+    times = iter(range(0, 10_000, 50))
     monkeypatch.setattr(hang.time, "monotonic", lambda: float(next(times)))
     monkeypatch.setattr(hang.time, "sleep", lambda _: None)
     used = iter([1.0, 1.0, 90.0, 90.0, 91.0, 91.0])
@@ -234,6 +234,19 @@ def test_a_rank_that_worked_since_the_look_before_does_not_hang(
     watch = hang.Watch("end", 60.0, (str(tmp_path), [], ""))
     watch._earlier = [(0.0, [rank(2, within="poll", cpu_s=1.0)])]
     assert [bool(watch.look()) for _ in range(3)] == [True, False, True]
+
+
+@pytest.mark.parametrize(("seconds", "hangs"), [(10, True), (70, True), (600, False)])
+def test_look_during_which_the_job_was_suspended_is_no_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int, hangs: bool
+) -> None:
+    """Ranks that wait at the same place before and after may have worked most of the time that they ran."""
+    monkeypatch.chdir(tmp_path)
+    times = iter(range(0, 10_000, seconds))
+    monkeypatch.setattr(hang.time, "monotonic", lambda: float(next(times)))
+    monkeypatch.setattr(hang.time, "sleep", lambda _: None)
+    monkeypatch.setattr(hang, "ask_nodes", lambda *_: HANGING)
+    assert bool(hang.Watch("end", 60.0, (str(tmp_path), [], "")).look()) is hangs
 
 
 def test_a_rank_that_sleeps_has_more_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
