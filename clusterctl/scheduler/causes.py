@@ -65,7 +65,7 @@ _NO_INPUT: Final = re.compile(
     r"|^Host key verification failed\.$"
     r"|\[[Yy]/[Nn]\](?::|\?)? *(?:Abort(?:ed)?[.!]?)?$"
     r"|\((?:yes/no|y/n|Y/n|y/N|\[y\]/n)[^)]*\)\?? *:? *(?:Abort(?:ed)?[.!]?|Exiting\.?)?$"
-    r"|^the input device is not a TTY"
+    r"|^the input device is not a TTY|/dev/tty.*: No such device or address"
     r"|^(?:EOFError|CondaSystemExit|click\.exceptions\.Abort)\b.*$",
     re.MULTILINE,
 )

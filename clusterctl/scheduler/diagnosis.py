@@ -259,6 +259,9 @@ class _Case:
         # A rank that loses another rank may also end with an exit code of its own.
         is_explained = own_end is not None and bool(own_end.signal or not lost)
         is_explained |= bool(error.tracebacks) and not error.is_consequence
+        if own_end is not None and own_end.signal == "SIGKILL" and own_end.rank is not None:
+            # A killed rank had no last words. What it wrote before was not its end.
+            error = error if error.tracebacks else replace(error, evidence="")
         if lost and not is_explained:
             failed = Failed(host=next(iter(lost)))
         failed = _largest(failed, raw, evidence.steps)

@@ -48,7 +48,8 @@ _OWN: Final = re.compile(r"(?:Value|Type|Key|Index|Lookup|Attribute|Assertion|No
 # with the level WARN.
 _LEVEL: Final = re.compile(
     r"^(?:[\[\d][\w.,:/+ \]-]{0,40}?[\]:, ] *)?\[?"
-    r"(?:(?:WARN(?:ING)?|INFO|DEBUG|NOTICE|TRACE)\b|(?i:warn(?:ing)?|note|hint|info):|[WI] \S+:|[WI]\d{4} )"
+    r"(?:(?:WARN(?:ING)?|INFO|DEBUG|NOTICE|TRACE)\b|(?i:warn(?:ing)?|note|hint|info|debug)[:\]]"
+    r"|[WI] \S+:|[WI]\d{4} )"
     r"|\bNCCL (?:INFO|TRACE)\b|\b(?i:warning): |^\S*\b\w*Warning: |^\S+:\d+: \w*Warning: ",
 )
 _CONTINUES: Final = re.compile(
@@ -202,7 +203,9 @@ def find_error(
     texts = (_without(noise, rank_log or ""), _without(noise, job_log))
     last_resort = texts[1] if rank_log is None or _TRACEBACK.search(texts[0]) else None
     for text in texts:
-        chains = [chain for end, chain in _chains(text) if is_shared or _is_last_word(text[end:])]
+        chains = [
+            chain for end, chain in _chains(text) if is_shared or _is_last_word(chain[-1].message, text[end:])
+        ]
         primary = [chain for chain in chains if not consequence.search(chain[-1].message)]
         if primary or (chains and text is last_resort):
             return _error_of((primary or chains)[-1], is_consequence=not primary)
@@ -234,11 +237,13 @@ def error_at_end(log: str, *, noise: Sequence[str]) -> str:
     return plain_line(last.strip()) if is_error else ""
 
 
-def _is_last_word(rest: str) -> bool:
-    """Return whether a program wrote only a few lines after an exception: ``rest``, the end of its log."""
-    rest = _TRACEBACK.sub("", rest)
-    after = (line for line in rest.split("\n") if not _NO_STATEMENT.match(line))
-    return sum(1 for _ in after) <= _LINES_AFTER_ERROR
+def _is_last_word(message: str, rest: str) -> bool:
+    """Return whether a program wrote only a few lines after an exception.
+
+    message: of the exception, perhaps with the next lines of the log. rest: the log after it.
+    """
+    lines = (*message.split("\n")[1:], *_TRACEBACK.sub("", rest).split("\n"))
+    return sum(1 for line in lines if not _NO_STATEMENT.match(line)) <= _LINES_AFTER_ERROR
 
 
 def _without_handled(text: str, most: int = _MOST_LINES) -> str:

@@ -117,6 +117,18 @@ NEAR_MISSES = (
     ("cpp-exception", "INFO terminate called after throwing an instance of 'x' is expected below\n" + ENDED),
     ("no-input", "Overwrite? [y/N] y\noverwritten\n" + ENDED),
     ("no-input", raised("EOFError: Ran out of input", "pickle.load(file)")),
+    ("no-input", raised("EOFError", "buf = conn.recv()")),
+    ("no-input", raised("EOFError: telnet connection closed", "t.read_until(b'x')")),
+    ("no-input", "Did the run converge? (yes/no): no\nnot converged\n"),
+    ("missing-file", "[warn] cache.db: No such file or directory, starting empty\nresult rejected\n"),
+    ("host-memory", "policy: on MemoryError: shrink\nbad policy 'grow'\n"),
+    ("no-gpu", "W0000 00:00:1 gpu_device.cc:2342] Cannot dlopen some GPU libraries. Skipping registering GPU devices: libcuda.so.1\n" + ENDED),
+    ("no-gpu", "INFO:jax._src.xla_bridge:Unable to initialize backend 'cuda': no CUDA-capable device\n" + ENDED),
+    ("connection-lost", "WARNING:urllib3.connectionpool:Retrying (Retry(total=4)) after connection broken by 'ConnectionResetError(104, 'Connection reset by peer')': /x\n" + ENDED),
+    ("python-exception", "worker 3 failed:\n" + raised("ZeroDivisionError: division by zero") + "batch ok\n" * 33),
+    ("segmentation-fault", raised("RuntimeError: child said: Segmentation fault")),
+    ("command-not-found", "-- CUDA compiler: not found\nCMake Error at CMakeLists.txt:3: stop\n"),
+    ("too-many-processes", raised("BlockingIOError: [Errno 11] Resource temporarily unavailable", "fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)")),
     ("launcher-crashed", "job.sh: line 3: 77 Segmentation fault      (core dumped) ./a.out\n"),
     ("left-mpi", "slurmstepd-n1: error:  mpi/pmix_v5: _errhandler: n1 [0]: pmixp_client_v2.c:211: Error handler invoked: status = -61, source = [slurm.pmix.11.1:1]\nsrun: Job step aborted: Waiting up to 32 seconds for job step to finish.\nsrun: error: n1: task 1: Exited with exit code 3\n"),
 )  # fmt: skip
@@ -170,6 +182,16 @@ UNUSUAL = (
     ("too-many-processes", "", "OpenBLAS blas_thread_init: pthread_create failed for thread 5 of 64: Resource temporarily unavailable\n"),
     ("connection-refused", "", "giving up after 5 retries: Connection refused\n"),
     ("broken-pipe", "", raised("BrokenPipeError: [Errno 32] Broken pipe")),
+    ("missing-file", "a/b/c", "mkdir: cannot create directory \u2018a/b/c\u2019: No such file or directory\n"),
+    ("missing-file", "in.txt", "Can't open in.txt: No such file or directory at fit.pl line 3.\n"),
+    ("missing-file", "data.csv", "Error in file(file, \"rt\") : cannot open the connection\nIn file(file, \"rt\") :\n  cannot open file 'data.csv': No such file or directory\nExecution halted\n"),
+    ("missing-file", "in.dat", "ERROR: LoadError: SystemError: opening file \"in.dat\": No such file or directory\nStacktrace:\n [1] systemerror\n"),
+    ("missing-file", "input.nml", "At line 5 of file main.f90 (unit = 10)\nFortran runtime error: Cannot open file 'input.nml': No such file or directory\n"),
+    ("command-not-found", "python2", "/usr/bin/env: \u2018python2\u2019: No such file or directory\n"),
+    ("port-in-use", "", "INFO:     Started server process [7]\nERROR:    [Errno 98] error while attempting to bind on address ('0.0.0.0', 8000): address already in use\nINFO:     Application shutdown complete.\n"),
+    ("no-input", "", "Proceed ([y]/n)? \n\nCondaSystemExit: Exiting.\n"),
+    ("no-input", "", "gpg: cannot open '/dev/tty': No such device or address\n"),
+    ("permission-denied", "out/a.txt", "touch: cannot touch 'out/a.txt': Permission denied\n"),
 )  # fmt: skip
 
 
@@ -180,7 +202,7 @@ def test_diagnosis_names_the_cause_in_unusual_words(code: str, words: str, log: 
 
 
 @pytest.mark.parametrize(
-    "log", [text for code, _, text in UNUSUAL if code == "missing-file"][-2:], ids=["call", "word"]
+    "log", [text for _, words, text in UNUSUAL if words == "does not name it"], ids=["call", "word"]
 )
 def test_missing_file_without_a_name_is_not_named(log: str) -> None:
     """The word before the message is a call or no name at all."""
@@ -206,6 +228,11 @@ def test_traceback_before_a_summary_of_wandb_is_the_cause() -> None:
 def test_traceback_of_a_rank_is_the_cause_though_others_write_on() -> None:
     log = raised("KeyError: 'a'") + EPOCHS + "srun: error: n1: task 1: Exited with exit code 1\n"
     assert said(log, exit_code=1).code == "python-exception"
+
+
+def test_message_of_a_killed_rank_is_not_its_cause() -> None:
+    log = "cat: x: No such file or directory\nsrun: error: n1: task 0: Killed\n"
+    assert said(log, exit_code=137).code == "killed"
 
 
 SCRIPTS: Mapping[str, tuple[str, bool]] = {
