@@ -34,7 +34,13 @@ _MOST_WAITING: Final = 10
 _RECENT: Final = 20
 _REFRESH_S: Final = 2.0
 _MOST_FILES: Final = 100
-_LIST: Final = f'cd -- "$1" && find . -maxdepth 3 -type f -printf "%s %P\\0" | head -z -n {_MOST_FILES}'
+# It has the messages of clusterctl's own telemetry.
+_TELEMETRY_LOG: Final = "telemetry.log"
+# The logs in the folder itself come before the many files that a program may have.
+_LIST: Final = (
+    'cd -- "$1" && for depth in "-maxdepth 1" "-mindepth 2 -maxdepth 3"; do '
+    f'find . $depth -type f -printf "%s %P\\0"; done | head -z -n {_MOST_FILES}'
+)
 
 
 def status(screen: Screen) -> None:
@@ -257,7 +263,7 @@ def _shown_files(files: Sequence[dict[str, Any]] | None) -> str:
     logs = [
         f"{file['path']}{' of ' + file['host'] if several else ''} ({format_size(file['bytes'])})"
         for file in files
-        if file["path"].endswith(".log")
+        if file["path"].endswith(".log") and (file["bytes"] or file["path"] != _TELEMETRY_LOG)
     ]
     other_count = len(files) - len(logs)
     shown = [*logs, *([f"{other_count} more"] if other_count else [])]
