@@ -364,7 +364,7 @@ _PORT_IN_USE: Final = re.compile(r"(?i)address already in use|EADDRINUSE|errno: 
 
 
 def master_port_in_use(facts: FailedJob) -> Explanation | None:
-    """Another process has MASTER_PORT. Evidence: the message or the failed call names this port."""
+    """A process has MASTER_PORT already. Evidence: the message or the failed call names this port."""
     match = _PORT_IN_USE.search(facts.error.evidence)
     if match is None or not facts.port:
         return None
@@ -373,8 +373,9 @@ def master_port_in_use(facts: FailedJob) -> Explanation | None:
         return None
     return Explanation(
         "port-in-use",
-        f"MASTER_PORT ({facts.port}) is already in use{facts.at}: another process on the node took it",
-        "submit again: the job then gets another port; `clusterctl ssh HOST -- ss -ltnp` shows who listens",
+        f"MASTER_PORT ({facts.port}) is already in use{facts.at}: a process on the node has it",
+        "if two parts of the program listen on MASTER_PORT, give one of them another port; otherwise submit "
+        "again: the job then gets another port",
         match,
     )
 

@@ -252,7 +252,7 @@ class _Case:
             noise=catalogue().noise,
             consequences=catalogue().consequence,
             show_noise=failed.rank is None,
-            is_shared=failed.rank is not None and (rank_log is None or "ChildFailedError" in raw),
+            is_shared=_is_shared(failed, rank_log, raw, evidence.ranks or {}),
         )
         lost = evidence.lost or nodes_lost_by(raw)
         own_end = failed_by_itself(failed, raw, evidence.ends)
@@ -370,6 +370,12 @@ class _Case:
         return words if all(words.get(name) for name in cause.when) else None
 
 
+def _is_shared(failed: Failed, rank_log: str | None, log: str, ranks: Mapping[int, str]) -> bool:
+    """Return whether several ranks write to the log in which the error is searched."""
+    is_of_ranks = failed.rank is not None or len(ranks) > 1 or "\nsrun: error: " in f"\n{log}"
+    return (rank_log is None and is_of_ranks) or "ChildFailedError" in log
+
+
 def _search(patterns: Iterable[str], text: str) -> re.Match[str] | None:
     return next((match for pattern in patterns if (match := re.search(pattern, text, re.MULTILINE))), None)
 
@@ -421,8 +427,7 @@ def _largest(failed: Failed, log: str, steps: Sequence[StepInfo]) -> Failed:
     killed = {match[1] for match in _STEP_KILLED.finditer(log)}
     step = next((step for step in steps if step.id in killed and step.peak), None)
     if step is None:
-        # srun names all tasks of the step, and it is unknown which task used the memory.
-        return replace(failed, rank=None) if killed and _KILLED_TASKS.search(log) else failed
+        return failed
     return replace(failed, rank=step.peak_task, host=step.peak_host or failed.host)
 
 
@@ -449,7 +454,6 @@ _STOPPED: Final = re.compile(r"^stopped by a signal; ", re.MULTILINE)
 _STEP_KILLED: Final = re.compile(
     r"^slurmstepd\S*: error: StepId=(\S+) exceeded (?:job |step )?memory limit", re.MULTILINE
 )
-_KILLED_TASKS: Final = re.compile(r"^srun: error: \S+: tasks \d+[-,]\S*: ", re.MULTILINE)
 _SEEN: Final = 0.8
 _UNITS: Final = {"": 1 << 20, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _MEMORY: Final = re.compile(r"\bmem=([0-9.]+)([KMGT]?)")
