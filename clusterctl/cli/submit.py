@@ -151,10 +151,29 @@ SCRIPT_FLAGS: Final[Mapping[str, Any]] = {
     "module": flag(str, "Run a module of your project, as `python -m` does.", "-m", metavar="MODULE"),
     "no_folder": flag(bool, "Send only the script.", "--no-folder"),
 }
+# Flag -> the key of a job's `scaling` that has the sizes.
+_SIZE_KEYS: Final = {"scaling": "nodes", "scaling_tasks": "tasks", "scaling_gpus": "gpus"}
+_SIZE_FLAGS: Final[Mapping[str, Any]] = {
+    "scaling_tasks": flag(
+        str,
+        "As --scaling, with each of these numbers of tasks (ranks) per node.",
+        metavar="N,N...",
+    ),
+    "scaling_gpus": flag(
+        str,
+        "As --scaling, with each of these numbers of GPUs per node, and a rank for each.",
+        metavar="N,N...",
+    ),
+}
 # Keys of a job's `scaling`.
 SCALING_FLAGS: Final[Mapping[str, Any]] = {
-    "weak": flag(bool, "With --scaling: the work grows with the nodes.", "--weak"),
-    "repeats": flag(int, "With --scaling: jobs on each number of nodes. Default: 1."),
+    "weak": flag(bool, "With --scaling: the work grows with the nodes, tasks or GPUs.", "--weak"),
+    "repeats": flag(int, "With --scaling: jobs of each size. Default: 1."),
+    "time_to": flag(
+        str,
+        "With --scaling: also the time until a metric reaches a value: eval_accuracy=0.97, 'loss<=0.3'.",
+        metavar="METRIC=VALUE",
+    ),
 }
 # Keys of a job's `scaling` or `sweep`.
 METRIC_FLAGS: Final[Mapping[str, Any]] = {
@@ -206,7 +225,7 @@ TrainedRun = Annotated[
 ]
 
 
-@takes({**JOB_FLAGS, **SCRIPT_FLAGS, **SCALING_FLAGS, **METRIC_FLAGS}, **SLURM_FLAGS)
+@takes({**JOB_FLAGS, **SCRIPT_FLAGS, **_SIZE_FLAGS, **SCALING_FLAGS, **METRIC_FLAGS}, **SLURM_FLAGS)
 def submit(
     screen: Screen,
     target: Target = "",
@@ -336,10 +355,14 @@ def _job_and_options(
         # Without JOB, the first argument of the program takes its place.
         args, target = [*filter(None, [target]), *args], f"{MODULE_FLAG}{module}"
     scaling = {name: options.pop(name) for name in SCALING_FLAGS if name in options}
+    sizes = {key: options.pop(name) for name, key in _SIZE_KEYS.items() if name in options}
+    if len(sizes) > 1:
+        first, second, *_ = (name for name, key in _SIZE_KEYS.items() if key in sizes)
+        raise excluded(f"--{first.replace('_', '-')}", f"--{second.replace('_', '-')}")
     by = {name: options.pop(name) for name in METRIC_FLAGS if name in options}
-    if scaling and "scaling" not in options:
-        raise unaccompanied(f"--{next(iter(scaling))}", "--scaling")
-    if by and not options.keys() & {"scaling", "sweep"}:
+    if scaling and not sizes:
+        raise unaccompanied(f"--{next(iter(scaling)).replace('_', '-')}", "--scaling")
+    if by and not sizes and "sweep" not in options:
         raise unaccompanied(f"--{next(iter(by))}", "--scaling or --sweep")
     if "goal" in by and "metric" not in by:
         raise unaccompanied("--goal", "--metric")
@@ -348,8 +371,8 @@ def _job_and_options(
         from clusterctl.spec.metrics import goal_given
 
         goal_given(by["goal"])
-    if "scaling" in options:
-        options["scaling"] = {"nodes": options["scaling"], **scaling, **by}
+    if sizes:
+        options["scaling"] = {**sizes, **scaling, **by}
     elif by:
         options["sweep"] = {"grid": options["sweep"], **by}
     if no_folder and "folder" in options:

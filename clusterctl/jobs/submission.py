@@ -117,21 +117,22 @@ def read_jobs(target: str, given: Mapping[str, object], variants: Sequence[str] 
 
 
 def _scaled(jobs: Iterable[JobSpec]) -> tuple[JobSpec, ...]:
-    """Return the jobs; instead of a job with a scaling, its jobs on each number of nodes."""
+    """Return the jobs; instead of a job with a scaling, its jobs of each size."""
     scaled = (_jobs_of(job, job.scaling) if job.scaling is not None else (job,) for job in jobs)
     return tuple(chain.from_iterable(scaled))
 
 
 def _jobs_of(job: JobSpec, scaling: Scaling) -> Iterator[JobSpec]:
-    """Yield a job for each repeat and number of nodes. Their common name is new.
+    """Yield a job for each repeat and each number of nodes, tasks or GPUs. Their common name is new.
 
-    All numbers of nodes run before the first repeat, so that a change of the load affects all of them.
+    All sizes run before the first repeat, so that a change of the load affects all of them.
 
     Raises UsageError: the job has options that a scaling sets, or it is not known how its work can grow.
     """
-    for field in ("nodes", "after", "ranks", *(() if job.sweep else ("array",))):
+    varied = scaling.field
+    for field in (varied, "after", "ranks", *(() if job.sweep else ("array",))):
         if field in job.model_fields_set:
-            raise excluded(f"--{field}", "--scaling")
+            raise excluded(f"--{field.replace('_', '-')}", _flag_of(scaling))
     if any("after" in request.quantities for request in requests_of(job.slurm)):
         raise excluded("--slurm --dependency", "--scaling")
     script = UserScript.of(job)
@@ -146,13 +147,20 @@ def _jobs_of(job: JobSpec, scaling: Scaling) -> Iterator[JobSpec]:
         sweep = job.sweep.model_copy(update={"parallel": 1})
         job = job.model_copy(update={"sweep": sweep, "array": sweep.array})
     for _ in range(scaling.repeats):
-        for nodes in scaling.nodes:
-            args = _arguments(job, nodes, is_weak=scaling.weak)
-            yield job.model_copy(update={**changes, "nodes": nodes, "args": args})
+        for size in scaling.sizes:
+            sizes = {varied: size}
+            if scaling.by == "gpus" and "tasks_per_node" not in job.model_fields_set:
+                sizes["tasks_per_node"] = size
+            args = _arguments(job, size, is_weak=scaling.weak)
+            yield job.model_copy(update={**changes, **sizes, "args": args})
 
 
-def _arguments(job: JobSpec, nodes: int, *, is_weak: bool) -> tuple[str, ...]:
-    """Return the program's arguments; for weak scaling of a training with the batch of all nodes."""
+def _flag_of(scaling: Scaling) -> str:
+    return "--scaling" if scaling.by == "nodes" else f"--scaling-{scaling.by}"
+
+
+def _arguments(job: JobSpec, size: int, *, is_weak: bool) -> tuple[str, ...]:
+    """Return the program's arguments; for weak scaling of a training with ``size`` times the batch."""
     if not is_weak or job.bundled not in _WITH_BATCH:
         return job.args
     words = [part for word in job.args for part in _split(word)]
@@ -160,12 +168,12 @@ def _arguments(job: JobSpec, nodes: int, *, is_weak: bool) -> tuple[str, ...]:
     at = max((number + 1 for number, word in enumerate(words) if word == _BATCH), default=len(words))
     if at >= len(words) or not words[at].isdecimal():
         raise UsageError(
-            f"weak scaling of {job.bundled} needs the batch of a node",
+            f"weak scaling of {job.bundled} needs the batch of a node, task or GPU",
             code="weak-without-batch",
-            why="the batch of all nodes is this number times the number of nodes",
+            why="the whole batch is this number times the number of nodes, tasks or GPUs",
             fix=f"add `-- {_BATCH} N`",
         )
-    return (*words[:at], str(int(words[at]) * nodes), *words[at + 1 :])
+    return (*words[:at], str(int(words[at]) * size), *words[at + 1 :])
 
 
 def _split(word: str) -> list[str]:

@@ -104,6 +104,7 @@ class ProgramMetrics:
     parts: a curve for each of PARTS, over the steps that have them all.
     stalls: step and time of the last checkpoints. stall_ms: the sum of all, of which there are stall_count.
     hosts: rank -> host. seconds: the duration that the program measured since its last start.
+    samples_done: the samples of all steps, also of steps that were computed twice; None if unknown.
     given: the options that the user set; None if the program does not tell.
     left_out: sentences on metrics that were not read.
     has_clock: whether the times in the curves are by the same clock as those of the job.
@@ -121,6 +122,7 @@ class ProgramMetrics:
     ended: float | None = None
     has_clock: bool = True
     seconds: float | None = None
+    samples_done: float | None = None
     pipelined: bool = False
     is_ours: bool = False
     given: frozenset[str] | None = None
@@ -199,6 +201,10 @@ class ProgramMetrics:
         seconds, *others = columns
         if seconds is None:
             return
+        speeds = block.columns.get(SPEEDS[0])
+        if speeds is not None and len(speeds.ys) == len(seconds.ys):
+            samples = sum(speed * time for speed, time in zip(speeds.ys, seconds.ys, strict=True))
+            self.samples_done = samples + (self.samples_done or 0.0)
         steps_ms = [1e3 * value for value in seconds.ys]
         self.samples[STEP].extend(steps_ms)
         exposed, data = others

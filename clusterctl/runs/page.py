@@ -53,6 +53,8 @@ class Series:
     smooth: means of equal intervals, drawn instead of the points on request.
     spread: the lowest and the highest value at each point, drawn as a band.
     run: the name in the legend, which the lines of a run share. Default: the line's name.
+    errors: the lower and the upper end of the error bar at each point.
+    dash: the lengths of the dashes and gaps of a line to compare with, which nobody measured.
     """
 
     name: str
@@ -63,6 +65,8 @@ class Series:
     smooth: Sequence[tuple[float, float]] = ()
     spread: Sequence[tuple[float, float]] = ()
     run: str = ""
+    errors: Sequence[tuple[float, float]] = ()
+    dash: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

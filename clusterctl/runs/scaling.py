@@ -1,7 +1,8 @@
-"""The table and the picture of a scaling: the runs of `submit --scaling` on each number of nodes.
+"""The table and the picture of a scaling: the runs of `submit --scaling` of each size.
 
-A figure of a number of nodes is the mean over its runs, with the sample standard deviation. The speed-up of a
-run is its speed divided by the mean speed on the smallest number of nodes.
+A size is a number of nodes, of tasks per node or of GPUs per node. A figure of a size is the mean over its
+runs, with the sample standard deviation. The speed-up of a run is its speed divided by the mean speed of the
+smallest size.
 """
 
 from __future__ import annotations
@@ -13,28 +14,34 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-from clusterctl.errors import CollectError, UsageError
-from clusterctl.runs.charts import EXPOSED, SPEEDS, ProgramMetrics, with_covers
+from clusterctl.errors import BadValueError, CollectError, UsageError
+from clusterctl.runs.charts import EXPOSED, PARTS, SPEEDS, ProgramMetrics, with_covers
 from clusterctl.runs.compare import environment_of, hardware_of, mapping
 from clusterctl.runs.curve import STEP
 from clusterctl.runs.find import Row, is_usual, metric_names, reject_unknown_keys, runs_of_scaling
-from clusterctl.runs.metric_files import finite
+from clusterctl.runs.metric_files import MetricFiles, finite
 from clusterctl.runs.page import Chart, Report, Section, Series, Table
 from clusterctl.runs.series import events_in
+from clusterctl.runs.spread import Spread
 from clusterctl.runs.telemetry import FIGURES, node_use
 from clusterctl.scheduler.attempts import program_seconds
 from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.directives import Directives
-from clusterctl.spec.metrics import Goal, goal_of, is_time_of_all_work
+from clusterctl.spec.metrics import Goal, Target, goal_of, is_time_of_all_work
+from clusterctl.spec.sweep import SIZE_FIELDS
 from clusterctl.spec.units import GIB_MIB
 
 _TIME: Final = "time_s"
 _STEP: Final = "step_ms"
 _SPEED_UP: Final = "speed_up"
 _EFFICIENCY: Final = "efficiency_percent"
+_TARGET: Final = "target_s"
+_GPU: Final = "gpu_percent"
+_GPU_IDLE: Final = "gpu_idle_percent"
 # The titles of figures in the table. Other figures are metrics, with names of their own.
 _TITLES: Final = {
     _TIME: "time, s",
@@ -43,176 +50,303 @@ _TITLES: Final = {
     _EFFICIENCY: "efficiency, %",
     "comm_exposed_percent": "exposed communication, % of a step",
     **{figure.key: f"{figure.heading}, {figure.key_unit}" for figure in FIGURES if figure.key},
+    _GPU_IDLE: "GPU idle (mean), %",
     "energy_kj": "GPU energy, kJ",
+    "samples_per_joule": "samples per joule of the GPUs",
+    "node_hours": "node hours",
+    "cost_usd": "cost, USD",
 }
 # Words in the names of metrics: the first metric with each word is in the table.
 _CONVERGENCE: Final = ("loss", "acc")
+_PERPLEXITY: Final = ("eval_perplexity", "val_perplexity", "perplexity", "eval_ppl", "val_ppl", "ppl")
+# The name of a size, and of several.
+_UNITS: Final = {"nodes": ("node", "nodes"), "tasks": ("task", "tasks"), "gpus": ("GPU", "GPUs")}
+# A size pays if at least this share of what was added turns into speed.
+_PAYS: Final = 0.5
+# Amdahl's law fits if no speed-up differs from it by more than this share.
+_FITS: Final = 0.05
+_TO_FIT: Final = 3  # sizes
 # From this factor, and this many seconds, two runs took clearly different times.
 _CLEAR: Final = 1.1
 _CLEAR_S: Final = 1.0
-_PUBLISHED: Final = Path(__file__).parent / "published.toml"
+_EXPECTED: Final = Path(__file__).parent / "expected.toml"
+_DASHED: Final = (7, 5)
+_DOTTED: Final = (2, 4)
 
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """The mean of the values of some runs, and their sample standard deviation (0 for a single run)."""
-
-    mean: float
-    deviation: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0)
-
-    def __str__(self) -> str:
-        """Return a text such as ``290 ± 17``; without a deviation that four digits do not show."""
-        places = _places(self.mean, 4)
-        if self.deviation < 10**-places / 2:
-            text = f"{self.mean:,.{places}f}"
-            return text.rstrip("0").rstrip(".") if places else text
-        places = min(_places(self.deviation, 2), places)
-        return f"{self.mean:,.{places}f} ± {self.deviation:,.{places}f}"
-
-    def times(self, factor: float) -> Spread:
-        return Spread(self.mean * factor, self.deviation * factor)
+Sizes: TypeAlias = "Sequence[Size]"
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The completed runs on a number of nodes. figures: by name. published: the same of other systems."""
+    """The completed runs of a size. figures: by name. expected: the same, as a document states them."""
 
+    size: int
     nodes: int
     ranks: int
     runs: int
     figures: Mapping[str, Spread]
-    published: Mapping[str, float]
+    expected: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Throughput that a document states for numbers of GPUs.
+
+    kind: ``targets`` of the document, or an ``illustration`` in it. models: those of ``train``. Empty: any,
+    so that only the efficiency is compared. hardware: "" if the document names none.
+    """
+
+    kind: str
+    models: Sequence[str]
+    hardware: str
+    source: str
+    throughput: Mapping[str, float]
+
+    @property
+    def shown(self) -> str:
+        return f"{self.kind} {'in' if self.kind == 'illustration' else 'of'} {self.source}"
+
+    def figures(self, metric: str, first: int, ranks: int) -> dict[str, float]:
+        """Return the figures for a GPU per rank. They are of trainings, so a throughput is needed.
+
+        first: the ranks of the smallest size.
+        """
+        throughput = self.throughput if metric.endswith("_per_s") else {}
+        if str(first) not in throughput or str(ranks) not in throughput:
+            return {}
+        speed_up = throughput[str(ranks)] / throughput[str(first)]
+        figures = {_EFFICIENCY: 100 * speed_up * first / ranks}
+        return figures | ({metric: throughput[str(ranks)]} if self.models and metric == SPEEDS[0] else {})
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A program with its options on each number of nodes. title: the options that a sweep sets, or ""."""
+    """A program with its options, in each size. title: the options that a sweep sets, or "".
+
+    document: the document with the expected figures. None: there are none.
+    differs: whether the GPUs are other ones than the document's.
+    """
 
     title: str
-    sizes: Sequence[Size]
-    source: str
+    sizes: Sizes
+    document: Document | None = None
+    differs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
     """The scaling of a program. name: of its jobs. metric: the figure that measures the speed.
 
+    by: what the sizes count: nodes, tasks or gpus (per node).
     goal: whether lower or higher values of the metric are faster; None if it is not known.
     shares_machine: whether nodes are containers of the same machine. hardware: that of the nodes.
-    differs: whether this is other hardware than that of the published figures. missing: runs without figures.
-    clocks: how the times were measured.
+    missing: runs and figures that are left out. clocks: how the times were measured.
+    target: the value of a metric to which the time is measured; "" if none.
     """
 
     name: str
+    by: str
     weak: bool
     metric: str
     goal: Goal | None
     curves: Sequence[Curve]
     shares_machine: bool
     hardware: str
-    differs: bool
     missing: Sequence[str]
     clocks: Sequence[str] = ()
+    target: str = ""
 
     @property
-    def counts(self) -> list[int]:
-        """The numbers of nodes of all curves, in ascending order."""
-        return sorted({size.nodes for curve in self.curves for size in curve.sizes})
+    def sizes(self) -> list[int]:
+        """The sizes of all curves, in ascending order."""
+        return sorted({size.size for curve in self.curves for size in curve.sizes})
 
     def verdict(self) -> Iterator[str]:
-        if self.shares_machine:
+        is_across = any(size.nodes > 1 for curve in self.curves for size in curve.sizes)
+        if self.shares_machine and is_across:
             yield (
                 "nodes share a machine and its cores: this speed-up and efficiency say nothing about "
                 "separate machines"
             )
-        kind = "weak" if self.weak else "strong"
         for curve in self.curves:
-            first, last = curve.sizes[0], curve.sizes[-1]
             name = f"{curve.title}: " if curve.title else ""
-            if _SPEED_UP in last.figures and last is not first:
-                speed_up, efficiency = last.figures[_SPEED_UP], last.figures[_EFFICIENCY]
-                times = "" if str(speed_up) == "1" else f"{speed_up} times "
-                faster = f"{times}as fast as on {_nodes(first.nodes)}"
-                slower = f"slower than on {_nodes(first.nodes)}, speed-up {speed_up}"
-                yield (
-                    f"{name}{kind} scaling by {_TITLES.get(self.metric, self.metric)}{self._direction}: on "
-                    f"{_nodes(last.nodes)} {slower if speed_up.mean < 1 else faster}, efficiency "
-                    f"{efficiency} %"
-                )
-                yield from self._contradiction(curve, name)
-            common = [key for key in first.figures if is_usual(key) and key in last.figures]
-            for key in common if last is not first else ():
-                yield (
-                    f"{name}{key} {last.figures[key]} on {_nodes(last.nodes)}, {first.figures[key]} on "
-                    f"{_nodes(first.nodes)}"
-                )
+            sentences = [*self._speed_lines(curve)]
+            if not (self.shares_machine and is_across):
+                sentences += [*self._paying(curve), *self._law(curve)]
+            yield from (f"{name}{text}" for text in (*sentences, *self._convergence(curve)))
+
+    def _speed_lines(self, curve: Curve) -> Iterator[str]:
+        first, last = curve.sizes[0], curve.sizes[-1]
+        if _SPEED_UP not in last.figures or last is first:
+            return
+        speed_up, efficiency = last.figures[_SPEED_UP], last.figures[_EFFICIENCY]
+        times = "" if str(speed_up) == "1" else f"{speed_up} times "
+        faster = f"{times}as fast as on {self._named(first)}"
+        slower = f"slower than on {self._named(first)}, speed-up {speed_up}"
+        kind = "weak" if self.weak else "strong"
+        yield (
+            f"{kind} scaling by {self._title(self.metric)}: on {self._named(last)} "
+            f"{slower if speed_up.mean < 1 else faster}, efficiency {efficiency} %"
+        )
+        yield from self._contradiction(curve)
 
     @property
     def _direction(self) -> str:
         """The direction of the metric as text; "" for the time, whose direction nobody doubts."""
         return "" if self.goal is None or self.metric == _TIME else f" ({self.goal.words})"
 
-    def _contradiction(self, curve: Curve, name: str) -> Iterator[str]:
-        """Yield a sentence if more nodes are faster by the metric and slower by the times, or vice versa."""
+    def _contradiction(self, curve: Curve) -> Iterator[str]:
+        """Yield a sentence if a size is faster by the metric and slower by the times, or vice versa."""
         first, *others = curve.sizes
         for size in reversed(others if self.metric != _TIME and _TIME in first.figures else ()):
             if _SPEED_UP not in size.figures or _TIME not in size.figures:
                 continue
             speed_up, before, after = size.figures[_SPEED_UP], first.figures[_TIME], size.figures[_TIME]
-            grown = size.nodes / first.nodes if self.weak else 1.0
+            grown = size.size / first.size if self.weak else 1.0
             by_time = before.mean / after.mean * grown if after.mean > 0 else 1.0
             low, high = sorted((speed_up.mean, by_time))
-            is_clear = abs(after.mean - grown * before.mean) >= max(
-                _CLEAR_S, before.deviation, after.deviation
-            )
+            least = max(_CLEAR_S, before.deviation, after.deviation)
+            is_clear = abs(after.mean - grown * before.mean) >= least
             if is_clear and low * _CLEAR <= 1 <= high / _CLEAR:
                 yield (
-                    f"{name}{self.metric} and the times contradict each other: by {self.metric}, "
-                    f"{_nodes(size.nodes)} have a speed-up of {speed_up}, but the time went from "
+                    f"{self.metric} and the times contradict each other: by {self.metric}, "
+                    f"{self._named(size)} have a speed-up of {speed_up}, but the time went from "
                     f"{before} s to {after} s; check --goal, which is {self.goal}, and what the "
                     "program measures"
                 )
                 return
 
+    def _paying(self, curve: Curve) -> Iterator[str]:
+        """Yield a sentence on the size from which more does not pay, if the figures are clear enough."""
+        sizes = [size for size in curve.sizes if _SPEED_UP in size.figures]
+        single = "" if all(size.runs > 1 for size in sizes) else " (a single run of a size)"
+        for at, (before, size) in enumerate(pairwise(sizes), 1):
+            was, is_now = before.figures[_SPEED_UP], size.figures[_SPEED_UP]
+            ratio, least = is_now.mean / was.mean, 1 + _PAYS * (size.size / before.size - 1)
+            error = ratio * math.hypot(was.error / was.mean, is_now.error / is_now.mean)
+            if abs(ratio - least) < 2 * error:
+                yield f"whether {self._named(size)} pay can't be told from the spread of the runs"
+                return
+            if ratio < least:
+                efficiencies = [each.figures[_EFFICIENCY].mean for each in sizes[at:]]
+                # A later size that is better would contradict the sentence.
+                if max(efficiencies) == efficiencies[0]:
+                    yield (
+                        f"stops paying at {self._named(size)}: efficiency {size.figures[_EFFICIENCY]} %, "
+                        f"{ratio:.2f} times the speed on {self._named(before)}{single}"
+                    )
+                return
+        if len(sizes) >= _TO_FIT:
+            last = sizes[-1]
+            efficiency = last.figures[_EFFICIENCY]
+            yield f"pays up to {self._named(last)}, the most that ran: efficiency {efficiency} %{single}"
+
+    def _law(self, curve: Curve) -> Iterator[str]:
+        """Yield a sentence with Amdahl's law, if it fits the speed-ups."""
+        sizes = [size for size in curve.sizes if _SPEED_UP in size.figures]
+        if self.weak or len(sizes) < _TO_FIT:
+            return
+        first = sizes[0]
+        shares = [first.size / size.size for size in sizes]
+        times = [1 / size.figures[_SPEED_UP].mean for size in sizes]
+        pairs = [*zip(shares, times, strict=True)]
+        serial = sum((time - share) * (1 - share) for share, time in pairs) / sum(
+            (1 - share) ** 2 for share in shares
+        )
+        worst = max(abs((serial + (1 - serial) * share) / time - 1) for share, time in pairs)
+        if 0 < serial < 1 and worst <= _FITS:
+            yield (
+                f"Amdahl's law fits within {max(100 * worst, 0.1):.1f} %: {100 * serial:.2g} % of the "
+                f"time on {self._named(first)} does not scale, so by this law at most "
+                f"{1 / serial:.3g} times the speed"
+            )
+
+    def _convergence(self, curve: Curve) -> Iterator[str]:
+        """Yield for the loss and the accuracy whether they differ between the sizes."""
+        first, *others = curve.sizes
+        for key in first.figures:
+            base = first.figures[key]
+            compared = [(size, size.figures[key]) for size in others if key in size.figures]
+            if not compared or not (is_usual(key) or key in _PERPLEXITY):
+                continue
+            verdicts = [value.differs_from(base) for _, value in compared]
+            on_first = f"{base} on {self._named(first)}"
+            rest = ", ".join(f"{value} on {self._named(size)}" for size, value in compared)
+            if True in verdicts:
+                different = [
+                    f"{value} on {self._named(size)}"
+                    for (size, value), differs in zip(compared, verdicts, strict=True)
+                    if differs
+                ]
+                yield f"{key}: different, by more than the spread: {on_first}, {', '.join(different)}"
+            elif None in verdicts:
+                why = "with a single run" if min(v.count for _, v in compared) == 1 else "without a spread"
+                yield f"{key}: {on_first}, {rest}; {why} it can't be judged whether that differs"
+            else:
+                is_one = min(base.count, *(value.count for _, value in compared)) == 1
+                how = "in four digits" if is_one else "within the spread of the runs"
+                yield f"{key}: the same {how}: {on_first}, {rest}"
+
+    def _title(self, name: str) -> str:
+        if name == _TARGET:
+            return f"time to {self.target}, s"
+        return _TITLES.get(name, name) + (self._direction if name == self.metric else "")
+
+    def _counted(self, size: int) -> str:
+        """Return a text such as ``2 nodes``, ``1 task``."""
+        return f"{size} {_UNITS[self.by][size != 1]}"
+
+    def _named(self, size: Size) -> str:
+        """Return a text such as ``2 nodes``, or ``4 tasks on each of 2 nodes``."""
+        text = self._counted(size.size)
+        return text if self.by == "nodes" or size.nodes == 1 else f"{text} on each of {size.nodes} nodes"
+
     def table(self) -> Table:
-        """Return the table: a column for each number of nodes, a row for each figure of each curve."""
-        counts = self.counts
+        """Return the table: a column for each size, a row for each figure of each curve."""
+        counts = self.sizes
         rows: list[Sequence[str]] = []
         for curve in self.curves:
-            sizes = {size.nodes: size for size in curve.sizes}
+            sizes = {size.size: size for size in curve.sizes}
             shown = [sizes.get(count) for count in counts]
             rows += [[curve.title, *("" for _ in counts)]] if curve.title else []
             rows += [
                 [key, *("-" if size is None else str(getattr(size, key)) for size in shown)]
-                for key in ("ranks", "runs")
+                for key in (*(("nodes",) if self.by != "nodes" else ()), "ranks", "runs")
             ]
             for name in dict.fromkeys(name for size in curve.sizes for name in size.figures):
-                title = _TITLES.get(name, name)
-                title += self._direction if name == self.metric else ""
+                title = self._title(name)
                 spreads = [size.figures.get(name) if size else None for size in shown]
                 if title.endswith("GiB") and all(each is None or each.mean < 1 for each in spreads):
                     title = f"{title.removesuffix('GiB')}MiB"
                     spreads = [each and each.times(GIB_MIB) for each in spreads]
                 rows.append([title, *("-" if each is None else str(each) for each in spreads)])
-                if any(name in size.published for size in curve.sizes):
-                    values = [size.published.get(name) if size else None for size in shown]
-                    rows.append([f"published {title}", *map(self._published_cell, values)])
-        return Table(("", *map(_nodes, counts)), rows)
+                if any(name in size.expected for size in curve.sizes):
+                    rows.append(self._expected_row(curve, name, shown))
+        return Table(("", *map(self._counted, counts)), rows)
 
-    def _published_cell(self, value: float | None) -> str:
-        return "-" if value is None else f"{Spread(value, 0)}{' *' if self.differs else ''}"
+    def _expected_row(self, curve: Curve, name: str, sizes: Sequence[Size | None]) -> list[str]:
+        kind = curve.document.kind if curve.document is not None and name != _GPU else "targets"
+        mark = " *" if curve.differs and name != _GPU else ""
+        values = [size.expected.get(name) if size else None for size in sizes]
+        cells = ["-" if value is None else f"{Spread(value, 0)}{mark}" for value in values]
+        return [f"{kind.removesuffix('s')}: {_TITLES.get(name, name)}", *cells]
 
     def notes(self) -> Iterator[str]:
         yield from (f"{_TITLES[_TIME]}: {clock}" for clock in self.clocks)
-        if self.differs and any(curve.source for curve in self.curves):
-            hardware = f", and these nodes have {self.hardware or 'unknown hardware'}"
-            yield f"* published for {_published()['hardware']}{hardware}"
-        sources = dict.fromkeys(curve.source for curve in self.curves if curve.source)
-        yield from (f"published by {source}" for source in sources)
+        documents = {
+            curve.document.source: (curve.document, curve.differs)
+            for curve in self.curves
+            if curve.document is not None
+        }
+        for document, differs in documents.values():
+            yield document.shown
+            if differs and document.hardware:
+                own = self.hardware or "unknown hardware"
+                yield f"* for {document.hardware}, and these nodes have {own}"
+            elif differs:
+                yield "* not measured, and without a name of the hardware"
+        if any(_GPU in size.expected for curve in self.curves for size in curve.sizes):
+            yield f"targets of {_expected()[_GPU]['source']}: {_TITLES[_GPU]}"
 
     def report(self) -> Report:
         charts = [self._chart()] if self.curves else []
@@ -220,40 +354,32 @@ class Scaling:
         return Report(self.name, [*self.verdict()], None, self.missing, [section])
 
     def _chart(self) -> Chart:
-        counts = self.counts
+        """Return the chart of the speed-up. Both axes are linear, so that the ideal is a straight line."""
+        counts = self.sizes
         series = []
         for curve in self.curves:
-            means = {
-                size.nodes: size.figures[_SPEED_UP].mean for size in curve.sizes if _SPEED_UP in size.figures
-            }
-            # NaN is not drawn.
-            series.append(
-                Series(curve.title or "measured", [(nodes, means.get(nodes, math.nan)) for nodes in counts])
-            )
-        published = [
-            (size.nodes, size.published[_EFFICIENCY] / 100 * size.nodes / counts[0])
-            for size in self.curves[0].sizes
-            if _EFFICIENCY in size.published
-        ]
-        ideal = Series("ideal", [(nodes, nodes / counts[0]) for nodes in counts])
-        more = [Series("published", published)] if len(published) > 1 else []
-        lines = [*series, ideal, *more]
+            drawn = [size for size in curve.sizes if _SPEED_UP in size.figures]
+            spreads = [size.figures[_SPEED_UP] for size in drawn]
+            points = [(size.size, each.mean) for size, each in zip(drawn, spreads, strict=True)]
+            errors = [each.ends for each in spreads] if any(each.deviation for each in spreads) else []
+            series.append(Series(curve.title or "measured", points, errors=errors))
         # All lines begin at 1.
-        rest = with_covers([replace(line, points=line.points[1:]) for line in lines])
-        named = [
-            replace(line, points=[(str(x), y) for x, y in line.points], covers=later.covers)
-            for line, later in zip(lines, rest, strict=True)
-        ]
-        return Chart("Speed-up", named, "nodes", from_zero=True)
-
-
-def _places(value: float, digits: int) -> int:
-    """Return the decimal places that show a number with this many significant digits."""
-    return max(0, digits - 1 - math.floor(math.log10(abs(value)))) if value else 0
-
-
-def _nodes(count: int) -> str:
-    return f"{count} node{'s'[: count != 1]}"
+        rest = with_covers([replace(line, points=line.points[1:]) for line in series])
+        series = [replace(line, covers=later.covers) for line, later in zip(series, rest, strict=True)]
+        first = counts[0]
+        ideal = Series("ideal", [(size, size / first) for size in counts], -1, dash=_DASHED)
+        lines = [*series, ideal]
+        for curve in self.curves[:1]:
+            points = [
+                (size.size, size.expected[_EFFICIENCY] / 100 * size.size / first)
+                for size in curve.sizes
+                if _EFFICIENCY in size.expected
+            ]
+            if curve.document is not None and len(points) > 1:
+                lines.append(Series(curve.document.kind, points, -1, dash=_DOTTED))
+        units = _UNITS[self.by][1] + ("" if self.by == "nodes" else " per node")
+        end = float(counts[-1])
+        return Chart("Speed-up", lines, units, from_zero=True, has_points=True, x_end=end)
 
 
 def is_scaling(rows: Sequence[Row]) -> bool:
@@ -268,13 +394,14 @@ def scaling_report(rows: Sequence[Row]) -> Report | None:
 
 def scaling_of(rows: Sequence[Row]) -> Scaling:
     """Return the scaling with these runs. Raises UsageError if no run has the metric of the scaling."""
-    options = rows[0].run.scaling or {}
+    options: Mapping[str, Any] = rows[0].run.scaling or {}
+    by = next((name for name in SIZE_FIELDS if options.get(name)), "nodes")
     parts = [part for row in rows for part in (row.tasks or [row])]
     done = [part for part in parts if part.record.state == JobState.COMPLETED and part.record.nodes]
     missing = [f"{part.shown}: {part.record.state}" for part in parts if part not in done]
     damaged = runs_of_scaling(rows[0].run.name, {row.run.directory.parent for row in rows})[1]
     missing += [f"{path.name}: its run.json can't be read" for path in damaged]
-    expected = len(options.get("nodes", ())) * options.get("repeats", 1)
+    expected = len(options.get(by) or ()) * options.get("repeats", 1)
     if (count := expected - len(rows) - len(damaged)) > 0:
         missing.append(f"{count} run{'s are' if count > 1 else ' is'} not collected")
     metric = options.get("metric")
@@ -290,43 +417,58 @@ def scaling_of(rows: Sequence[Row]) -> Scaling:
             f"the speed-up: it is not known whether lower or higher values of {metric} are faster, which "
             "`submit --goal min` or `--goal max` tells"
         )
-    facts = [_Facts.of(part, metric) for part in done]
+    target = _target_of(options.get("time_to"))
+    facts = [_Facts.of(part, by, metric, target) for part in done]
     missing += [f"{each.row.shown}: no {metric} was recorded" for each in facts if metric not in each.figures]
-    titles = dict.fromkeys(each.title for each in facts)
+    missing += [f"{each.row.shown}: {each.not_timed}" for each in facts if each.not_timed]
     is_weak = bool(options.get("weak"))
-    curves = [
-        _curve(title, [each for each in facts if each.title == title], metric, goal, is_weak=is_weak)
-        for title in titles
-    ]
+    curves = []
+    for title in dict.fromkeys(each.title for each in facts):
+        of_curve = [each for each in facts if each.title == title]
+        curves.append(_curve(title, of_curve, metric, goal, is_weak=is_weak))
+        missing += _in_part(of_curve, metric, by)
     hardware = "; ".join(dict.fromkeys(filter(None, (each.hardware for each in facts))))
     return Scaling(
         rows[0].run.name,
+        by,
         is_weak,
         metric,
         goal,
         curves,
         any(row.run.shares_machine for row in rows),
         hardware,
-        any(_published()["hardware"] not in gpu for each in facts for gpu in each.gpus or [""]),
         missing,
         [*dict.fromkeys(each.clock for each in facts if _TIME in each.figures)],
+        "" if target is None else str(target),
     )
+
+
+def _target_of(text: object) -> Target | None:
+    # Another version of clusterctl may have written the record.
+    with suppress(BadValueError):
+        return Target.of(text) if isinstance(text, str) else None
+    return None
 
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """A completed run. figures: by name. clock: how its time was measured. gpus: the name of each GPU."""
+    """A completed run. figures: by name. clock: how its time was measured. gpus: the name of each GPU.
+
+    size: the number of nodes, tasks or GPUs. not_timed: why the time to the target is not known.
+    """
 
     row: Row
     title: str
+    size: int
     ranks: int
     figures: Mapping[str, float]
     clock: str
     hardware: str
     gpus: Sequence[str]
+    not_timed: str
 
     @classmethod
-    def of(cls, row: Row, metric: str) -> _Facts:
+    def of(cls, row: Row, by: str, metric: str, target: Target | None) -> _Facts:
         environment: Mapping[str, Any] = {}
         with suppress(CollectError):
             environment = environment_of(row)
@@ -336,14 +478,22 @@ class _Facts:
         keys = (row.run.sweep or {}).get("keys") or []
         metrics = ProgramMetrics.of(row, metric)
         seconds, clock = _seconds(row, metrics)
+        figures = _figures(row, metrics, metric, seconds)
+        to_target, not_timed = (None, "") if target is None else _seconds_to(row, target, metrics)
+        if to_target is not None:
+            figures[_TARGET] = to_target
+        requested = job.get(SIZE_FIELDS[by])
+        nodes = len(row.record.nodes)
         return cls(
             row,
             " ".join(f"{key}={row.value(key)}" for key in keys),
+            requested if by != "nodes" and isinstance(requested, int) else nodes,
             _ranks(row, job.get("tasks_per_node")),
-            _figures(row, metrics, metric, seconds),
+            figures,
             clock,
             str(hardware_of(environment).get("nodes", "")),
             gpus,
+            not_timed,
         )
 
 
@@ -377,6 +527,28 @@ def _seconds(row: Row, metrics: ProgramMetrics) -> tuple[float | None, str]:
     return finite(row.value("elapsed")), "the scheduler has the job's time in whole seconds"
 
 
+def _seconds_to(row: Row, target: Target, metrics: ProgramMetrics) -> tuple[float | None, str]:
+    """Return the time from the program's start to the first value that reaches a target, or why not.
+
+    The time between the attempts of a restarted job does not count.
+    """
+    starts = (event["time"] for event in events_in(row.folder) if event.get("event") == "start")
+    start = next(starts, row.record.start_time)
+    is_recorded = False
+    for block in MetricFiles(row.folder).blocks():
+        if (column := block.columns.get(target.metric)) is None:
+            continue
+        is_recorded = True
+        for at, value in enumerate(column.ys):
+            if target.is_reached(value):
+                time = column.times[at] if column.times is not None else None
+                if time is None or start is None or not metrics.has_clock:
+                    return None, f"the lines with {target.metric} have no time"
+                paused = sum(max(0.0, min(time, end) - begin) for begin, end in row.pauses)
+                return max(0.0, time - start - paused), ""
+    return None, f"{target} was not reached" if is_recorded else f"no {target.metric} was recorded"
+
+
 def _figures(row: Row, metrics: ProgramMetrics, metric: str, seconds: float | None) -> dict[str, float]:
     """Return the figures of a run, in the order of the table. The program may have recorded few of them."""
 
@@ -384,41 +556,97 @@ def _figures(row: Row, metrics: ProgramMetrics, metric: str, seconds: float | No
         median = metrics.median(name)
         return finite(row.value(f"metric.{key}")) if median is None else median
 
-    step, exposed = measured(STEP, "iteration_ms"), measured(EXPOSED, EXPOSED)
-    figures = {_TIME: seconds, _STEP: step, metric: seconds if metric == _TIME else measured(metric, metric)}
-    figures |= {"comm_exposed_percent": 100 * exposed / step if exposed is not None and step else None}
+    figures = {
+        _TIME: seconds,
+        _STEP: measured(STEP, "iteration_ms"),
+        metric: seconds if metric == _TIME else measured(metric, metric),
+    }
+    figures |= {"comm_exposed_percent": _exposed_percent(row, metrics)}
     usual = [name for name in metric_names([row]) if is_usual(name)]
     for word in _CONVERGENCE:
         figures |= {name: row.metrics[name].last for name in [name for name in usual if word in name][:1]}
+    for name in [name for name in _PERPLEXITY if name in row.metrics][:1]:
+        figures |= {name: row.metrics[name].last}
     began, ended, span = metrics.began, metrics.ended, None
     if began is not None and ended is not None and row.record.start_time is not None:
         span = began, ended
     figures |= node_use(row.folder, row.record.nodes, span)
-    joules = row.record.gpu_energy_j
+    if (percent := figures.get(_GPU)) is not None:
+        figures[_GPU_IDLE] = 100 - percent
+    record, run = row.record, row.run
+    joules = record.gpu_energy_j
     figures["energy_kj"] = None if joules is None else joules / 1000
+    # The energy is that of all attempts; after a restart, some samples were computed twice.
+    is_whole = sum(len(task.known_attempts) for task in row.task_records) <= 1
+    if is_whole and not metrics.left_out and joules and (samples := finite(metrics.samples_done)):
+        figures["samples_per_joule"] = samples / joules
+    figures["node_hours"] = record.node_hours or None
+    figures["cost_usd"] = run.cost_usd if row.task is None else None
+    if row.task is not None and run.price_per_hour is not None:
+        figures["cost_usd"] = run.price_per_hour * record.node_hours
     return {name: value for name, value in figures.items() if value is not None}
 
 
-def _curve(title: str, facts: Sequence[_Facts], metric: str, goal: Goal | None, *, is_weak: bool) -> Curve:
-    counts = sorted({len(each.row.record.nodes) for each in facts})
-    groups = {count: [each for each in facts if len(each.row.record.nodes) == count] for count in counts}
-    first = counts[0]
-    base = [speed for each in groups[first] if (speed := _speed(each, metric, goal))]
-    target = _target(str(facts[0].row.value("config.model") or ""))
-    sizes = []
-    for count, group in groups.items():
+def _exposed_percent(row: Row, metrics: ProgramMetrics) -> float | None:
+    """Return the share of the exposed communication in the time of all steps, or in that of `bench`."""
+    means = dict(zip(PARTS, metrics.part_means, strict=False))
+    if len(means) == len(PARTS) and (total := sum(means.values())) > 0:
+        return 100 * means[PARTS[1]] / total
+    step, exposed = (finite(row.value(f"metric.{key}")) for key in ("iteration_ms", EXPOSED))
+    return 100 * exposed / step if exposed is not None and step else None
+
+
+def _in_part(facts: Sequence[_Facts], metric: str, by: str) -> Iterator[str]:
+    """Yield the figures that only some runs of a size have, and which the table therefore omits."""
+    for size, group in _by_size(facts).items():
         names = dict.fromkeys(name for each in group for name in each.figures)
-        figures = {name: Spread.of([f.figures[name] for f in group if name in f.figures]) for name in names}
+        for name in (name for name in names if name not in (metric, _TIME, _TARGET)):
+            count = sum(name in each.figures for each in group)
+            if count < len(group):
+                title = _TITLES.get(name, name)
+                unit = _UNITS[by][size != 1]
+                yield f"{title} of {size} {unit}: only {count} of {len(group)} runs have it"
+
+
+def _by_size(facts: Sequence[_Facts]) -> Mapping[int, Sequence[_Facts]]:
+    return {
+        size: [each for each in facts if each.size == size] for size in sorted({each.size for each in facts})
+    }
+
+
+def _curve(title: str, facts: Sequence[_Facts], metric: str, goal: Goal | None, *, is_weak: bool) -> Curve:
+    groups = _by_size(facts)
+    first = next(iter(groups))
+    base = [speed for each in groups[first] if (speed := _speed(each, metric, goal))]
+    # The documents are about GPUs.
+    gpus = [each.gpus for each in facts]
+    document = _document(str(facts[0].row.value("config.model") or "")) if all(gpus) else None
+    sizes = []
+    for size, group in groups.items():
+        names = dict.fromkeys(name for each in group for name in each.figures)
+        values = {name: [each.figures[name] for each in group if name in each.figures] for name in names}
+        # A mean of some runs alone would be a figure from a part. Runs without the metric are named.
+        figures = {
+            name: Spread.of(listed)
+            for name, listed in values.items()
+            if len(listed) == len(group) or name in (metric, _TIME)
+        }
         if base and (speeds := [speed for each in group if (speed := _speed(each, metric, goal))]):
             ratios = [speed / statistics.fmean(base) for speed in speeds]
             # A throughput, and the time of a sample, count the larger work already.
             is_of_all_work = goal is Goal.MIN and is_time_of_all_work(metric)
-            grown = count / first if is_weak and is_of_all_work else 1.0
+            grown = size / first if is_weak and is_of_all_work else 1.0
             speed_up = Spread.of([ratio * grown for ratio in ratios])
-            figures |= {_SPEED_UP: speed_up, _EFFICIENCY: speed_up.times(100 * first / count)}
-        published = _published_figures(target, metric, groups[first][0].ranks, group[0].ranks)
-        sizes.append(Size(count, group[0].ranks, len(group), _in_order(figures, metric), published))
-    return Curve(title, sizes, target["source"] if any(size.published for size in sizes) else "")
+            figures |= {_SPEED_UP: speed_up, _EFFICIENCY: speed_up.times(100 * first / size)}
+        ranks, nodes = group[0].ranks, len(group[0].row.record.nodes)
+        expected = document.figures(metric, groups[first][0].ranks, ranks) if document is not None else {}
+        if expected and _GPU in figures:
+            expected |= {_GPU: _expected()[_GPU]["target"]}
+        sizes.append(Size(size, nodes, ranks, len(group), _in_order(figures, metric), expected))
+    if document is None or not any(size.expected for size in sizes):
+        return Curve(title, sizes)
+    differs = not document.hardware or any(document.hardware not in gpu for names in gpus for gpu in names)
+    return Curve(title, sizes, document, differs)
 
 
 def _speed(facts: _Facts, metric: str, goal: Goal | None) -> float:
@@ -431,28 +659,16 @@ def _speed(facts: _Facts, metric: str, goal: Goal | None) -> float:
 
 
 def _in_order(figures: Mapping[str, Spread], metric: str) -> dict[str, Spread]:
-    first = [name for name in (_TIME, _STEP, metric, _SPEED_UP, _EFFICIENCY) if name in figures]
+    order = (_TIME, _TARGET, _STEP, metric, _SPEED_UP, _EFFICIENCY)
+    first = [name for name in order if name in figures]
     return {name: figures[name] for name in dict.fromkeys((*first, *figures))}
 
 
 @cache
-def _published() -> Mapping[str, Any]:
-    return tomllib.loads(_PUBLISHED.read_text(encoding="utf-8"))
+def _expected() -> Mapping[str, Any]:
+    return tomllib.loads(_EXPECTED.read_text(encoding="utf-8"))
 
 
-def _target(model: str) -> Mapping[str, Any]:
-    targets: list[Mapping[str, Any]] = _published()["targets"]
-    return next((target for target in targets if model in target["models"]), targets[-1])
-
-
-def _published_figures(target: Mapping[str, Any], metric: str, first: int, ranks: int) -> dict[str, float]:
-    """Return the published figures for a GPU per rank. They are of trainings, so a throughput is needed.
-
-    first: the ranks on the smallest number of nodes.
-    """
-    throughput = target["throughput"] if metric.endswith("_per_s") else {}
-    if str(first) not in throughput or str(ranks) not in throughput:
-        return {}
-    speed_up = throughput[str(ranks)] / throughput[str(first)]
-    figures = {_EFFICIENCY: 100 * speed_up * first / ranks, "gpu_percent": _published()["gpu_percent"]}
-    return figures | ({metric: throughput[str(ranks)]} if target["models"] and metric == SPEEDS[0] else {})
+def _document(model: str) -> Document:
+    documents = [Document(**each) for each in _expected()["documents"]]
+    return next((each for each in documents if model in each.models), documents[-1])

@@ -6,12 +6,14 @@ is never guessed: the user states it as ``goal``.
 
 from __future__ import annotations
 
+import math
 import re
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 from typing import Final
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import BadValueError, UsageError
 
 
 class Goal(StrEnum):
@@ -93,6 +95,8 @@ _ELSE: Final = _words(
 # In front of a divisor: the price of 1k or a million tokens.
 _AMOUNTS: Final = _words("k m million thousand")
 # A number in front, as in 1-ssim, is no part of a name's first word.
+_TARGET: Final = re.compile(r"\s*(.+?)\s*(<=|>=|=)\s*(\S+)\s*")
+_SIGNS: Final = {"<=": Goal.MIN, ">=": Goal.MAX}
 _ONE_MINUS: Final = re.compile(r"(?:1|one)\s*(?:-|_minus_)\s*", re.IGNORECASE)
 _PARENTHESES: Final = re.compile(r"\(.*?\)|\[.*?\]")
 _CHUNK: Final = re.compile(r"[A-Za-z0-9]+")
@@ -145,6 +149,47 @@ def is_time_of_all_work(metric: str) -> bool:
 def is_loss(metric: str) -> bool:
     """Return whether a metric is a loss by its name, not the scale of a loss."""
     return "loss" in metric.lower() and "scale" not in metric.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A value that a metric should reach: at most or at least, by ``goal``."""
+
+    metric: str
+    goal: Goal
+    value: float
+
+    @classmethod
+    def of(cls, text: str) -> Target:
+        """Read a target such as ``eval_accuracy=0.97``, ``loss<=0.3`` or ``widgets>=2``.
+
+        Raises BadValueError for other texts, and for ``=`` if the direction of the metric is not known.
+        """
+        match = _TARGET.fullmatch(text)
+        try:
+            value = float(match[3]) if match else math.nan
+        except ValueError:
+            value = math.nan
+        if match is None or not math.isfinite(value):
+            raise BadValueError(
+                "not-a-target",
+                f"{text!r} is not a metric with a number, such as eval_accuracy=0.97 or loss<=0.3",
+            )
+        metric, sign = match[1], match[2]
+        goal = _SIGNS.get(sign) or goal_of(metric)
+        if goal is None:
+            raise BadValueError(
+                "goal-unknown",
+                f"it is not known whether lower or higher values of {metric!r} are better: write "
+                f"{metric}<={match[3]} or {metric}>={match[3]}",
+            )
+        return cls(metric, goal, value)
+
+    def __str__(self) -> str:
+        return f"{self.metric} {'<=' if self.goal is Goal.MIN else '>='} {self.value:g}"
+
+    def is_reached(self, value: float) -> bool:
+        return value <= self.value if self.goal is Goal.MIN else value >= self.value
 
 
 def _parts(metric: str) -> list[list[str]]:

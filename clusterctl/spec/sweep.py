@@ -24,7 +24,7 @@ from pydantic import (
 from clusterctl.errors import BadValueError
 from clusterctl.spec.base import UNKNOWN, Model, Toggle, folder_of
 from clusterctl.spec.job import sweep_arguments
-from clusterctl.spec.metrics import Goal, goal_of
+from clusterctl.spec.metrics import Goal, Target, goal_of
 from clusterctl.spec.names import MAX_ARRAY_SIZE, MAX_COUNT
 from clusterctl.spec.units import shown
 
@@ -373,31 +373,54 @@ def _reject_unknown_goal(metric: str | None, goal: Goal | None) -> None:
 
 
 def _sizes(value: object) -> object:
-    """Turn ``1,2,4`` or a list into different numbers of nodes in ascending order."""
+    """Turn ``1,2,4`` or a list into different numbers in ascending order."""
     words = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else ()
     texts = [str(word).strip() for word in words]
     are_numbers = all(text.isdecimal() and 0 < int(text) <= MAX_COUNT for text in texts)
     if not are_numbers or len({*map(int, texts)}) < 2:  # noqa: PLR2004 - numbers to compare
         raise BadValueError(
-            "scaling-sizes", f"{shown(value)} is not a list of two or more numbers of nodes, such as 1,2,4"
+            "scaling-sizes", f"{shown(value)} is not a list of two or more numbers, such as 1,2,4"
         )
     return tuple(sorted({*map(int, texts)}))
 
 
-class Scaling(Model):
-    """Run a job on several numbers of nodes, in turn, for a table of its scaling."""
+def _target(text: str) -> str:
+    """Check a target such as ``eval_accuracy=0.97``."""
+    Target.of(text)
+    return text
 
-    nodes: Annotated[tuple[int, ...], BeforeValidator(_sizes)] = Field(
-        description="numbers of nodes; the smallest is compared with the rest", examples=[[1, 2, 4]]
+
+_Sizes = Annotated[tuple[int, ...], BeforeValidator(_sizes)]
+# What a scaling varies: the field of a job with the number, by the field of the scaling.
+SIZE_FIELDS: Final = {"nodes": "nodes", "tasks": "tasks_per_node", "gpus": "gpus"}
+
+
+class Scaling(Model):
+    """Run a job on several numbers of nodes, or of tasks or GPUs per node, for a table of its scaling."""
+
+    nodes: _Sizes | None = Field(
+        None, description="numbers of nodes; the smallest is compared with the rest", examples=[[1, 2, 4]]
+    )
+    tasks: _Sizes | None = Field(
+        None,
+        description="in place of nodes: numbers of tasks (ranks) per node; in a bundled job each has a GPU, "
+        "if the nodes have GPUs",
+        examples=[[1, 2, 4, 8]],
+    )
+    gpus: _Sizes | None = Field(
+        None,
+        description="in place of nodes: numbers of GPUs per node, with a task (rank) for each unless the job "
+        "sets tasks_per_node",
+        examples=[[1, 2, 4, 8]],
     )
     weak: Toggle = Field(
         False,
-        description="weak scaling: the work grows with the nodes. For bundled jobs, --global-batch-size is "
-        "the batch of a node; your own program adapts its work itself. Default: strong scaling, with the "
-        "same work on all numbers of nodes",
+        description="weak scaling: the work grows with the nodes, tasks or GPUs. For bundled jobs, "
+        "--global-batch-size is the batch of one of them; your own program adapts its work itself. Default: "
+        "strong scaling, with the same work on all",
     )
     repeats: Annotated[int, Field(ge=1, le=_MAX_REPEATS, strict=True)] = Field(
-        1, description="number of jobs on each number of nodes"
+        1, description="number of jobs of each size"
     )
     metric: str | None = Field(
         None,
@@ -410,13 +433,35 @@ class Scaling(Model):
         description="whether lower or higher values of the metric are faster; default: by its name, if "
         "the name tells",
     )
+    time_to: Annotated[str, AfterValidator(_target)] | None = Field(
+        None,
+        description="a value of a metric; the table has the time until the program reached it",
+        examples=["eval_accuracy=0.97", "loss<=0.3"],
+    )
 
     @model_validator(mode="after")
-    def _has_goal(self) -> Self:
+    def _is_complete(self) -> Self:
         # The mistake in a field has already been reported.
         if UNKNOWN in vars(self).values():
             return self
+        if [self.nodes, self.tasks, self.gpus].count(None) != len(SIZE_FIELDS) - 1:
+            raise BadValueError("scaling-of-one", "a scaling needs one of nodes, tasks and gpus")
         if self.goal is not None and self.metric is None:
             raise BadValueError("goal-without-metric", "goal needs a metric")
         _reject_unknown_goal(self.metric, self.goal)
         return self
+
+    @property
+    def by(self) -> str:
+        """What the jobs differ in: nodes, tasks or gpus."""
+        return next(name for name in SIZE_FIELDS if getattr(self, name) is not None)
+
+    @property
+    def field(self) -> str:
+        """The field of a job that has the number of nodes, tasks or GPUs."""
+        return SIZE_FIELDS[self.by]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        sizes: tuple[int, ...] = getattr(self, self.by)
+        return sizes

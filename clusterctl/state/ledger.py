@@ -68,11 +68,14 @@ class SweepRecord(TypedDict, total=False):
 class ScalingRecord(TypedDict, total=False):
     """The options of `submit --scaling`. All jobs of a scaling have the same name and the same options."""
 
-    nodes: list[int]
+    nodes: list[int] | None
+    tasks: list[int] | None
+    gpus: list[int] | None
     weak: bool
     repeats: int
     metric: str | None
     goal: str | None
+    time_to: str | None
 
 
 class AttemptRecord(_Stored):

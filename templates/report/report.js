@@ -40,6 +40,7 @@
 
   // A line that hides others is drawn on top of these with gaps, through which they can be seen.
   function dash(series, number) {
+    if (series.dash.length) return series.dash;
     const on = 12 / (series.covers + 1);
     return series.covers ? [on, 12 - on] : number < COLORS.length ? [] : [9, 3];
   }
@@ -49,7 +50,7 @@
     const color = colorOf(number);
     const points = smooth && series.smooth.length ? series.smooth : series.points;
     const isPoints = chart.kind === "points";
-    const radius = isPoints || chart.has_points || (series.marks && points.length < 30) ? 4.5 : series.marks || points.length < 3 ? 2.5 : 0;
+    const radius = series.errors.length ? 3 : isPoints || (chart.has_points && !series.dash.length) || (series.marks && points.length < 30) ? 4.5 : series.marks || points.length < 3 ? 2.5 : 0;
     // No line is drawn to a point between two gaps.
     const isApart = (at) => [points[at - 1], points[at + 1]].every((near) => !near || near[1] === null);
     return {
@@ -71,6 +72,7 @@
       // Chart.js draws a lower order on top.
       order: -series.covers - (series.marks ? charts.length + 1000 : 0),
       fill: chart.kind === "areas" ? (index ? "-1" : "origin") : false,
+      errors: series.errors,
       showLine: !isPoints,
     };
   }
@@ -86,6 +88,11 @@
       const main = line(chart, series, index, smooth, card);
       const faint = main.borderColor + "38";
       const edge = (side) => series.points.map(([x], at) => [x, series.spread[at][side]]);
+      // The axis has room for the error bars.
+      if (series.errors.length) {
+        const ends = (side) => series.points.map(([x], at) => [x, series.errors[at][side]]);
+        return [main, ...[0, 1].map((side) => behind(main, ends(side), { showLine: false, errors: [] }))];
+      }
       if (series.spread.length)
         return [
           main,
@@ -202,12 +209,41 @@
     offer("smooth", chart.series.some((one) => one.smooth.length));
     const positive = values(chart).filter((y) => y > 0);
     const isWide = values(chart).every((y) => y >= 0) && Math.max(...positive) >= 10 * Math.min(...positive);
-    offer("log", isWide && (isLine(chart) || chart.kind === "points"));
+    // An axis alone that is logarithmic would bend a line to compare with.
+    const isCompared = chart.series.some((one) => one.dash.length);
+    offer("log", !isCompared && isWide && (isLine(chart) || chart.kind === "points"));
     canvas.parentElement.classList.toggle("low", isOneBar(chart));
     const runs = new Set(chart.series.map((one) => one.run || one.name));
-    canvas.parentElement.classList.toggle("tall", !isOneBar(chart) && runs.size > 4);
+    canvas.parentElement.classList.toggle("tall", isCompared || (!isOneBar(chart) && runs.size > 4));
     return { canvas, chart, state };
   });
+
+  // Draws a bar with ends at each point with an error.
+  const errorBars = {
+    id: "errorBars",
+    afterDatasetsDraw: (drawing) => {
+      const { ctx, scales } = drawing;
+      drawing.data.datasets.forEach((one, at) => {
+        if (!one.errors?.length || !drawing.isDatasetVisible(at)) return;
+        ctx.save();
+        ctx.strokeStyle = one.borderColor;
+        ctx.lineWidth = 1.5;
+        ctx.beginPath();
+        one.errors.forEach(([low, high], point) => {
+          const x = scales.x.getPixelForValue(one.data[point].x);
+          const [bottom, top] = [low, high].map((value) => scales.y.getPixelForValue(value));
+          ctx.moveTo(x, bottom);
+          ctx.lineTo(x, top);
+          for (const y of [bottom, top]) {
+            ctx.moveTo(x - 4, y);
+            ctx.lineTo(x + 4, y);
+          }
+        });
+        ctx.stroke();
+        ctx.restore();
+      });
+    },
+  };
 
   function draw() {
     drawn.forEach((one) => one.destroy());
@@ -216,6 +252,7 @@
       type: chart.kind === "bars" ? "bar" : "line",
       data: { datasets: datasets(chart, state.smooth, style.getPropertyValue("--card").trim()) },
       options: options(chart, style, state.log),
+      plugins: [errorBars],
     }));
     document.documentElement.dataset.drawn = String(drawn.length);
   }

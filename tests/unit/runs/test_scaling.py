@@ -14,7 +14,8 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.runs.find import Row, named_rows
 from clusterctl.runs.report import report_of
-from clusterctl.runs.scaling import Curve, Scaling, Size, Spread, is_scaling, scaling_of
+from clusterctl.runs.scaling import Curve, Scaling, Size, is_scaling, scaling_of
+from clusterctl.runs.spread import Spread
 from clusterctl.spec.metrics import Goal
 from clusterctl.state.ledger import RunRecord
 from clusterctl.state.submissions import note_runs_folder
@@ -96,8 +97,8 @@ def test_the_table_has_a_column_for_each_number_of_nodes(runs: list[Row]) -> Non
     assert cells["samples_per_s (higher is better)"] == ["100 ± 14", "160 ± 14"]
     assert cells["speed-up"] == ["1.00 ± 0.14", "1.60 ± 0.14"]
     assert cells["efficiency, %"] == ["100 ± 14", "80.0 ± 7.1"]
-    # 190 / 200 of an ideal speed-up was published for 2 ranks, on other hardware.
-    assert cells["published efficiency, %"] == ["100 *", "95 *"]
+    # The documents are about GPUs, which these nodes have not.
+    assert not any("illustration" in title or "target" in title for title in cells)
 
 
 @pytest.mark.parametrize(
@@ -116,8 +117,8 @@ def test_a_time_is_faster_if_it_is_less(
     scaling = scaling_of(rows)
     figures = sizes_of(scaling)[2].figures
     assert (scaling.metric, figures["time_s"]) == ("time_s", spread(30))
-    # The published figures are of trainings.
-    assert [size.published for size in sizes_of(scaling).values()] == [{}, {}]
+    # The documents' figures are of trainings.
+    assert [size.expected for size in sizes_of(scaling).values()] == [{}, {}]
     (clock,) = scaling.clocks
     assert clock in "".join(scaling.notes())
     assert figures["speed_up"] == spread(speed_up)
@@ -246,23 +247,32 @@ def test_two_models_are_two_curves(tmp_path: Path) -> None:
             task = {"id": f"{nodes}_{number}", "state": "COMPLETED", "nodes": names}
             metrics = {"samples_per_s": {"last": speed * nodes * (1 - 0.1 * number * (nodes - 1))}}
             tasks.append({**task, "config": {"model": model}, "metrics": metrics})
-        run = measured(tmp_path, nodes, nodes, [], sweep={"keys": ["model"]}, tasks=tasks)
+        hosts = {name: {"gpus": [{"name": "NVIDIA L4"}]} for name in names}
+        run = measured(tmp_path, nodes, nodes, [], sweep={"keys": ["model"]}, tasks=tasks, hosts=hosts)
         rows.append(Row(run))
     scaling = scaling_of(rows)
     assert sizes_of(scaling, "model=resnet50")[2].figures["efficiency_percent"] == spread(100)
     assert sizes_of(scaling, "model=mlp")[2].figures["efficiency_percent"] == spread(90)
-    # Published for one and two H100: 2,000 and 3,800 images per second.
-    assert sizes_of(scaling, "model=resnet50")[2].published["samples_per_s"] == 3800
-    assert "samples_per_s" not in sizes_of(scaling, "model=mlp")[2].published
+    # The targets for one and two H100: 2,000 and 3,800 images per second.
+    assert sizes_of(scaling, "model=resnet50")[2].expected["samples_per_s"] == 3800
+    assert "samples_per_s" not in sizes_of(scaling, "model=mlp")[2].expected
+    titles = [row[0] for row in scaling.table().rows]
+    assert ("target: efficiency, %" in titles, "illustration: efficiency, %" in titles) == (True, True)
+    assert not any("published" in line for line in (*titles, *scaling.notes()))
+    assert [curve.differs for curve in scaling.curves] == [True, True]
+    assert ["H100" in line for line in scaling.notes() if "Real-World" in line] == [False]
     (chart,) = report_of(rows).sections[0].charts
     assert {series.name: list(series.points) for series in chart.series} == {
-        "model=resnet50": [("1", 1.0), ("2", 2.0)],
-        "model=mlp": [("1", 1.0), ("2", pytest.approx(1.8))],
-        "ideal": [("1", 1.0), ("2", 2.0)],
-        "published": [("1", 1.0), ("2", pytest.approx(1.9))],
+        "model=resnet50": [(1, 1.0), (2, 2.0)],
+        "model=mlp": [(1, 1.0), (2, pytest.approx(1.8))],
+        "ideal": [(1, 1.0), (2, 2.0)],
+        "targets": [(1, 1.0), (2, pytest.approx(1.9))],
     }
-    # The ideal is drawn over the first curve.
-    assert [series.covers for series in chart.series] == [0, 0, 1, 0]
+    # What nobody measured is grey and dashed.
+    assert [(series.color, bool(series.dash)) for series in chart.series] == [
+        *[(None, False)] * 2,
+        *[(-1, True)] * 2,
+    ]
 
 
 def test_hardware_and_shared_machines_are_told(tmp_path: Path) -> None:
@@ -275,10 +285,17 @@ def test_hardware_and_shared_machines_are_told(tmp_path: Path) -> None:
 
     apart = scaling("apart", "NVIDIA H100 80GB HBM3", shares_machine=False)
     shared = scaling("shared", "NVIDIA L4", shares_machine=True)
-    assert (apart.differs, shared.differs) == (False, True)
+    assert (apart.curves[0].differs, shared.curves[0].differs) == (True, True)
     cells = {row[0]: row[1:] for row in apart.table().rows}
-    assert cells["published efficiency, %"] == ["100", "95"]
-    assert len([*shared.verdict()]) == len([*apart.verdict()]) + 1
+    assert cells["illustration: efficiency, %"] == ["100 *", "95 *"]
+    more = {"config": {"model": "resnet50"}, "hosts": {"a": {"gpus": [{"name": "NVIDIA H100 PCIe"}]}}}
+    rows = [Row(measured(tmp_path / "h100", number, number, steps(9), **more)) for number in (1, 2)]
+    on_h100 = scaling_of(rows)
+    cells = {row[0]: row[1:] for row in on_h100.table().rows}
+    assert (on_h100.curves[0].differs, cells["target: efficiency, %"]) == (False, ["100", "95"])
+    # Nothing is said of where such a scaling stops paying.
+    assert ["share" in line for line in shared.verdict()][:1] == [True]
+    assert ["paying" in line for line in (*shared.verdict(), *apart.verdict())].count(True) == 1
 
 
 def test_use_of_nodes_while_the_program_ran(tmp_path: Path) -> None:
@@ -328,13 +345,14 @@ def test_memory_of_less_than_a_gib_is_in_mib() -> None:
             Size(
                 nodes,
                 nodes,
+                nodes,
                 1,
                 {"memory_max_gib": Spread(each, 0.0), "tokens_per_s": Spread(102_211.0, 0.0)},
                 {},
             )
             for nodes, each in enumerate(gib, 1)
         ]
-        scaling = Scaling(NAME, False, "time_s", Goal.MIN, [Curve("", sizes, "")], False, "", False, [])
+        scaling = Scaling(NAME, "nodes", False, "time_s", Goal.MIN, [Curve("", sizes)], False, "", [])
         return {row[0].rpartition(", ")[2]: row[1:] for row in scaling.table().rows}
 
     small, mixed = cells(0.25, 0.5), cells(0.25, 2)
@@ -406,3 +424,210 @@ def test_seconds_alone_are_the_time_of_a_step(tmp_path: Path) -> None:
     lines = [{key: line[key] for key in ("kind", "step", "seconds")} for line in steps(9, 9)]
     rows = [Row(measured(tmp_path, nodes, nodes, lines)) for nodes in (1, 2)]
     assert sizes_of(scaling_of(rows))[1].figures["step_ms"] == spread(200)
+
+
+def made_sizes(speed_ups: Mapping[int, Spread], **figures: Mapping[int, Spread]) -> list[Size]:
+    """Sizes with these speed-ups and further figures, by number of nodes."""
+    first = next(iter(speed_ups))
+    return [
+        Size(
+            count,
+            count,
+            count,
+            speed_up.count,
+            {
+                "speed_up": speed_up,
+                "efficiency_percent": speed_up.times(100 * first / count),
+                **{name: values[count] for name, values in figures.items() if count in values},
+            },
+            {},
+        )
+        for count, speed_up in speed_ups.items()
+    ]
+
+
+def verdict_of(sizes: Sequence[Size], *, weak: bool = False) -> list[str]:
+    curve = Curve("", sizes)
+    scaling = Scaling(NAME, "nodes", weak, "mlups", Goal.MAX, [curve], False, "", [])
+    return [*scaling.verdict()]
+
+
+def three(mean: float, deviation: float) -> Spread:
+    return Spread(mean, deviation, 3)
+
+
+@pytest.mark.parametrize(
+    ("speed_ups", "says"),
+    [
+        # From 4 to 8 nodes 1.37 times the speed, of 2 times at best.
+        ({1: 1.0, 2: 1.92, 4: 3.56, 8: 4.88}, "stops paying at 8 nodes: efficiency 61 %"),
+        ({1: 1.0, 2: 0.9, 4: 0.8}, "stops paying at 2 nodes: efficiency 45 %"),
+        ({1: 1.0, 2: 1.92, 4: 3.7}, "pays up to 4 nodes"),
+        # Of the two sizes the first sentence says all.
+        ({1: 1.0, 2: 1.92}, ""),
+        # The later size contradicts.
+        ({1: 1.0, 2: 1.1, 4: 3.9}, ""),
+    ],
+)
+def test_sentence_where_a_scaling_stops_paying(speed_ups: Mapping[int, float], says: str) -> None:
+    lines = verdict_of(made_sizes({count: Spread(value, 0.0) for count, value in speed_ups.items()}))
+    paying = [line for line in lines if "pay" in line]
+    assert [line.startswith(says) for line in paying] == ([True] if says else [])
+
+
+def test_paying_within_the_spread_of_the_runs_is_not_told() -> None:
+    sizes = made_sizes({1: three(1.0, 0.2), 2: three(1.55, 0.3), 4: three(3.0, 0.5)})
+    assert ["can't be told" in line for line in verdict_of(sizes) if "pay" in line] == [True]
+
+
+def test_amdahls_law_is_told_only_if_it_fits() -> None:
+    """A tenth of the time does not scale: on n nodes the speed-up is 1 / (0.1 + 0.9 / n)."""
+    law = {n: Spread(1 / (0.1 + 0.9 / n), 0.0) for n in (1, 2, 4, 8)}
+    (line,) = [line for line in verdict_of(made_sizes(law)) if "Amdahl" in line]
+    assert "10 % of the time on 1 node" in line
+    assert "at most 10 times" in line
+    assert not any("Amdahl" in line for line in verdict_of(made_sizes(law), weak=True))
+    wild = {1: Spread(1, 0), 2: Spread(1.9, 0), 4: Spread(1.2, 0), 8: Spread(5, 0)}
+    assert not any("Amdahl" in line for line in verdict_of(made_sizes(wild)))
+
+
+@pytest.mark.parametrize(
+    ("base", "other", "word"),
+    [
+        (three(0.130, 0.003), three(0.187, 0.004), "different"),
+        (three(0.130, 0.003), three(0.131, 0.002), "same within"),
+        (three(0.130, 0.03), three(0.187, 0.03), "same within"),
+        (Spread(0.130, 0.0), Spread(0.187, 0.0), "can't be judged"),
+        (Spread(0.130, 0.0), Spread(0.130001, 0.0), "same in four digits"),
+        # Repeats with the same seed have no spread.
+        (three(0.130, 0.0), three(0.187, 0.0), "can't be judged"),
+    ],
+)
+def test_verdict_on_the_loss_of_two_sizes(base: Spread, other: Spread, word: str) -> None:
+    speeds = {1: Spread(1.0, 0.0, base.count), 2: Spread(1.9, 0.0, other.count)}
+    lines = verdict_of(made_sizes(speeds, eval_loss={1: base, 2: other}))
+    (line,) = [line for line in lines if line.startswith("eval_loss")]
+    assert word in line
+
+
+def test_scaling_by_tasks_has_a_column_for_each_number(tmp_path: Path) -> None:
+    options = {"tasks": [1, 2, 4], "weak": False, "repeats": 1, "metric": "mlups"}
+    rows = [
+        Row(
+            measured(
+                tmp_path,
+                number,
+                1,
+                [{"mlups": speed}],
+                scaling=options,
+                job={"tasks_per_node": number},
+                shares_machine=True,
+            )
+        )
+        for number, speed in ((1, 100.0), (2, 190.0), (4, 240.0))
+    ]
+    scaling = scaling_of(rows)
+    table = scaling.table()
+    cells = {row[0]: row[1:] for row in table.rows}
+    assert table.head == ("", "1 task", "2 tasks", "4 tasks")
+    assert (cells["nodes"], cells["ranks"]) == (["1"] * 3, ["1", "2", "4"])
+    assert cells["efficiency, %"] == ["100", "95", "60"]
+    (chart,) = scaling.report().sections[0].charts
+    assert (chart.x, chart.series[-1].points) == ("tasks per node", [(1, 1.0), (2, 2.0), (4, 4.0)])
+    # The tasks are all on one node, which shares with no other.
+    assert "stops paying at 4 tasks" in "".join(scaling.verdict())
+    assert not any("share" in line for line in scaling.verdict())
+
+
+def test_chart_has_error_bars_of_repeats(runs: list[Row]) -> None:
+    (chart,) = scaling_of(runs).report().sections[0].charts
+    measured_line, ideal = chart.series
+    assert measured_line.errors[1] == pytest.approx((1.6 - math.sqrt(0.02), 1.6 + math.sqrt(0.02)))
+    assert (ideal.errors, chart.x, ideal.points) == ((), "nodes", [(1, 1.0), (2, 2.0)])
+
+
+def test_rows_of_cost_energy_and_idle_gpus(tmp_path: Path) -> None:
+    """Three steps of 0.2 s at 50 samples/s are 30 samples, for 60 J. Of 2 nodes for an hour, at 3 USD."""
+    task = {"id": "2", "state": "COMPLETED", "start_time": TIME, "end_time": TIME + 3600}
+    names = ["demo-train-1", "demo-train-2"]
+    tasks = [{**task, "nodes": names, "gpu_energy_j": 60.0}]
+    lines = [*steps(50, 50, 50), {"kind": "evaluation", "step": 3, "time": TIME + 4, "perplexity": 7.5}]
+    more = {"tasks": tasks, "price_per_hour": 3.0, "cost_usd": 6.0, "start_time": TIME}
+    run = measured(tmp_path, 2, 2, lines, **more)
+    (run.directory / "telemetry").mkdir()
+    sample = {"kind": "sample", "time": TIME + 2, "gpus": [{"util": 75, "index": 0}]}
+    (run.directory / "telemetry" / f"{names[0]}.jsonl").write_text(f"{json.dumps(sample)}\n")
+    rows = [Row(measured(tmp_path, 1, 1, steps(30))), Row(run)]
+    figures = sizes_of(scaling_of(rows))[2].figures
+    expected = {
+        "samples_per_joule": 0.5,
+        "node_hours": 2,
+        "cost_usd": 6,
+        "gpu_idle_percent": 25,
+        "eval_perplexity": 7.5,
+    }
+    assert {name: figures[name] for name in expected} == {
+        name: spread(value) for name, value in expected.items()
+    }
+    tasks = [{**tasks[0], "id": "3_0"}]
+    swept = [
+        measured(tmp_path / "sweep", 3, 2, [], tasks=tasks, price_per_hour=3.0, sweep={"keys": []}),
+        measured(tmp_path / "sweep", 4, 1, []),
+    ]
+    assert sizes_of(scaling_of([*map(Row, swept)]))[2].figures["cost_usd"] == spread(6)
+
+
+def test_figure_of_some_runs_of_a_size_is_left_out(runs: list[Row]) -> None:
+    record = runs[2].run
+    priced = Row(record.model_copy(update={"cost_usd": 4.0}))
+    scaling = scaling_of([*runs[:2], priced, runs[3]])
+    assert "cost_usd" not in sizes_of(scaling)[2].figures
+    assert any("only 1 of 2 runs" in line for line in scaling.missing)
+
+
+@pytest.mark.parametrize(
+    ("target", "lines", "seconds", "missing"),
+    [
+        ("eval_accuracy=0.9", [(10, 0.5), (20, 0.9), (30, 0.95)], 20, ""),
+        ("eval_accuracy>=0.95", [(10, 0.5), (20, 0.9), (30, 0.95)], 30, ""),
+        ("eval_loss<=0.3", [(10, 0.5), (20, 0.2), (30, 0.95)], 20, ""),
+        ("eval_accuracy=0.99", [(10, 0.5), (20, 0.9)], None, "not reached"),
+        ("eval_f1=0.99", [(10, 0.5), (20, 0.9)], None, "no eval_f1"),
+        ("eval_accuracy=0.9", [(None, 0.95)], None, "no time"),
+    ],
+)
+def test_time_to_target_is_that_of_the_first_value_that_reaches_it(
+    tmp_path: Path,
+    target: str,
+    lines: Sequence[tuple[int | None, float]],
+    seconds: float | None,
+    missing: str,
+) -> None:
+    name = "loss" if "loss" in target else "accuracy"
+    written = [
+        {"kind": "evaluation", "step": step, name: value, **({} if at is None else {"time": TIME + at})}
+        for step, (at, value) in enumerate(lines)
+    ]
+    options = {**SCALING, "repeats": 1, "time_to": target}
+    task = {"id": "1", "state": "COMPLETED", "start_time": TIME, "end_time": TIME + 60}
+    rows = [
+        Row(
+            measured(
+                tmp_path,
+                nodes,
+                nodes,
+                written,
+                scaling=options,
+                start_time=TIME,
+                end_time=TIME + 60,
+                tasks=[{**task, "nodes": [f"demo-train-{number}" for number in range(nodes)]}],
+            )
+        )
+        for nodes in (1, 2)
+    ]
+    scaling = scaling_of(rows)
+    figure = sizes_of(scaling)[2].figures.get("target_s")
+    assert figure == (None if seconds is None else spread(seconds))
+    assert any(missing in line for line in scaling.missing) if missing else not scaling.missing
+    if seconds is not None:
+        assert "time to" in "".join(row[0] for row in scaling.table().rows)

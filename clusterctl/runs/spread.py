@@ -1,0 +1,88 @@
+"""The mean of the values of some runs, their spread, and whether two such means differ."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+_DIGITS: Final = 4
+# The two-sided 95 % quantiles of Student's t, by degrees of freedom.
+_STUDENT: Final = {
+    1: 12.71,
+    2: 4.303,
+    3: 3.182,
+    4: 2.776,
+    5: 2.571,
+    6: 2.447,
+    7: 2.365,
+    8: 2.306,
+    9: 2.262,
+    10: 2.228,
+    15: 2.131,
+    20: 2.086,
+    30: 2.042,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The mean of the values of ``count`` runs, and their sample standard deviation (0 for one run)."""
+
+    mean: float
+    deviation: float
+    count: int = field(default=1, compare=False)
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+        return cls(statistics.fmean(values), deviation, len(values))
+
+    def __str__(self) -> str:
+        """Return a text such as ``290 ± 17``; without a deviation that four digits do not show."""
+        places = _places(self.mean, _DIGITS)
+        if self.deviation < 10**-places / 2:
+            text = f"{self.mean:,.{places}f}"
+            return text.rstrip("0").rstrip(".") if places else text
+        places = min(_places(self.deviation, 2), places)
+        return f"{self.mean:,.{places}f} ± {self.deviation:,.{places}f}"
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The mean minus and plus the deviation."""
+        return self.mean - self.deviation, self.mean + self.deviation
+
+    @property
+    def error(self) -> float:
+        """The standard error of the mean."""
+        return self.deviation / math.sqrt(self.count)
+
+    def times(self, factor: float) -> Spread:
+        return Spread(self.mean * factor, self.deviation * factor, self.count)
+
+    def differs_from(self, other: Spread) -> bool | None:
+        """Return whether two means differ by more than chance explains; None if that can't be judged.
+
+        It can't with a single run, or if repeats have no spread because they have the same seed. Means
+        that are equal in all digits that are shown do not differ. Welch's t-test, at 95 %.
+        """
+        if f"{self.mean:.{_DIGITS}g}" == f"{other.mean:.{_DIGITS}g}":
+            return False
+        if min(self.count, other.count) == 1 or not (self.deviation and other.deviation):
+            return None
+        variances = [each.error**2 for each in (self, other)]
+        weights = [
+            variance**2 / (each.count - 1) for variance, each in zip(variances, (self, other), strict=True)
+        ]
+        if not sum(weights):
+            return None
+        freedom = sum(variances) ** 2 / sum(weights)
+        limit = next((_STUDENT[key] for key in reversed(_STUDENT) if key <= freedom), _STUDENT[1])
+        return abs(self.mean - other.mean) > limit * math.sqrt(sum(variances))
+
+
+def _places(value: float, digits: int) -> int:
+    """Return the decimal places that show a number with this many significant digits."""
+    return max(0, digits - 1 - math.floor(math.log10(abs(value)))) if value else 0
