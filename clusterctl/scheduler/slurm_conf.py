@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
@@ -15,6 +15,7 @@ from clusterctl.hosts.gpus import Driver, Gpu, by_type, faults, flags
 from clusterctl.hosts.probe import NodeFacts
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import ADMIN_USER, PROOF_PARTITION, SLURMCTLD_PORT, SLURMD_PORT, SLURMDBD_PORT
+from clusterctl.spec.slurm_lines import SlurmLine
 from clusterctl.state.inventory import HEALTH_PROGRAM, SRUN_PORTS, Host, Inventory
 from clusterctl.util.assets import digest, render
 
@@ -64,7 +65,7 @@ def render_files(spec: ClusterSpec, inventory: Inventory, facts: Mapping[str, No
         for name, switch in spec.provider.switches.items()
     ]
     return {
-        "slurm.conf": _with_extra(_slurm_conf(spec, inventory, nodes), spec.slurm.extra),
+        "slurm.conf": _with_settings(_slurm_conf(spec, inventory, nodes), spec.slurm.lines),
         "gres.conf": render("gres.conf.j2", lines=gpus),
         "cgroup.conf": render(
             "cgroup.conf.j2",
@@ -177,17 +178,24 @@ def _slurm_conf(spec: ClusterSpec, inventory: Inventory, nodes: tuple[Node, ...]
         gather="UsePss" if inventory.cgroups and not has_shares else "OverMemoryKill,UsePss",
         gpus=any(node.gpus for node in nodes),
         nodes="\n".join(_line(_node_settings(node)) for node in nodes),
+        node_sets="\n".join(
+            _line({line.key: line.value, **dict(line.settings)})
+            for line in spec.slurm.lines
+            if line.defines == "nodeset"
+        ),
         partitions="\n".join(_line(settings) for settings in _partitions(spec, nodes)),
     )
 
 
-def _with_extra(text: str, extra: tuple[str, ...]) -> str:
-    """Append the user's lines ``extra``, and remove generated lines of ``text`` that set the same keys."""
-    if not extra:
+def _with_settings(text: str, lines: tuple[SlurmLine, ...]) -> str:
+    """Append the user's settings, and remove generated lines of ``text`` that set the same keys."""
+    settings = [line for line in lines if not line.defines]
+    if not settings:
         return text
-    user_keys = {match.group(1).lower() for line in extra if (match := re.match(r"\s*(\w+)", line))}
+    user_keys = {line.key.lower() for line in settings}
     ours = (line for line in text.splitlines() if line.partition("=")[0].lower() not in user_keys)
-    return "\n".join([*ours, "", "# slurm.extra of the spec", *extra, ""])
+    theirs = (f"{line.key}={line.value}" for line in settings)
+    return "\n".join([*ours, "", "# slurm.extra of the spec", *theirs, ""])
 
 
 def _tasks(*, has_shares: bool, cgroups: bool) -> Settings:
@@ -218,19 +226,23 @@ def _node_settings(node: Node) -> Settings:
 
 
 def _partitions(spec: ClusterSpec, nodes: tuple[Node, ...]) -> Iterable[Settings]:
+    lines = {line.value: line for line in spec.slurm.lines if line.defines == "partitionname"}
     for i, partition in enumerate(spec.partitions):
         members = [node for node in nodes if node.host.partition == partition.name]
         # Slurm's unit, rounded up so that no job gets less time.
         minutes = math.ceil(partition.max_time / 60) if partition.max_time else None
-        yield {
+        settings = {
             "PartitionName": partition.name,
             "Nodes": ",".join(node.host.name for node in members),
             "Default": "YES" if i == 0 else "NO",
             "MaxTime": str(minutes) if minutes else "UNLIMITED",
-            # Otherwise a job that does not ask for memory would get all memory of its nodes.
-            "DefMemPerCPU": str(min(node.memory_mib // node.cpus for node in members)),
+            "DefMemPerCPU": _memory_of_a_cpu(members),
             "State": "UP",
         }
+        yield _amended(settings, lines.get(partition.name))
+    for line, names in spec.more_partitions.items():
+        members = [node for node in nodes if node.host.name in names]
+        yield _amended({"PartitionName": line.value, "DefMemPerCPU": _memory_of_a_cpu(members)}, line)
     yield {
         "PartitionName": PROOF_PARTITION,
         "Nodes": "ALL",
@@ -239,9 +251,26 @@ def _partitions(spec: ClusterSpec, nodes: tuple[Node, ...]) -> Iterable[Settings
         "AllowAccounts": ADMIN_USER,
         "PriorityTier": str(_PROOF_PRIORITY_TIER),
         "MaxTime": str(_PROOF_MAX_MINUTES),
-        "DefMemPerCPU": str(min(node.memory_mib // node.cpus for node in nodes)),
+        "DefMemPerCPU": _memory_of_a_cpu(nodes),
         "State": "UP",
     }
+
+
+def _memory_of_a_cpu(nodes: Sequence[Node]) -> str:
+    """Return DefMemPerCPU in MiB. Without it, a job that does not ask for memory gets all of its nodes'."""
+    return str(min(node.memory_mib // node.cpus for node in nodes))
+
+
+def _amended(settings: Settings, line: SlurmLine | None) -> Settings:
+    """Return the settings of a partition with those of the user's line in their place."""
+    if line is None:
+        return settings
+    keys = {key.lower() for key, _ in line.settings}
+    if "defmempernode" in keys:
+        # Slurm accepts only one of the two.
+        keys.add("defmempercpu")
+    ours = {key: value for key, value in settings.items() if key.lower() not in keys}
+    return {**ours, **dict(line.settings)}
 
 
 def _gres_settings(node: Node) -> Iterable[Settings]:
@@ -297,7 +326,9 @@ def render_slurmd_digests(files: Mapping[str, str], inventory: Inventory) -> str
     """
     reconfigures = takes_nodes_by_reconfigure(inventory)
     reloaded_keys = (
-        ("NodeName=", "PartitionName=", *(f"{key}=" for key in fault_timeouts(0))) if reconfigures else ()
+        ("NodeName=", "NodeSet=", "PartitionName=", *(f"{key}=" for key in fault_timeouts(0)))
+        if reconfigures
+        else ()
     )
     node_lines: dict[str, list[str]] = {}
     common = [files["cgroup.conf"], "" if reconfigures else files["topology.conf"]]

@@ -5,7 +5,6 @@ Checks that compare several fields are in ``models`` and in the module of each p
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from ipaddress import IPv4Network
 from typing import Annotated, ClassVar, Final, Literal, Self
@@ -28,8 +27,9 @@ from clusterctl.spec.base import (
 )
 from clusterctl.spec.hosts import HostRange, OnpremHost, PublicKey, Switch, expand
 from clusterctl.spec.names import ADMIN_USER, DATA, LEAST_DISK_MIB, MAX_ARRAY_SIZE, MAX_COUNT, PROOF_PARTITION
+from clusterctl.spec.slurm_lines import SLURM_LINE, SlurmLine, nodes_of, parse_line
 from clusterctl.spec.software import Software
-from clusterctl.spec.units import format_size, shown
+from clusterctl.spec.units import format_size
 from clusterctl.util.assets import read_table
 
 ClusterName = Annotated[str, PATTERNS["label"]]
@@ -46,17 +46,9 @@ RESERVED_ACCOUNTS = frozenset({"root", ADMIN_USER})
 # The controller's host name ends in -ctl. Slurm reads a partition DEFAULT as defaults of all partitions.
 RESERVED_PARTITIONS = frozenset({"ctl", "default", PROOF_PARTITION})
 
-OWNED_SLURM_KEYS = frozenset(" ".join(_RESERVED["slurm_keys"]).lower().split())
-# Slurm accepts several settings in a line. They are rejected, because they could hide a reserved key.
-_SLURM_LINE = r'^[A-Za-z0-9_.]+ *= *("[^"#\\]*"|[^ "#\\]+)$'
-
 
 def _slurm_line(line: str) -> str:
-    key = line.partition("=")[0].strip()
-    if not line.isprintable() or re.search(_SLURM_LINE, line) is None:
-        raise BadValueError("not-a-setting", f"{shown(line)} is not a slurm.conf line like Key=value")
-    if key.lower() in OWNED_SLURM_KEYS:
-        raise BadValueError("setting-reserved", f"{key} can't be set here, because clusterctl sets it")
+    parse_line(line)
     return line
 
 
@@ -69,8 +61,8 @@ def _other_than(reserved: Collection[str], description: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-SlurmLine = Annotated[
-    str, AfterValidator(_slurm_line), WithJsonSchema({"type": "string", "pattern": _SLURM_LINE})
+_SlurmText = Annotated[
+    str, AfterValidator(_slurm_line), WithJsonSchema({"type": "string", "pattern": SLURM_LINE})
 ]
 UserAccount = Annotated[AccountName, _other_than(RESERVED_ACCOUNTS, "an account of clusterctl or Slurm")]
 
@@ -203,13 +195,21 @@ class SlurmSettings(Model):
         "by default the distribution's; a cluster that is up keeps its release",
     )
     qos: tuple[Qos, ...] = Field((), description="qualities of service in addition to Slurm's `normal`")
-    extra: tuple[SlurmLine, ...] = Field((), description="slurm.conf lines, except keys that clusterctl sets")
+    extra: tuple[_SlurmText, ...] = Field(
+        (),
+        description="slurm.conf lines, except keys that clusterctl sets; also more partitions and node sets",
+    )
+
+    @property
+    def lines(self) -> tuple[SlurmLine, ...]:
+        """The lines of ``extra``."""
+        return tuple(parse_line(line) for line in self.extra)
 
     @property
     def max_array(self) -> int:
         """Slurm's MaxArraySize: indices of job arrays are lower."""
-        matches = (re.fullmatch(r"(?i)\s*MaxArraySize\s*=\s*(\d+)\s*", line) for line in self.extra)
-        return next((int(match[1]) for match in matches if match), MAX_ARRAY_SIZE)
+        values = (line.value for line in self.lines if line.key.lower() == "maxarraysize")
+        return next((int(value) for value in values if value.isdigit()), MAX_ARRAY_SIZE)
 
 
 class ProviderSettings(Model):
@@ -361,6 +361,19 @@ class Cluster(Model):
         if partition.hosts is not None:
             return expand(partition.hosts)
         return tuple(f"{self.name}-{partition.name}-{i}" for i in range(1, partition.nodes + 1))
+
+    @property
+    def nodes_by_partition(self) -> dict[str, tuple[str, ...]]:
+        """Name of a partition -> the names of its nodes."""
+        return {partition.name: self.node_names(partition) for partition in self.partitions}
+
+    @property
+    def more_partitions(self) -> dict[SlurmLine, tuple[str, ...]]:
+        """Line of ``slurm.extra`` that defines another partition -> the names of its nodes."""
+        nodes = self.nodes_by_partition
+        lines = self.slurm.lines
+        defined = (line for line in lines if line.defines == "partitionname" and line.value not in nodes)
+        return {line: nodes_of(line, lines, nodes) for line in defined}
 
     def refused(self, rows: Iterable[Refusal]) -> Iterator[Fault]:
         """Yield a fault for each key in ``rows`` that the spec sets. Ignore keys with the value UNKNOWN."""

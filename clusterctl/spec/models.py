@@ -17,6 +17,7 @@ from clusterctl.spec.base import (
     PATTERNS,
     PRIVATE_NETWORKS,
     RECORDED,
+    UNKNOWN,
     Fault,
     Loc,
     Url,
@@ -29,8 +30,9 @@ from clusterctl.spec.distributions import Distribution, SoftwareRefusal
 from clusterctl.spec.existing import ExistingSettings
 from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.hosts import public_part
-from clusterctl.spec.names import MAX_LOCAL_HOSTS
+from clusterctl.spec.names import MAX_COUNT, MAX_LOCAL_HOSTS
 from clusterctl.spec.onprem import OnpremSettings
+from clusterctl.spec.slurm_lines import faults_of, parse_line
 from clusterctl.spec.software import SlurmSource
 from clusterctl.spec.units import shown
 
@@ -151,11 +153,7 @@ def faults(spec: ClusterSpec) -> Iterator[Fault]:
         for index, first in repeated(values):
             message = f"{shown(values[index])} is already the {field} of {dotted((*at, first))}"
             yield Fault("value-twice", (*at, index, field), message, f"every {field} must be unique")
-    lines = spec.slurm.extra
-    keys = [line.partition("=")[0].strip() for line in lines]
-    for index, _ in repeated(key.lower() for key in keys):
-        message = f"{shown(keys[index])} is already set above"
-        yield Fault("setting-twice", ("slurm", "extra", index), message, "remove one of the lines")
+    yield from _slurm_line_faults(spec)
     for index, user in enumerate(spec.users):
         keys = [key and public_part(key) for key in user.ssh_keys]
         for field, entries in (("accounts", user.accounts), ("ssh_keys", keys)):
@@ -176,6 +174,23 @@ def _partition_name_faults(spec: ClusterSpec) -> Iterator[Fault]:
         elif name in RESERVED_PARTITIONS:
             message = f"{name!r} is reserved: it is a name that clusterctl or Slurm uses"
             yield Fault("name-reserved", loc, message)
+
+
+def _slurm_line_faults(spec: ClusterSpec) -> Iterator[Fault]:
+    """Yield a fault for each line of ``slurm.extra`` that contradicts another line or the partitions."""
+    values = (
+        *spec.slurm.extra,
+        *(value for part in spec.partitions for value in (part.name, part.nodes, part.hosts)),
+    )
+    if UNKNOWN in values:
+        return
+    lines = tuple(parse_line(line) for line in spec.slurm.extra)
+    names_nodes = any(line.defines for line in lines)
+    if names_nodes and spec.node_count > MAX_COUNT:
+        # Too many nodes are a fault of their own.
+        return
+    nodes = spec.nodes_by_partition if names_nodes else {}
+    yield from faults_of(lines, nodes)
 
 
 def _slurm_release_faults(spec: ClusterSpec) -> Iterator[Fault]:

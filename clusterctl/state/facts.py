@@ -6,6 +6,7 @@ This module does not import the pydantic models of hosts.json and of specs, beca
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -151,16 +152,25 @@ def facts_of_spec(spec: ClusterSpec) -> ClusterFacts:
     )
 
 
+def _partitions(spec: ClusterSpec) -> Iterator[PartitionFacts]:
+    gpus: dict[str, int | None] = {}
+    for partition in spec.partitions:
+        count = partition.gpus.count if partition.gpus else None
+        names = spec.node_names(partition)
+        gpus |= dict.fromkeys(names, count)
+        yield PartitionFacts(partition.name, names, partition.max_time, count)
+    for line, names in spec.more_partitions.items():
+        counts = {gpus[name] for name in names}
+        yield PartitionFacts(line.value, names, line.max_time_s, counts.pop() if len(counts) == 1 else None)
+
+
 def job_settings(spec: ClusterSpec) -> dict[str, Any]:
     """Return the fields of ``Inventory`` that job commands need, from a spec: name of the field -> value."""
     requirements = spec.software.python.requirements
     return {
         "scheduler": spec.scheduler,
         "job_user": spec.users[0].name if spec.users else "",
-        "partitions": tuple(
-            PartitionFacts(p.name, spec.node_names(p), p.max_time, p.gpus.count if p.gpus else None)
-            for p in spec.partitions
-        ),
+        "partitions": tuple(_partitions(spec)),
         "interval_s": spec.monitoring.interval,
         "requirements": None if requirements is None else str(requirements),
         "max_array": spec.slurm.max_array,

@@ -12,8 +12,8 @@ from clusterctl.errors import SlurmError
 from clusterctl.hosts.gpus import Gpu
 from clusterctl.hosts.probe import NodeFacts
 from clusterctl.scheduler.slurm_conf import FENCE, fault_timeouts, render_files
-from clusterctl.spec.common import OWNED_SLURM_KEYS
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.slurm_lines import OWNED_SLURM_KEYS
 from clusterctl.state.inventory import CONTROLLER, Inventory
 from tests.support.inventories import host_of, inventory_of
 
@@ -68,7 +68,18 @@ CASES: dict[str, Callable[[], dict[str, str]]] = {
         NodeFacts(224, 1, 2, 56, 2, 2_000_000, gpus=EIGHT_GPUS),
     ),
     "extra": lambda: on_metal(
-        make_spec(slurm={"qos": [{"name": "high"}], "extra": ["KillWait=30", "MaxArraySize=5000"]})
+        make_spec(
+            slurm={
+                "qos": [{"name": "high"}],
+                "extra": [
+                    "KillWait=30",
+                    "MaxArraySize=5000",
+                    "NodeSet=first Nodes=demo-train-1",
+                    "PartitionName=low Nodes=first PriorityTier=0 DefMemPerNode=500",
+                    "PartitionName=train priorityTier=7 State=DRAIN",
+                ],
+            }
+        )
     ),
 }
 
