@@ -38,6 +38,8 @@ from clusterctl.hosts.roles import host_facts_request, requirements_of_hosts
 from clusterctl.providers.base import Provider, Size, pending_releases
 from clusterctl.scheduler.admin import AdminClient, scheduler_of
 from clusterctl.scheduler.base import Jobs, JobState, Nodes
+from clusterctl.scheduler.session import SHORT_PATIENCE_S
+from clusterctl.scheduler.slurm import SlurmAwayError
 from clusterctl.scheduler.slurm_parse import fold_nodes
 from clusterctl.scheduler.standing import (
     HEALTH_REASON,
@@ -64,6 +66,12 @@ _LATE = "Job credential expired"
 _PAUSE_S = 0.2
 # Slurm's state of a node that slurmctld contacts only every few minutes.
 _GIVEN_UP: Final = frozenset({"DOWN", "NOT_RESPONDING"})
+_SLURMCTLD_LOG: Final = "/var/log/slurm/slurmctld.log"
+_STATE_FOLDER: Final = "/var/lib/slurm/slurmctld"
+_NORMAL_RESTARTS = 5
+# Slurm's words for a file of slurmctld's state that ends too early: load_all_job_state, load_all_node_state
+# and load_all_part_state in src/slurmctld.
+_DAMAGED_STATE: Final = re.compile(r"^Incomplete (job|node|part)")
 TIMED_OUT = 124  # timeout(1)'s exit code
 # A block of Open MPI's advice about possible causes.
 _ADVICE_BLOCK: Final = re.compile(r"^-{40,}\n.*?^-{40,}$\n?", re.MULTILINE | re.DOTALL)
@@ -123,7 +131,8 @@ def run_verification(
 
     Raise VerifyError, with hosts and causes, if nodes are missing or out of service, or the job fails.
     """
-    scheduler = scheduler_of(inventory, to)
+    # ``wait_until_ready`` itself waits for slurmctld, and looks why it does not answer.
+    scheduler = scheduler_of(inventory, to, patience_s=SHORT_PATIENCE_S)
     for _ in range(2):
         verification = _ready_nodes(inventory, nodes, scheduler, to, timeout_s=timeout_s)
         result = scheduler.run_verification_job(verification.verified) if verification.verified else None
@@ -233,8 +242,11 @@ def wait_until_ready(
             problems |= dict.fromkeys(set(names) - set(nodes), "Slurm does not know this node")
             problems |= dict.fromkeys(set(nodes) - set(names), "Slurm still lists this removed node")
         except (SlurmError, CommandError, UnreachableError) as exc:
-            # slurmctld may still be starting.
             problems = {inventory.controller.name: exc.why or exc.what}
+            # slurmctld may still be starting.
+            is_away = isinstance(exc, SlurmAwayError)
+            if is_away and (fatal := _last_fatal_of_slurmctld(to(inventory.controller.name))):
+                raise _slurmctld_ended(inventory.controller.name, fatal) from exc
         if not problems:
             return Verification(
                 verified=tuple(node.name for node in by_state[Availability.READY]),
@@ -243,9 +255,48 @@ def wait_until_ready(
                 resumed={**restarted, **resumed},
             )
     failures = [Failure("verify", reason, host, "verify") for host, reason in sorted(problems.items())]
-    fix = "read `sudo journalctl -u slurmd` on the host (`clusterctl ssh --admin HOST`), then run `up` again"
+    units = {host: "slurmctld" if host not in names else "slurmd" for host in problems}
+    commands = [f"`clusterctl ssh --admin {host} -- sudo journalctl -u {unit}`" for host, unit in units.items()]
     raise VerifyError.of_hosts(
-        "the cluster did not become ready", failures, code="cluster-not-ready", fix=fix
+        "the cluster did not become ready",
+        failures,
+        code="cluster-not-ready",
+        fix=f"read {commands[0]}, then run `clusterctl up` again",
+    )
+
+
+def _last_fatal_of_slurmctld(controller: Transport) -> str:
+    """Return why slurmctld ends again and again: the last fatal error of its log. "": it runs, or may start.
+
+    slurmctld also ends if slurmdbd is not up yet, so some restarts are normal.
+    """
+    show = ["systemctl", "show", "slurmctld", "--property=ActiveState,NRestarts"]
+    try:
+        lines = controller.run(show).stdout.splitlines()
+        values = dict(line.partition("=")[::2] for line in lines)
+        if values["ActiveState"] == "active" or int(values["NRestarts"]) < _NORMAL_RESTARTS:
+            return ""
+        log = controller.run(["sudo", "-n", "tail", "-n", "200", _SLURMCTLD_LOG]).stdout
+    except (CommandError, TransportError, LookupError, ValueError):
+        return ""
+    fatals = [line.partition("fatal: ")[2] for line in log.splitlines() if "] fatal: " in line]
+    return fatals[-1].strip() if fatals else ""
+
+
+def _slurmctld_ended(host: str, fatal: str) -> VerifyError:
+    """Return the error for a slurmctld that ends with a fatal error at each start."""
+    state = _DAMAGED_STATE.search(fatal)
+    if state is None:
+        fix = f"correct what it names; {_SLURMCTLD_LOG} on {host} has more (`clusterctl ssh --admin {host}`)"
+    else:
+        file = f"{_STATE_FOLDER}/{state[1]}_state"
+        copy = f"clusterctl ssh --admin {host} -- sudo cp -p {file}.old {file}"
+        fix = f"`{copy}` restores the file as slurmctld saved it the time before; then run `clusterctl up`"
+    return VerifyError.of_hosts(
+        "slurmctld ends at each start",
+        [Failure("verify", fatal, host, "verify")],
+        code="slurmctld-ended",
+        fix=fix,
     )
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from clusterctl.cluster.verify import Verification, find_obstacles
+from clusterctl.cluster.verify import Verification, find_obstacles, wait_until_ready
 from clusterctl.cluster.verify import run_verification as verify_by
 from clusterctl.errors import MachineError, UnreachableError, VerifyError
 from clusterctl.hosts.checks import DoctorReport, Finding
@@ -135,6 +135,63 @@ def test_busy_node_of_unknown_age_keeps_its_job() -> None:
     transport = ScriptedTransport([states, NOW, running(*NAMES, start=1)])
     assert verify(INVENTORY, transport, {NAMES[0]: silent, NAMES[1]: booted(5000)}).verified == ()
     assert transport.left == ()
+
+
+AWAY = Step(
+    ("sinfo", "..."),
+    stderr="slurm_load_node error: Unable to contact slurm controller (connect failure)\n",
+    rc=1,
+)
+SHOW = ("systemctl", "show", "slurmctld", "--property=ActiveState,NRestarts")
+TAIL = ("sudo", "-n", "tail", "-n", "200", "/var/log/slurm/slurmctld.log")
+FATAL = "[2026-11-27T21:40:01.123] fatal: "
+
+
+def away_controller(state: str, log: str, then: Sequence[Step] = ()) -> ScriptedTransport:
+    """A controller with a slurmctld that does not answer, in systemd's state, with a log."""
+    unit = Step(SHOW, state)
+    tail = [Step(TAIL, log)] if log else []
+    return ScriptedTransport([AWAY, unit, *tail, *then])
+
+
+def wait(controller: ScriptedTransport) -> Verification:
+    slurm = SlurmNodes(controller, patience_s=0)
+    return wait_until_ready(INVENTORY, NAMES, slurm, lambda _: controller, timeout_s=60)
+
+
+@pytest.mark.parametrize(
+    ("fatal", "in_fix"),
+    [
+        ("Incomplete job state save file, start with '-i' to ignore this.", "job_state.old"),
+        ("Incomplete node data checkpoint file, start with '-i' to ignore this.", "node_state.old"),
+        ("Unable to process configuration file", "slurmctld.log"),
+    ],
+)
+def test_verify_slurmctld_that_ends_at_each_start_is_named_with_its_words(fatal: str, in_fix: str) -> None:
+    log = f"[2026-11-27T21:40:00.001] error: x\n{FATAL}older\n{FATAL}{fatal}\n"
+    controller = away_controller("ActiveState=activating\nNRestarts=7\n", log)
+    with rejected("slurmctld-ended", VerifyError) as caught:
+        wait(controller)
+    (failure,) = caught.value.failures
+    assert (failure.host, failure.cause) == ("d-ctl", fatal)
+    assert in_fix in (caught.value.fix or "")
+    assert controller.left == ()
+
+
+@pytest.mark.parametrize(
+    ("state", "log"),
+    [
+        ("ActiveState=active\nNRestarts=9\n", ""),
+        ("ActiveState=activating\nNRestarts=2\n", ""),
+        ("ActiveState=activating\nNRestarts=9\n", "[2026-11-27T21:40:00.001] error: x\n"),
+        ("", ""),
+    ],
+    ids=["runs", "starts", "no-fatal", "no-systemd"],
+)
+def test_verify_slurmctld_that_may_start_is_waited_for(state: str, log: str) -> None:
+    controller = away_controller(state, log, [BOTH])
+    assert wait(controller).verified == NAMES
+    assert controller.left == ()
 
 
 OUT = sinfo("clusterctl: rebooted while jobs ran", d_train_1="down", d_train_2="idle")
