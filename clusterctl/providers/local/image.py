@@ -59,9 +59,11 @@ _BASES = read_table(Path(__file__).with_name("data") / "images.toml", dict[str, 
 DEBIAN, REDHAT = _BASES["debian"], _BASES["redhat"]
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _RETRIES = "Acquire::Retries 3"
+_UNREAD: Final = ("man/*.gz", "doc/*/changelog*.gz", "locale/*.mo")
 _MMDEBSTRAP: Final = (
     *("--mode=root", "--variant=minbase", f"--aptopt={_RETRIES}", "--dpkgopt=force-unsafe-io"),
-    *(f"--dpkgopt=path-exclude=/usr/share/{part}/*" for part in ("man", "doc", "locale")),
+    # Only files: scripts of packages expect the folders, such as update-alternatives that of man pages.
+    *(f"--dpkgopt=path-exclude=/usr/share/{files}" for files in _UNREAD),
 )
 _DNF: Final = ("install_weak_deps=False", "tsflags=nodocs", "keepcache=False")
 # Prefix of the names of machines in which images are built.
