@@ -255,13 +255,13 @@ def wait_until_ready(
                 resumed={**restarted, **resumed},
             )
     failures = [Failure("verify", reason, host, "verify") for host, reason in sorted(problems.items())]
-    units = {host: "slurmctld" if host not in names else "slurmd" for host in problems}
-    commands = [f"`clusterctl ssh --admin {host} -- sudo journalctl -u {unit}`" for host, unit in units.items()]
+    host = min(problems)
+    journal = f"sudo journalctl -u {'slurmd' if host in names else 'slurmctld'}"
     raise VerifyError.of_hosts(
         "the cluster did not become ready",
         failures,
         code="cluster-not-ready",
-        fix=f"read {commands[0]}, then run `clusterctl up` again",
+        fix=f"read `clusterctl ssh --admin {host} -- {journal}`, then run `clusterctl up` again",
     )
 
 

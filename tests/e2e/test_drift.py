@@ -411,13 +411,18 @@ def test_a_uid_does_not_pass_to_another_user(one: Cluster) -> None:
 
 
 def test_up_installs_packages_that_the_spec_gained(one: Cluster) -> None:
-    """Although the nodes have no route to a mirror. slurmd keeps running."""
+    """Although the nodes have no route to a mirror. slurmd keeps running.
+
+    Nodes have no man pages, but their folders, in which packages such as Java's make links.
+    """
     text, slurmd = one.spec.read_text(), daemons(one, 1)
     ask = "command -v tree; ls /etc/resolv.conf /etc/apt/apt.conf.d/99bake 2>/dev/null; ls /var/lib/apt/lists"
     one.spec.write_text(f"{text}software: {{packages: [tree]}}\n")
     one("up")
     for host in (ctl(one), node(one, 1)):
         assert one.ssh(host, ask, rc=None) == "/usr/bin/tree\n"
+    assert one.ssh(node(one, 1), "ls /usr/share/man/man1 | grep tree", rc=None) == ""
+    one.ssh(node(one, 1), "test -d /usr/share/man/man1")
     assert daemons(one, 1) == slurmd
     one.spec.write_text(f"{text}software: {{packages: [no-such-package]}}\n")
     refused = failure(one.json("up", rc=1))
