@@ -6,7 +6,8 @@ spec demands another size; then the change is rejected.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -17,7 +18,7 @@ from clusterctl.errors import ClusterctlError, Notice, SchedulerError, Transport
 from clusterctl.providers.base import HostPlan, Size
 from clusterctl.runs.only_copies import NOTHING, OnlyCopies
 from clusterctl.scheduler.admin import active_jobs
-from clusterctl.scheduler.base import JobInfo, Jobs, Nodes
+from clusterctl.scheduler.base import JobInfo, Jobs, JobState, Nodes
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
 from clusterctl.spec.common import Partition
 from clusterctl.spec.models import ClusterSpec
@@ -129,8 +130,11 @@ def impact_of(
     reasons = _why_stopped(before, planned, partitions)
     if not (reasons or resized):
         return Impact()
+    leaving = {host.name for host in before.compute} - partitions.keys()
     try:
         snapshot = drain_usable(scheduler, reasons if drain else (), REASON)
+        waits = leaving and any(job.state is JobState.PENDING for job in snapshot.jobs)
+        required = scheduler.required_nodes() if waits and isinstance(scheduler, Nodes) else {}
     except (SchedulerError, TransportError) as exc:
         # Nodes may run jobs even if the scheduler does not answer, unless the hosts are powered off.
         may_work = isinstance(exc, SchedulerError) or provider.alive(before.cluster_id)
@@ -146,8 +150,12 @@ def impact_of(
             cpus = new.cpus if partition.cpus else old.cpus
             memory_mib = new.memory_mib if partition.memory else old.memory_mib
             keep[name] = replace(new, cpus=cpus, memory_mib=memory_mib)
-    affected = tuple(_affected(snapshot.jobs, reasons, before, partitions))
-    ending = {job.job.id for job in affected}
+    sizes = {name: len(nodes) for name, nodes in spec.nodes_by_partition.items()}
+    sizes |= {line.value: len(nodes) for line, nodes in spec.more_partitions.items()}
+    ended = tuple(_ended(snapshot.jobs, reasons, before))
+    ending = {job.job.id for job in ended}
+    rest = [job for job in snapshot.jobs if job.id not in ending]
+    affected = (*ended, *_stranded(rest, sizes, leaving, required))
     at_work = {node for job in snapshot.jobs if job.id not in ending for node in job.nodes}
     keep = {name: size for name, size in keep.items() if name in at_work and size != new_sizes[name]}
     return Impact(keep, affected, drained=snapshot.drained)
@@ -168,21 +176,41 @@ def _why_stopped(before: Inventory, planned: HostPlan, partitions: Mapping[str, 
     return {**reasons, **{name: f"{name} leaves the cluster" for name in removed}}
 
 
-def _affected(
-    active: Iterable[JobInfo],
-    reasons: Mapping[str, str],
-    before: Inventory,
-    partitions: Mapping[str, Partition],
-) -> Iterator[AffectedJob]:
-    remaining = {partition.name for partition in partitions.values()}
+def _ended(active: Iterable[JobInfo], reasons: Mapping[str, str], before: Inventory) -> Iterator[AffectedJob]:
+    """Yield the jobs that end with a host."""
     for job in active:
         # All jobs are lost with the controller.
         hosts = (before.controller.name, *job.nodes)
         reason = next((reasons[host] for host in hosts if host in reasons), "")
-        if not (reason or job.nodes or remaining & set(job.partition.split(","))):
-            reason = f"partition {job.partition} is removed"
         if reason:
             yield AffectedJob(job, reason)
+
+
+def _stranded(
+    active: Iterable[JobInfo],
+    sizes: Mapping[str, int],
+    leaving: Set[str],
+    required: Mapping[int, Collection[str]],
+) -> Iterator[AffectedJob]:
+    """Yield the waiting jobs that could never start after the change.
+
+    sizes: partition -> number of its nodes after the change. leaving: nodes that leave the cluster.
+    required: number of a waiting job -> the nodes that it asks for by name.
+    """
+    for job in active:
+        if job.nodes or job.state is not JobState.PENDING:
+            continue
+        partitions = [name for name in job.partition.split(",") if name in sizes]
+        largest = max((sizes[name] for name in partitions), default=0)
+        asks_for = re.search(r"\bnode=(\d+)", job.tres)
+        gone = sorted(leaving & {*required.get(job.number, ())})
+        if not partitions:
+            yield AffectedJob(job, f"partition {job.partition} is removed")
+        elif gone:
+            yield AffectedJob(job, f"it asks for {', '.join(gone)}, which leaves the cluster")
+        elif leaving and asks_for and int(asks_for[1]) > largest:
+            why = f"it asks for {asks_for[1]} nodes, and partition {job.partition} keeps {largest}"
+            yield AffectedJob(job, why)
 
 
 def reject(impact: Impact) -> None:

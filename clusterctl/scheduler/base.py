@@ -499,6 +499,9 @@ class Nodes(Jobs, Protocol):
     def resume(self, nodes: Sequence[str]) -> None:
         """Resume nodes that are drained or down."""
 
+    def required_nodes(self) -> dict[int, tuple[str, ...]]:
+        """Return number of a waiting job -> the nodes that it asks for by name. Other jobs are left out."""
+
     def run_verification_job(self, hosts: tuple[str, ...]) -> Result:
         """Run an MPI test (the program ``probe``) with a rank on each host. Kill the test if it hangs."""
 

@@ -57,14 +57,14 @@ def sinfo(
     return Step(("sinfo", "..."), records(rows))
 
 
-def squeue(*jobs: tuple[int, str, str]) -> Step:
-    """Jobs as (id, partition, node); without a node it waits."""
+def squeue(*jobs: tuple[int, str, str], asks_for: int = 1) -> Step:
+    """Jobs as (id, partition, node); without a node it waits. asks_for: nodes of each job."""
     rows = []
     for number, partition, node in jobs:
         row = dict.fromkeys(SQUEUE.fields, "0") | {
             "JobID": str(number), "ArrayJobID": str(number), "ArrayTaskID": "N/A", "Name": "long",
             "UserName": "ada", "Partition": partition, "State": "RUNNING" if node else "PENDING",
-            "NodeList": node,
+            "NodeList": node, "tres-alloc": f"cpu=1,node={asks_for}",
         }  # fmt: skip
         rows.append(row.values())
     return Step(("squeue", "..."), records(rows))
@@ -243,8 +243,40 @@ def test_force_ends_the_jobs_with_the_reason_in_their_accounting() -> None:
     assert "job 7 (long)" in note
 
 
+def required(*rows: str) -> Step:
+    argv = ("squeue", "--noheader", "--states=PENDING", "--format=%F|%n")
+    return Step(argv, "".join(f"{row}\n" for row in rows))
+
+
+@pytest.mark.parametrize(
+    ("jobs", "rows", "affected"),
+    [
+        (squeue((7, "train", ""), (8, "train", "")), ["7|d-train-[1-2]", "8|"], ["7"]),
+        (squeue((7, "train", ""), (8, "train", "")), [f"7|{ONE}", f"8|{TWO}"], ["8"]),
+        (squeue((7, "train", ""), asks_for=2), ["7|"], ["7"]),
+        (squeue((7, "old,train", "")), ["7|"], []),
+        (squeue((7, "train", "")), ["7|", "garbage", "x|y"], []),
+    ],
+    ids=["range", "other-node", "too-many", "removed-partition-too", "damaged"],
+)
+def test_impact_waiting_job_that_could_never_start_is_named(
+    jobs: Step, rows: list[str], affected: list[str]
+) -> None:
+    asked = sinfo(ONE, TWO), jobs, required(*rows)
+    impact = look_ahead(spec(train(1)), before(ONE, TWO), {ONE: Size(1, 4000)}, *asked)
+    assert [job.job.id for job in impact.affected] == affected
+
+
+def test_impact_partition_of_slurm_extra_keeps_its_jobs() -> None:
+    lines = {"slurm": {"extra": ["PartitionName=low Nodes=ALL PriorityTier=0"]}}
+    wanted = spec_of(train(1), **lines)
+    asked = sinfo(ONE, TWO), squeue((7, "low", "")), required("7|")
+    assert look_ahead(wanted, before(ONE, TWO), {ONE: Size(1, 4000)}, *asked).affected == ()
+
+
 def test_a_job_that_waits_in_a_partition_that_goes_is_named() -> None:
-    asked = sinfo(ONE), squeue((7, "old", ""), (8, "old,train", ""), (9, "train", ""))
+    jobs = squeue((7, "old", ""), (8, "old,train", ""), (9, "train", ""))
+    asked = sinfo(ONE), jobs, required("7|", "8|", "9|")
     with pytest.raises(UsageError) as caught:
         look(spec(train(1)), before(ONE, OLD), {ONE: Size(1, 4000)}, *asked)
     assert caught.value.why.startswith("job 7 (long)")
