@@ -17,7 +17,7 @@ from clusterctl.jobs import queue, watch
 from clusterctl.jobs.log_text import KeptLogs, labelled
 from clusterctl.jobs.stacks import stacks_of
 from clusterctl.jobs.watch import ChangeNotes, OnOutput
-from clusterctl.scheduler.base import JobInfo, worst_job
+from clusterctl.scheduler.base import JobInfo, state_counts, worst_job
 from clusterctl.scheduler.session import SOON_S, Session, open_session
 from clusterctl.spec.units import parse_slurm_time_s
 from clusterctl.state.run_names import job_id_of
@@ -119,8 +119,8 @@ def cancel(screen: Screen, ids: Ids) -> None:
         cancellation = queue.cancel(session, ids)
     jobs = [job for job in cancellation.jobs if not {job.id, job.whole_id} & cancellation.errors.keys()]
     cancelled, ended = ([job for job in jobs if job.ended is over] for over in (False, True))
-    lines = [f"cancelled job {job.id} ({job.name})" for job in cancelled]
-    lines += [f"job {job.id} ({job.name}) had already ended: {job.state}" for job in ended]
+    lines = [f"cancelled {named}" for named in _named(cancelled)]
+    lines += [f"{named} had already ended: {state_counts(tasks)}" for named, tasks in _named(ended).items()]
     answer = {
         "cancelled": [job.id for job in cancelled],
         "already_ended": [{"job_id": job.id, "state": job.state.value} for job in ended],
@@ -130,6 +130,18 @@ def cancel(screen: Screen, ids: Ids) -> None:
         screen.note(*lines)
         cancellation.raise_errors()
     screen.result(answer, *lines)
+
+
+def _named(jobs: Sequence[JobInfo]) -> dict[str, list[JobInfo]]:
+    """Return the words for each job, or each array of which several tasks are meant -> its tasks."""
+    arrays: dict[str, list[JobInfo]] = {}
+    for job in jobs:
+        arrays.setdefault(job.whole_id, []).append(job)
+    named = {}
+    for array_id, tasks in arrays.items():
+        text = f"{len(tasks)} tasks of job {array_id}" if len(tasks) > 1 else f"job {tasks[0].id}"
+        named[f"{text} ({tasks[0].name})"] = tasks
+    return named
 
 
 def wait_for(

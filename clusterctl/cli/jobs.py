@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -103,7 +103,7 @@ def _lines(
         lines += screen.table(["NODE", "STATE", "CPUS", "MEMORY", "REASON"], rows)
     if cluster_status.jobs:
         lines += ["", *job_table(screen, cluster_status.jobs, users=True)]
-        lines += ["", *(diagnosis.summary for diagnosis in waits[:_MOST_WAITING])] if waits else []
+        lines += ["", *_reasons(waits)[:_MOST_WAITING]] if waits else []
     if reason := cluster_status.accounting_failure:
         text = f"Slurm's accounting (slurmdbd) does not answer, but jobs run: {repair}"
         lines += ["", Notice("no-accounting", text), f"  {reason.splitlines()[-1]}"]
@@ -113,6 +113,17 @@ def _lines(
     for release in releases:
         lines += ["", str(release), f"  {release.fix}"]
     return lines
+
+
+def _reasons(waits: Sequence[Diagnosis]) -> list[str]:
+    """Return a line for each waiting job, and one for all tasks of an array that wait for the same reason."""
+    tasks: dict[tuple[str, str], list[Diagnosis]] = {}
+    for wait in waits:
+        tasks.setdefault((wait.job_id.partition("_")[0], wait.cause), []).append(wait)
+    return [
+        (replace(waiting[0], job_id=array_id) if len(waiting) > 1 else waiting[0]).summary
+        for (array_id, _), waiting in tasks.items()
+    ]
 
 
 def _partition_table(screen: Screen, partitions: Sequence[PartitionInfo]) -> list[str]:
@@ -135,7 +146,11 @@ def jobs(
         argument("Show only these jobs; a single job is shown in full.", metavar="[ID...]", tab=job_ids),
     ] = None,
     everything: Annotated[
-        bool, option(f"List all jobs, not just the last {_RECENT} and those still active.", "--all")
+        bool,
+        option(
+            f"List all jobs, not just the last {_RECENT} and those still active, and all tasks of an array.",
+            "--all",
+        ),
     ] = False,
     watch: Annotated[bool, option("Show changes of jobs until Ctrl-C.")] = False,
 ) -> None:
@@ -156,9 +171,13 @@ def jobs(
             return
         listing = find_or_list(session, ids, most)
         if ids and len({job.whole_id for job in listing.jobs}) == 1:
-            _show_in_full(screen, session, listing.jobs)
+            _show_in_full(screen, session, listing.jobs, most)
             return
-    answer = {"jobs": [job.as_dict() for job in listing.jobs], "unlisted": listing.unlisted}
+    answer = {
+        "jobs": [job.as_dict() for job in listing.jobs],
+        "older": listing.older,
+        "unlisted": listing.unlisted,
+    }
     screen.result(answer, *job_table(screen, listing.jobs))
     if older := listing.older:
         screen.note(Notice("older-jobs", f"{older} older jobs are hidden: `clusterctl jobs --all` shows all"))
@@ -198,7 +217,8 @@ def _in_a_line(job: JobInfo) -> str:
     return f"job {job.id} ({job.name}) {job.state.value}{where}{code}{reason}{hang}"
 
 
-def _show_in_full(screen: Screen, session: Session, tasks: Sequence[JobInfo]) -> None:
+def _show_in_full(screen: Screen, session: Session, tasks: Sequence[JobInfo], most: int | None) -> None:
+    """Show a job or array. most: the longest array of which each task has a line. None: any."""
     # All tasks of an array share a folder.
     job = tasks[0]
     entry = session.ledger.find(job.whole_id)
@@ -217,12 +237,28 @@ def _show_in_full(screen: Screen, session: Session, tasks: Sequence[JobInfo]) ->
     rows += [("folder", job.work_dir), ("script", script), ("files", _shown_files(files) if script else "")]
     lacks = f"{'no longer on disk' if run_dir else 'not yet'}; run `clusterctl collect {job.whole_id}`"
     rows += [("collected", run_dir if is_here else lacks)] if script else []
-    lines = [] if len(tasks) == 1 else [*job_table(screen, tasks, tasks=True), ""]
+    lines = [] if len(tasks) == 1 else [*_task_table(screen, tasks, most), ""]
     lines += [f"{name:<10} {value}" for name, value in rows if value]
     lines += ["", *map(str, restarts)] if restarts else []
     if cause is not None:
         lines += ["", cause.summary, *(f"| {line}" for line in cause.lines), f"fix: {cause.fix}"]
     screen.result({"jobs": [{**task.as_dict(), **more} for task in tasks]}, *lines)
+
+
+def _task_table(screen: Screen, tasks: Sequence[JobInfo], most: int | None) -> list[str]:
+    """Return a line for each task or, of a long array, a line for the array and its tasks by state."""
+    if most is None or len(tasks) <= most:
+        return job_table(screen, tasks, tasks=True)
+    by_state: dict[str, list[str]] = {}
+    for task in tasks:
+        by_state.setdefault(task.state.value, []).append(task.id)
+    by_state.pop(JobState.COMPLETED.value, None)
+    lines = [
+        f"{state}: {', '.join(ids[:most])}" + (f" and {len(ids) - most} more" if len(ids) > most else "")
+        for state, ids in by_state.items()
+    ]
+    text = f"`clusterctl jobs {tasks[0].whole_id} --all` shows a line for each task"
+    return [*job_table(screen, tasks), "", *lines, Notice("many-tasks", text)]
 
 
 def _rows(job: JobInfo) -> list[tuple[str, str | None]]:

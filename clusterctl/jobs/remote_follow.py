@@ -61,8 +61,10 @@ def send_new(folder: str, name: str, offset: int) -> int:
 def select_logs(folder: str, task: str, rank: str) -> list[str]:
     """Return paths of logs in ``folder``, by array task ("": all) and rank ("": the job's own logs)."""
     with os.scandir(folder) as entries:
-        # stdout first, because an error is the last that a program writes.
-        names = sorted((entry.name for entry in entries), key=lambda name: ("stderr" in name, name))
+        # stdout first, because an error is the last that a program writes; shorter names are lower numbers.
+        names = sorted(
+            (entry.name for entry in entries), key=lambda name: ("stderr" in name, len(name), name)
+        )
     logs = {name: match[2] or "" for name in names if (match := LOG.fullmatch(name))}
     paths: list[str] = []
     folders = [("", RANK_LOGS)] + [(m[1], f"{m[0]}/{RANK_LOGS}") for m in map(TASK.fullmatch, names) if m]

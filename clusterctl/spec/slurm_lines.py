@@ -77,8 +77,8 @@ def parse_line(line: str) -> SlurmLine:
     """
     if not line.isprintable() or re.search(SLURM_LINE, line) is None:
         raise BadValueError("not-a-setting", f"{shown(line)} is not a slurm.conf line like Key=value")
-    first, *others = re.findall(rf"([A-Za-z0-9_.]+) *= *{_VALUE}", line)
-    parsed = SlurmLine(*first, tuple(others))
+    (key, value), *others = re.findall(rf"([A-Za-z0-9_.]+) *= *{_VALUE}", line)
+    parsed = SlurmLine(key, value, tuple(others))
     if not parsed.defines:
         if parsed.key.lower() in OWNED_SLURM_KEYS:
             message = f"{parsed.key} can't be set here, because clusterctl sets it"

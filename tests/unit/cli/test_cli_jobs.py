@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from clusterctl.cli import job, jobs
 from clusterctl.cli.jobs import shown_elapsed
 from clusterctl.cli.output import Screen, Terminated
+from clusterctl.cluster.status import Status
 from clusterctl.errors import UsageError, WaitTimeoutError
 from clusterctl.jobs.watch import ChangeNotes, wait
 from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.state.submissions import JobEntry
 from clusterctl.util.progress import Clock
 from tests.support.messages import refused, shows
@@ -52,9 +57,13 @@ def test_older_ones_are_left_out_and_counted(here, cluster, tmp_path, capsys, mo
     assert [line.split()[0] for line in told.out.splitlines()] == ["JOB", "3"]
     assert shows(told.err, "older-jobs")
     assert told.err.startswith("2 ")
+    jobs.jobs(JSON)
+    answer = json.loads(capsys.readouterr().out)
+    assert ([one["job_id"] for one in answer["jobs"]], answer["older"]) == (["3"], 2)
     jobs.jobs(JSON, everything=True)
     told = capsys.readouterr()
-    assert [one["job_id"] for one in json.loads(told.out)["jobs"]] == ["3", "2", "1"]
+    answer = json.loads(told.out)
+    assert ([one["job_id"] for one in answer["jobs"]], answer["older"]) == (["3", "2", "1"], 0)
     assert told.err == ""
 
 
@@ -253,6 +262,50 @@ def test_wait_for_array_shows_counts_and_failures(here, capsys, monkeypatch) -> 
         "job 7_1 FAILED",
         "job 7: 2 COMPLETED, 1 FAILED",
     ]
+
+
+def array(states: Mapping[JobState, Iterable[int]], **more: Any) -> tuple[JobInfo, ...]:
+    """The tasks of array 7, by their indices in each state."""
+    known = {"number": 7, "name": "grid", "user": "ada", "reason": "", **more}
+    tasks = [JobInfo(**known, task=i, state=state) for state, indices in states.items() for i in indices]
+    return tuple(sorted(tasks, key=lambda task: task.task or 0))
+
+
+def test_jobs_long_array_is_shown_by_state(here, capsys, monkeypatch) -> None:
+    failed = range(7, 3000, 100)
+    tasks = array({JobState.COMPLETED: {*range(3000)} - {*failed}, JobState.FAILED: failed})
+    monkeypatch.setattr(SlurmClient, "jobs", lambda _, _ids: tasks)
+    jobs.jobs(TEXT, ["7"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 20
+    (line,) = (line for line in lines if line.startswith("FAILED: "))
+    assert line.startswith("FAILED: 7_7, 7_107, 7_207, ")
+    assert line.endswith(" and 10 more")
+    assert "2970 COMPLETED, 30 FAILED" in lines[1]
+    jobs.jobs(TEXT, ["7"], everything=True)
+    assert sum(line.startswith("7_") for line in capsys.readouterr().out.splitlines()) == 3000
+
+
+def test_cancel_array_has_a_line_for_each_state(here, capsys, monkeypatch) -> None:
+    states = {JobState.COMPLETED: range(8), JobState.FAILED: [8], JobState.PENDING: range(9, 5000)}
+    monkeypatch.setattr(SlurmClient, "jobs", lambda _, _ids: array(states))
+    monkeypatch.setattr(SlurmClient, "cancel", lambda _, _ids: {})
+    job.cancel(TEXT, ["7"])
+    cancelled, already = capsys.readouterr().out.splitlines()
+    assert cancelled == "cancelled 4991 tasks of job 7 (grid)"
+    assert already.startswith("9 tasks of job 7 (grid)")
+    assert already.endswith("8 COMPLETED, 1 FAILED")
+
+
+def test_status_array_waits_in_a_single_line(here, capsys, monkeypatch) -> None:
+    tasks = array({JobState.PENDING: range(1000)}, submit_time=1)
+    waiting = [replace(task, reason="Priority" if (task.task or 0) < 999 else "BeginTime") for task in tasks]
+    other = replace(tasks[0], number=8, task=None, reason="Priority")
+    monkeypatch.setattr(jobs, "status_of", lambda _: Status("demo", "local", True, (), (other, *waiting)))
+    jobs.status(TEXT)
+    lines = capsys.readouterr().out.splitlines()
+    names = [line.split(" (grid)")[0] for line in lines if " is waiting: " in line]
+    assert names == ["job 8", "job 7", "job 7_999"]
 
 
 def test_an_array_that_lacks_nodes_says_so_once(here, capsys) -> None:
