@@ -444,6 +444,14 @@ def test_output_is_shown_before_errors(tmp_path: Path) -> None:
     assert select_logs(str(tmp_path), "", "") == ["stdout.log", "stderr.log"]
 
 
+def test_select_logs_has_tasks_in_numeric_order(tmp_path: Path) -> None:
+    for task in (0, 1, 2, 10, 1000):
+        (tmp_path / f"stdout-{task}.log").touch()
+        (tmp_path / f"stderr-{task}.log").touch()
+    names = [f"{stream}-{task}.log" for stream in ("stdout", "stderr") for task in (0, 1, 2, 10, 1000)]
+    assert select_logs(str(tmp_path), "", "") == names
+
+
 def test_the_logs_of_an_arrays_ranks(session, cluster, tmp_path):
     job_id, folder = held(cluster, session, tmp_path)
     for task in (1, 2):
