@@ -172,6 +172,7 @@ def _template() -> jinja2.Template:
         lstrip_blocks=True,
     )
     environment.filters["whole_words"] = _with_whole_words
+    environment.filters["as_table"] = _as_table
     environment.tests["heading"] = _is_heading
     scripts = [(folder / name).read_text() for name in ("chart.umd.min.js", "report.js")]
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]

@@ -1,7 +1,8 @@
 // Draws the charts of a report with Chart.js, in the colors of the page's light or dark scheme.
 "use strict";
 (() => {
-  const COLORS = ["#2f7ed8", "#d1702e", "#2a9d6f", "#c0508f", "#8a6fd1", "#a58b13", "#2b93a4", "#c94f4f"];
+  // Any two also differ for readers who can't see red or green, and each from a light and a dark card.
+  const COLORS = ["#2f7ed8", "#d1702e", "#329f8b", "#674cfe", "#da0a54", "#8f5996", "#6174fd", "#0499cc"];
   const FAINT = "#7f8898";
   // Markers of lines that lie on each other, such as a cross on a circle.
   const MARKERS = ["circle", "crossRot", "cross", "star"];
@@ -259,6 +260,4 @@
 
   draw();
   dark.addEventListener("change", draw);
-  addEventListener("beforeprint", () => drawn.forEach((one) => one.resize()));
-  addEventListener("afterprint", () => drawn.forEach((one) => one.resize()));
 })();

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from clusterctl.runs.find import Row
 from clusterctl.runs.page import Chart, Report, Section, Series, Table, rounded, write_report
 from clusterctl.runs.report import report_of
+from clusterctl.util.assets import data_folder
 from tests.support.sweeps import in_sweep
 from tests.unit.runs.made import made_run
 from tests.unit.runs.test_charts import speeds, sums, sweep, used
@@ -162,6 +165,84 @@ def test_a_change_of_the_scheme_draws_anew_and_paper_has_all(
     assert len(page.pdf(format="A4")) > 20_000
     assert page.locator("figcaption").all_inner_texts() == list(charts(reports["one"]))
     page.close()
+
+
+# Of each canvas on paper: whether it stays in its card, however wide it was on the screen.
+FITS = """() => [...document.querySelectorAll("canvas")].map((canvas) => {
+    canvas.style.width = "3000px";
+    const card = canvas.closest("figure").getBoundingClientRect();
+    return canvas.getBoundingClientRect().right <= card.right;
+})"""
+
+
+def test_report_printed_charts_stay_in_their_cards(
+    browser: Browser, reports: dict[str, Report], tmp_path: Path
+) -> None:
+    page = open_page(browser, reports["one"], tmp_path / "report.html")
+    page.emulate_media(media="print")
+    fits = page.evaluate(FITS)
+    page.close()
+    assert len(fits) > 1
+    assert all(fits)
+
+
+def test_report_charts_have_values_without_a_mouse(
+    browser: Browser, reports: dict[str, Report], tmp_path: Path
+) -> None:
+    """A keyboard opens the table of a chart's values, also without JavaScript."""
+    path = tmp_path / "report.html"
+    write_report(reports["one"], path)
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(path.as_uri())
+    figure = page.locator("figure").first
+    table = figure.locator("table")
+    assert not table.is_visible()
+    figure.locator("summary").press("Enter")
+    assert table.is_visible()
+    assert table.locator("thead").inner_text().split()[-4:] == ["first", "last", "lowest", "highest"]
+    assert table.locator("td").first.inner_text() == "loss"
+    context.close()
+
+
+# How a reader without red or green cones sees linear RGB: Machado, Oliveira and Fernandes, "A
+# Physiologically-based Model for Simulation of Color Vision Deficiency" (2009), severity 1.0.
+PROTANOPE = (
+    (0.152286, 1.052583, -0.204868),
+    (0.114503, 0.786281, 0.099216),
+    (-0.003882, -0.048116, 1.051998),
+)
+DEUTERANOPE = (
+    (0.367322, 0.860646, -0.227968),
+    (0.280085, 0.672501, 0.047413),
+    (-0.011820, 0.042940, 0.968881),
+)
+ALL_CONES = ((1, 0, 0), (0, 1, 0), (0, 0, 1))
+TO_XYZ = (
+    (0.4124564, 0.3575761, 0.1804375),
+    (0.2126729, 0.7151522, 0.0721750),
+    (0.0193339, 0.1191920, 0.9503041),
+)
+
+
+def lab(color: str, cones: tuple[tuple[float, ...], ...]) -> tuple[float, ...]:
+    """Return the CIELAB coordinates of a color such as #2f7ed8, as a reader with these cones sees it."""
+    channels = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    seen = [min(1.0, max(0.0, sum(a * b for a, b in zip(row, linear, strict=True)))) for row in cones]
+    ratios = [sum(a * b for a, b in zip(row, seen, strict=True)) / sum(row) for row in TO_XYZ]
+    x, y, z = (r ** (1 / 3) if r > 0.008856 else 7.787 * r + 16 / 116 for r in ratios)
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+@pytest.mark.parametrize("cones", [ALL_CONES, PROTANOPE, DEUTERANOPE], ids=["all", "no-red", "no-green"])
+def test_report_colors_of_lines_differ_for_all_readers(cones: tuple[tuple[float, ...], ...]) -> None:
+    """A difference of 2.3 is just noticeable; lines on a page need more."""
+    script = (data_folder("templates") / "report" / "report.js").read_text()
+    colors = re.findall(r'"(#[0-9a-f]{6})"', script.split("const COLORS = ")[1].split(";")[0])
+    assert len(colors) == 8
+    pairs = combinations([lab(color, cones) for color in colors], 2)
+    assert min(math.dist(*pair) for pair in pairs) > 15
 
 
 # Words that must not be torn, and the number of lines that each is on. The names of cards, and their places.
