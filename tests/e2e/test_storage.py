@@ -20,6 +20,7 @@ from tests.support.cluster import Cluster, raised
 from tests.support.messages import codes
 from tests.support.verbs import Clusterctl
 
+ROOT = Path(__file__).resolve().parents[2]
 SPEC = """\
 version: 1
 name: {name}
@@ -54,13 +55,26 @@ def key_pair(folder: Path, name: str) -> Path:
 
 
 def as_person(cluster: Cluster, user: str, key: Path, command: str = "true") -> str:
-    """Run a command on the controller with plain ssh and only this key. "refused": sshd accepts no key."""
-    config = (cluster.workspace / "ssh_config").read_text()
-    own = cluster.runner.cwd / "person_ssh_config"
-    own.write_text(config.replace(str(cluster.workspace / "id_ed25519"), str(key)))
-    argv = ["ssh", "-F", own, "-o", "ControlPath=none", "-o", "BatchMode=yes", "-l", user]
+    """Run a command on the controller with plain ssh and only this key. "refused": sshd accepts no key.
+
+    The person has the files that docs/howto/colleagues.md tells the administrator to write.
+    """
+    page = (ROOT / "docs/howto/colleagues.md").read_text()
+    recipe = next(block for block in page.split("```") if "known_hosts >~/bob.known_hosts" in block)
+    commands = recipe.partition("\n")[2].replace("~/.local/state/clusterctl/demo", str(cluster.workspace))
+    commands = commands.replace("demo-ctl", f"{cluster.name}-ctl").replace("User bob", f"User {user}")
+    folder = cluster.runner.cwd / "person"
+    folder.mkdir(exist_ok=True)
+    subprocess.run(["bash", "-ec", commands.replace("~/bob.", f"{folder}/bob.")], check=True)
+    own = ("ControlPath=none", "BatchMode=yes", "IdentitiesOnly=yes", f"IdentityFile={key}")
+    known = (f"UserKnownHostsFile={folder}/bob.known_hosts", "GlobalKnownHostsFile=/dev/null")
+    options = [word for option in (*own, *known) for word in ("-o", option)]
     done = subprocess.run(
-        [*argv, f"{cluster.name}-ctl", command], capture_output=True, text=True, timeout=120, check=False
+        ["ssh", "-F", folder / "bob.config", *options, f"{cluster.name}-ctl", command],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     if done.returncode == 255 and "Permission denied (publickey" in done.stderr:
         return "refused"

@@ -408,7 +408,7 @@ def test_follow_of_an_array_tells_the_tasks_apart(session, cluster, tmp_path):
     cluster.change(job_id, state="COMPLETED")
     told, transport = Told(), Counted()
     follow(session, job_id, on_output=told)
-    assert told.chunks == [LogChunk("stdout", 13, b"task 13\n"), LogChunk("stdout", 3, b"task 3\n")]
+    assert told.chunks == [LogChunk("stdout", 3, b"task 3\n"), LogChunk("stdout", 13, b"task 13\n")]
     counted = replace(session, scheduler=SlurmClient(transport))
     assert log_of(counted, f"{job_id}_3") == [LogChunk("stdout", 3, b"task 3\n")]
     # The other task's log did not travel.
