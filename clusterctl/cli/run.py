@@ -28,6 +28,7 @@ from clusterctl.cli import options
 from clusterctl.cli.options import INTERRUPTED, argument, verb
 from clusterctl.cli.output import Screen, Terminated, silence, writing
 from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.spec.names import did_you_mean
 
 PROGRAM = "clusterctl"
 # The error that Typer raises for a wrong command line. It has no public name in all versions of Typer.
@@ -345,8 +346,10 @@ def _signal_again(lost: sys.UnraisableHookArgs) -> None:
 def _refuse(exc: Any) -> int:
     context: typer.Context | None = getattr(exc, "ctx", None)
     path = context.command_path if context else "clusterctl"
-    if context is not None and getattr(exc, "possibilities", None):
+    near = ""
+    if context is not None and getattr(exc, "possibilities", None) and hasattr(exc, "option_name"):
         exc.possibilities = _safe_guesses(exc.possibilities, _typed(exc.option_name), context)
+        near = did_you_mean(exc.option_name, exc.possibilities)
     text = exc.format_message().replace("Value error, ", "")
     json = _wants_json()
     # Without a command, click's message is the help.
@@ -355,13 +358,16 @@ def _refuse(exc: Any) -> int:
             typer.echo(text, err=True)
             return UsageError.exit_code
         text = "no command was given"
-    fix = f"`{path} --help` lists the options"
+    is_group = context is not None and isinstance(context.command, TyperGroup)
+    fix = f"`{path} --help` lists the {'commands' if is_group else 'options'}"
     text, fix = _explain_unknown(text, fix, context)
     if match := _SPEC_AS_ARGUMENT.search(text):
         # The option -f of `logs` is --follow.
         option = "--file" if path.endswith(" logs") else "-f"
         fix = f"name a spec file with `{shlex.join([option, match[1]])}`"
-    return _show(UsageError(text.rstrip("."), code="bad-command-line", fix=fix), json=json)
+    error = UsageError(text.rstrip("."), code="bad-command-line", fix=fix)
+    error.fix = " Otherwise ".join(filter(None, (near, error.fix)))
+    return _show(error, json=json)
 
 
 def _explain_unknown(text: str, fix: str, context: typer.Context | None) -> tuple[str, str]:

@@ -62,7 +62,7 @@ def bake_image(
             if workspace.baking.exists():
                 write_atomic(workspace.spec, dump_spec(spec))
             groups = cluster.provider.class_groups
-            return cluster.run("prepare_class", prepare_class, distribution, groups).origin
+            return cluster.run("prepare_template", prepare_class, distribution, groups).origin
         finally:
             # Without a spec, nothing was created.
             if workspace.baking.exists() and workspace.spec.exists():
@@ -102,7 +102,7 @@ def share_configuration(
     groups = tuple(group for group in cluster.provider.class_groups if has_new[group])
     if not groups:
         return {}
-    return cluster.run("prepare_class", prepare_class, distribution, groups).keys
+    return cluster.run("prepare_template", prepare_class, distribution, groups).keys
 
 
 @dataclass(frozen=True, slots=True)

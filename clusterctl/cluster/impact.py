@@ -45,7 +45,7 @@ class Impact:
     @property
     def notes(self) -> tuple[str, ...]:
         return tuple(
-            f"{name} keeps {' and '.join(size.parts[:2])} while jobs run there"
+            f"{name} keeps {' and '.join(size.parts[:2])} while jobs run there; the next `up` changes it"
             for name, size in self.keep.items()
         )
 
@@ -94,7 +94,7 @@ def free_leaving_hosts(
         if not (planned.changes or planned.other_lost or replaced):
             return NOTHING
         leaving = LeavingHosts(before, planned, replaced)
-        return cluster.run("look_at_leaving", check_leaving_hosts, leaving, scheduler, discard=discard)
+        return cluster.run("check_leaving_nodes", check_leaving_hosts, leaving, scheduler, discard=discard)
 
     try:
         if not force:

@@ -54,7 +54,8 @@ class Recap:
     notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return f"{sum(self.ok.values())} tasks on {len(self.ok)} hosts, {self.changed} changed"
+        hosts = "1 host" if len(self.ok) == 1 else f"{len(self.ok)} hosts"
+        return f"{sum(self.ok.values())} tasks on {hosts}, {self.changed} changed"
 
 
 def result_of(event: Event, hosts: Mapping[str, Collection[str]]) -> TaskResult | None:

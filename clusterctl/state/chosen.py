@@ -19,13 +19,14 @@ from clusterctl.errors import (
     UsageError,
     excluded,
 )
-from clusterctl.spec.names import DEFAULT_CLUSTER, find_spec, is_cluster_name
+from clusterctl.spec.names import DEFAULT_CLUSTER, SPEC_NAME, did_you_mean, find_spec, is_cluster_name
 from clusterctl.state.run_names import cluster_of, names_no_cluster
 from clusterctl.state.submissions import Ledger
 from clusterctl.state.workspace import Workspace, clusters_up
 from clusterctl.util.progress import SILENT, LineReporter
 
 _NAME_LINE: Final = re.compile(r"""^name:\s*(["']?)([a-z][a-z0-9-]*)\1\s*(?:#.*)?$""", re.MULTILINE)
+_SIMILAR_NAMES: Final = (SPEC_NAME, "cluster.yml")
 BUILT_IN: Final = Notice(
     "built-in-spec", "no cluster.yaml here: using the built-in local cluster (`clusterctl init` writes one)"
 )
@@ -63,9 +64,21 @@ class ChosenCluster:
         if path is None:
             if only := self.only_cluster(named=named):
                 return Workspace.of(only)
-            self.note(BUILT_IN)
+            self.note_built_in()
             return Workspace.of(DEFAULT_CLUSTER)
         return _known_workspace(path) or self._workspace_of_file(path)
+
+    def note_built_in(self) -> None:
+        """Note that the built-in local cluster is used. UsageError: a spec here has a similar name."""
+        for path in sorted(Path.cwd().iterdir()):
+            if path.name.lower() in _SIMILAR_NAMES:
+                raise UsageError(
+                    f"{path.name} is not read, because the name of a spec is {SPEC_NAME}",
+                    code="spec-misnamed",
+                    where=str(path),
+                    fix=f"`mv {path.name} {SPEC_NAME}`, or name the file with -f {path.name}",
+                )
+        self.note(BUILT_IN)
 
     def named_workspace(self) -> Workspace:
         """Return the local folder of cluster ``name``. UsageError: ``name`` is invalid or ``file`` is set."""
@@ -169,9 +182,8 @@ class ChosenCluster:
 
 def unknown_cluster(name: str) -> UsageError:
     """Return the error for a name that no cluster has."""
-    return UsageError(
-        f"there is no cluster {name!r}", code="unknown-cluster", fix="`clusterctl list` shows all clusters"
-    )
+    fix = did_you_mean(name, clusters_up()) or "`clusterctl list` shows all clusters"
+    return UsageError(f"there is no cluster {name!r}", code="unknown-cluster", fix=fix)
 
 
 def _known_workspace(path: Path) -> Workspace | None:

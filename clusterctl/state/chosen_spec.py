@@ -9,7 +9,7 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.spec.existing import operators_only
 from clusterctl.spec.load import read_spec, resolve_spec
 from clusterctl.spec.models import ClusterSpec, faults
-from clusterctl.state.chosen import BUILT_IN, ChosenCluster, unknown_cluster
+from clusterctl.state.chosen import ChosenCluster, unknown_cluster
 from clusterctl.state.inventory import applied_if_known, applied_spec, inventory_if_known
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import SILENT
@@ -32,7 +32,7 @@ def spec_of(chosen: ChosenCluster) -> ClusterSpec:
         return spec
     path = chosen.spec_file
     if path is None:
-        chosen.note(BUILT_IN)
+        chosen.note_built_in()
     spec = read_spec(path)
     return resolve_spec(spec, applied_if_known(Workspace.of(spec.name)))
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.errors import NotUpError, UsageError
-from clusterctl.spec.names import FOLDER, MAX_ARRAY_SIZE, ROOT
-from clusterctl.state.workspace import Workspace
+from clusterctl.spec.names import FOLDER, MAX_ARRAY_SIZE, ROOT, did_you_mean
+from clusterctl.state.workspace import Workspace, clusters_up
 
 if TYPE_CHECKING:
     from clusterctl.spec.models import ClusterSpec
@@ -119,7 +119,10 @@ def not_up(workspace: Workspace) -> NotUpError:
     message = f"cluster {workspace.root.name!r} is not up"
     fix = f"run {workspace.update} first, or choose another cluster with --cluster"
     fix += " (`clusterctl list` shows all)"
-    return NotUpError(message, code="not-up", where=str(workspace.root), fix=fix)
+    error = NotUpError(message, code="not-up", where=str(workspace.root), fix=fix)
+    near = did_you_mean(workspace.root.name, clusters_up())
+    error.fix = " Otherwise ".join(filter(None, (near, error.fix)))
+    return error
 
 
 def damaged(workspace: Workspace) -> UsageError:

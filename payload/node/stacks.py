@@ -85,7 +85,7 @@ _KERNEL = (
 )
 # States of a rank that may be a hang, and states that are not.
 STOPPED, TRACED, BLOCKED, WAITING, ENDED = "stopped", "traced", "blocked", "waiting", "ended"
-COMPUTING, TRANSFERRING, RUNNING = "computing", "transferring", "running"
+COMPUTING, TRANSFERRING, RUNNING = "computing", "reading or writing files", "running"
 BUSY = (COMPUTING, TRANSFERRING, RUNNING, TRACED)
 
 

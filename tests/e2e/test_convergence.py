@@ -51,7 +51,7 @@ def interrupted(clusterctl: Clusterctl, phase: str, how: str) -> Ran:
 # In all phases: test_survival_sweep.py.
 @pytest.mark.parametrize(
     ("phase", "how", "code"),
-    [("prepare_class", "int", 130), ("converge", "term", 128 + signal.SIGTERM)],
+    [("prepare_template", "int", 130), ("converge", "term", 128 + signal.SIGTERM)],
 )
 def test_up_that_is_interrupted_ends_cleanly(
     clusterctl: Clusterctl, spec: Path, phase: str, how: str, code: int

@@ -44,7 +44,7 @@ def test_up_says_and_journals_what_it_did(cluster: Cluster) -> None:
     up = cluster.raised
     assert up["ok"]
     assert up["ready"]
-    phases = ["plan_changes", "prepare_image", "prepare_class", "provision", "probe", "converge", "verify"]
+    phases = ["plan_changes", "prepare_image", "prepare_template", "provision", "probe", "converge", "verify"]
     assert [phase["phase"] for phase in up["phases"]] == phases
     assert all(phase["seconds"] >= 0 for phase in up["phases"])
     assert up["probed"] == up["nodes"] == [f"{cluster.name}-train-1", f"{cluster.name}-train-2"]

@@ -28,7 +28,7 @@ SPEC = (
     "users:\n  - {{name: hpc, uid: {uid}}}\n"
 )
 UP, DOWN = (
-    ("plan_changes", "prepare_image", "prepare_class", "provision", "probe", "converge", "verify"),
+    ("plan_changes", "prepare_image", "prepare_template", "provision", "probe", "converge", "verify"),
     ("destroy",),
 )
 FIRST_UID = 10_000
@@ -83,7 +83,7 @@ class Stage:
         """End a verb, then see that the next command converges."""
         if case.verb == "down":
             self.run("up")
-        if case.when == "prepare_class":  # no class is made of a cluster that is up, or was up before
+        if case.when == "prepare_template":  # no class is made of a cluster that is up, or was up before
             self.run("down")
             self._uid += 1
             self._write_spec()

@@ -47,26 +47,6 @@ def test_nothing_slow_is_imported_without_need(module: str, needs: set[str]) -> 
 
 
 @pytest.mark.parametrize(
-    ("verbs", "most"),
-    [
-        ("up", 121),
-        ("down", 89),
-        ("submit", 66),
-        ("replay", 114),
-        ("collect", 51),
-        ("job", 45),
-        ("files", 49),
-        ("jobs", 45),
-        ("run", 10),
-    ],
-)
-def test_a_verb_imports_a_small_part_of_clusterctl(verbs: str, most: int) -> None:
-    modules = imported(f"clusterctl.cli.{verbs}")
-    ours = [name for name in modules if name.startswith("clusterctl")]
-    assert len(ours) <= most, "\n".join(sorted(ours))
-
-
-@pytest.mark.parametrize(
     ("words", "told"),
     [
         ("-o json --cluster none -f none.yaml completion bash", '"shell": "bash"'),

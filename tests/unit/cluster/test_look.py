@@ -322,7 +322,7 @@ def test_what_a_job_writes_until_it_is_ended_is_looked_for_too(
     stage.found = OnlyCopies(files=(SCRATCH,))
     free_leaving_hosts(session, plan, force=True, discard=True)
     entry = list(read_rows(stage.workspace.journal))[-1]
-    assert (entry["verb"], entry["phase"]) == ("up", "look_at_leaving")
+    assert (entry["verb"], entry["phase"]) == ("up", "check_leaving_nodes")
     assert entry["note"].startswith("discarded: 5 B")
     assert "/scratch/shards on d-train-1" in entry["note"]
 
