@@ -24,6 +24,7 @@ from clusterctl.errors import (
     Failure,
     MachineError,
     NotUpError,
+    SlurmAwayError,
     SlurmError,
     TransportError,
     UnreachableError,
@@ -39,7 +40,6 @@ from clusterctl.providers.base import Provider, Size, pending_releases
 from clusterctl.scheduler.admin import AdminClient, scheduler_of
 from clusterctl.scheduler.base import Jobs, JobState, Nodes
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
-from clusterctl.scheduler.slurm import SlurmAwayError
 from clusterctl.scheduler.slurm_parse import fold_nodes
 from clusterctl.scheduler.standing import (
     HEALTH_REASON,
