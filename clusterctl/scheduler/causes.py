@@ -173,6 +173,36 @@ def _missing_name(error: ProgramError) -> tuple[str, re.Match[str]] | None:
     return ("", unnamed) if unnamed is not None else None
 
 
+# A line of the script that names its log, which the job has elsewhere.
+_LOG_LINE: Final = re.compile(
+    r"^#SBATCH[^\n]*?\s(?P<option>--output|--error|-o|-e)[= ]?(?P<pattern>[^\s=]+)", re.MULTILINE
+)
+_LOG_NAMES: Final = {"x": r"[^/]*", "N": r"[^/]*", "n": r"\d+", "%": "%"}
+
+
+def log_has_another_path(facts: FailedJob) -> Explanation | None:
+    """The script reads its own log. Evidence: the missing file fits the path in a line of the script."""
+    found = _missing_name(facts.error)
+    if found is None or not found[0]:
+        return None
+    file, match = found
+    for line in _LOG_LINE.finditer(facts.script):
+        parts = re.split(r"%\d*([A-Za-z%])", line["pattern"])
+        fields = (_LOG_NAMES.get(letter, r"\w+") for letter in parts[1::2])
+        texts = map(re.escape, parts[::2])
+        pattern = "".join(text + field for text, field in zip(texts, (*fields, ""), strict=True))
+        if re.fullmatch(rf"(?:\./)?{pattern.removeprefix(re.escape('./'))}", file):
+            return Explanation(
+                "log-has-another-path",
+                f"no file {file}{facts.at}: clusterctl writes the job's log to a file of its own, so "
+                f"that the script's {line['option']} has no effect",
+                "`clusterctl logs` shows the log; if the script needs the file, redirect into it, as in "
+                "`PROGRAM > FILE`",
+                match,
+            )
+    return None
+
+
 def file_stayed_at_home(facts: FailedJob) -> Explanation | None:
     """A file that is missing in the job exists on this machine, and was not sent."""
     found = _missing_name(facts.error)
@@ -405,7 +435,7 @@ Function = Callable[[FailedJob], Explanation | None]
 BEFORE: Final[Mapping[str, Sequence[Function]]] = {
     "lost-node": (never_started,),
     "cuda-illegal-address": (launcher_crashed, left_mpi, no_input),
-    "modules-of-another-site": (file_stayed_at_home, data_stayed_at_home),
+    "modules-of-another-site": (log_has_another_path, file_stayed_at_home, data_stayed_at_home),
     "command-not-found": (step_without_path,),
     "noexec": (missing_file,),
     "port-in-use": (master_port_in_use,),

@@ -43,6 +43,8 @@ _LOCAL: Final = frozenset({"above", "beside", "elsewhere", "home", "listed", "ow
 _WORD_COLUMNS = 200
 # Slurm takes a year for jobs without a time limit, so that a later start is no estimate.
 _LONGEST_S = 60 * 86_400
+# The job's id in a command.
+_OF_JOB: Final = re.compile(r"(?<=scontrol release )JOB\b|(?<=jobid=)JOB\b")
 # The end of a line in place of an empty log.
 WROTE_NOTHING: Final = "wrote nothing to its log"
 _READ_THE_LOG: Final = re.compile(r"read the (?:end of the )?log(?:: `clusterctl logs`|, [^;]*)?")
@@ -143,6 +145,11 @@ class Diagnosis:
     def with_lines(self, *lines: str) -> Diagnosis:
         return replace(self, lines=lines)
 
+    def for_job(self, job: JobInfo) -> Diagnosis:
+        """Return the same diagnosis of another job."""
+        fix = _OF_JOB.sub(job.id, self.fix)
+        return replace(self, job_id=job.id, name=job.name, fix=fix)
+
     @property
     def has_log(self) -> bool:
         """Whether the job may have written a log. A pending job has none."""
@@ -176,6 +183,11 @@ def catalogue() -> Catalogue:
 
 def diagnose(evidence: Evidence) -> Diagnosis:
     """Return the reason why a job failed, was cancelled or waits."""
+    return _diagnose(evidence).for_job(evidence.job)
+
+
+def _diagnose(evidence: Evidence) -> Diagnosis:
+    """Return a diagnosis with JOB in place of the job's id in commands."""
     case = _Case.of(evidence)
     found = case.find()
     if (writer := case.writer_of(found)) != case.failed:
@@ -224,8 +236,8 @@ def diagnose_waiting(
         key = (job.reason, job.expected_start, job.partition, job.tres, job.time_limit_s, job.exceeds, own)
         if key not in diagnoses:
             evidence = Evidence(job=job, is_foreign=is_foreign, nodes=nodes, required=own)
-            diagnoses[key] = diagnose(evidence)
-        yield replace(diagnoses[key], job_id=job.id, name=job.name)
+            diagnoses[key] = _diagnose(evidence)
+        yield diagnoses[key].for_job(job)
 
 
 @dataclass(frozen=True, slots=True)

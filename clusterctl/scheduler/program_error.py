@@ -49,7 +49,7 @@ _OWN: Final = re.compile(r"(?:Value|Type|Key|Index|Lookup|Attribute|Assertion|No
 _LEVEL: Final = re.compile(
     r"^(?:[\[\d][\w.,:/+ \]-]{0,40}?[\]:, ] *)?\[?"
     r"(?:(?:WARN(?:ING)?|INFO|DEBUG|NOTICE|TRACE)\b|(?i:warn(?:ing)?|note|hint|info|debug)[:\]]"
-    r"|[WI] \S+:|[WI]\d{4} )"
+    r"|[WI] \S+:|[WI]\d{4} |ok \d+\b|PASS(?:ED)?\b)"
     r"|\bNCCL (?:INFO|TRACE)\b|\b(?i:warning): |^\S*\b\w*Warning: |^\S+:\d+: \w*Warning: ",
 )
 _CONTINUES: Final = re.compile(

@@ -311,6 +311,14 @@ def test_waiting_jobs_are_told_apart_by_what_they_ask_for() -> None:
     assert ["2 nodes" in found[0].cause, "3 nodes" in found[1].cause] == [True, True]
 
 
+@pytest.mark.parametrize("reason", ["JobHeldUser", "JobArrayTaskLimit", "launch failed requeued held"])
+def test_fix_of_a_waiting_job_has_its_id(reason: str) -> None:
+    pending = replace(JOB, state=JobState.PENDING, reason=reason)
+    found = [*diagnose_waiting([replace(pending, task=task) for task in (3, 4)], is_foreign=False)]
+    assert ["12_3" in found[0].fix, "12_4" in found[1].fix] == [True, True]
+    assert not any("JOB" in diagnosis.fix for diagnosis in found)
+
+
 OF_OPERATORS = ("clusterctl up", "--admin", "sudo", "in the spec", "`scontrol update`")
 
 

@@ -129,6 +129,8 @@ NEAR_MISSES = (
     ("segmentation-fault", raised("RuntimeError: child said: Segmentation fault")),
     ("command-not-found", "-- CUDA compiler: not found\nCMake Error at CMakeLists.txt:3: stop\n"),
     ("too-many-processes", raised("BlockingIOError: [Errno 11] Resource temporarily unavailable", "fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)")),
+    ("arguments", "optimizer: error: 0.3 expected error below 0.1\n"),
+    ("port-in-use", "ok 1 - bind fails with EADDRINUSE as expected\nnot ok 2 - bind works\n"),
     ("launcher-crashed", "job.sh: line 3: 77 Segmentation fault      (core dumped) ./a.out\n"),
     ("left-mpi", "slurmstepd-n1: error:  mpi/pmix_v5: _errhandler: n1 [0]: pmixp_client_v2.c:211: Error handler invoked: status = -61, source = [slurm.pmix.11.1:1]\nsrun: Job step aborted: Waiting up to 32 seconds for job step to finish.\nsrun: error: n1: task 1: Exited with exit code 3\n"),
 )  # fmt: skip
@@ -357,3 +359,21 @@ def test_port_in_use_is_master_port_only_if_the_error_names_it(log: str, *, is_m
 def test_srun_that_finds_no_command_has_no_path_only_with_export(script: str, code: str) -> None:
     log = "slurmstepd-n1: error: execve(): hostname: No such file or directory\nsrun: error: n1: task 0: Exited with exit code 2\n"
     assert diagnose(Evidence(job=JOB, log=log, script=script)).code == code
+
+
+@pytest.mark.parametrize(
+    ("line", "file", "is_log"),
+    [
+        ("#SBATCH -o logs/%x-%j.out", "logs/myfit-12.out", True),
+        ("#SBATCH --output=logs/%x_%A_%a.out", "./logs/arr_12_1.out", True),
+        ("#SBATCH -J fit --error=fit.err", "fit.err", True),
+        ("#SBATCH -o logs/%x-%j.out", "logs/data.csv", False),
+        ("#SBATCH -o logs/%x-%j.out", "out/myfit-12.out", False),
+        ("# -o logs/%x-%j.out", "logs/myfit-12.out", False),
+    ],
+)
+def test_missing_log_is_told_by_the_scripts_line(line: str, file: str, *, is_log: bool) -> None:
+    log = f"tail: cannot open '{file}' for reading: No such file or directory\n"
+    found = diagnose(Evidence(job=JOB, log=log, script=f"#!/bin/bash\n{line}\ntail -n1 {file}\n"))
+    assert (found.code == "log-has-another-path") is is_log, found
+    assert found.code in {"log-has-another-path", "missing-file"}
