@@ -341,9 +341,9 @@ def metrics_section(
         if not (name in _OWN_CHARTS and is_bundled) and not (only and name not in only)
     }
     drawn_values = [
-        _Values(name, axis, {title: curve for title, curve in curves.items() if curve.axis == axis})
+        _Values(name, axis, {title: curve for title, curve in curves.items() if curve.drawn_axis == axis})
         for name, curves in listed.items()
-        for axis in dict.fromkeys(curve.axis for curve in curves.values())
+        for axis in dict.fromkeys(curve.drawn_axis for curve in curves.values())
     ]
     # Metrics with a single value come last: they have no chart, or are in that of another metric.
     for values in sorted(drawn_values, key=lambda values: values.count == 1):
@@ -374,15 +374,21 @@ def _place_lines(listed: Mapping[str, Mapping[str, Curve]]) -> Iterator[str]:
     """Yield sentences on values that a chart does not have. listed: metric -> title of a run -> curve."""
     repeated: dict[str, list[str]] = defaultdict(list)
     unplaced: dict[str, list[str]] = defaultdict(list)
+    by_row: dict[str, list[str]] = defaultdict(list)
     for name, curves in listed.items():
         for title, curve in curves.items():
             where = f" of {title}" if title else ""
-            if curve.repeated:
+            if curve.drawn_axis != curve.axis:
+                counts = f"{curve.same:,} of {curve.count:,} values{where} have"
+                by_row[f"{counts} the {curve.axis} of the value before, so the chart is by row"].append(name)
+            elif curve.repeated:
                 counts = f"{curve.repeated:,} of {curve.count:,} values{where} have"
                 repeated[f"{counts} the {curve.axis} of an earlier value, or one before it"].append(name)
-            if curve.unplaced:
+            if curve.unplaced and curve.drawn_axis == curve.axis:
                 counts = f"{curve.unplaced:,} of {curve.count:,} values{where} have"
                 unplaced[f"{counts} no {curve.axis}"].append(name)
+    for text, names in by_row.items():
+        yield f"{first_few(names, MOST_LINES)}: {text}"
     for text, names in repeated.items():
         yield (
             f"{first_few(names, MOST_LINES)}: {text}, for example after a restart; charts have the latest "
@@ -404,8 +410,7 @@ class _Values:
         self.count = max(curve.count for curve in curves.values())
         buckets = [bucket for curve in curves.values() for bucket in curve.buckets]
         self.places = tuple(
-            (title, curve.size, tuple(bucket.first.x for bucket in curve.buckets))
-            for title, curve in curves.items()
+            (title, curve.size, tuple(place for place, _ in curve.thin())) for title, curve in curves.items()
         )
         points = (
             point
@@ -466,7 +471,7 @@ def _metric_lines(names: Sequence[str], axis: str, runs: Mapping[str, ProgramMet
     for number, (title, metrics) in enumerate(runs.items()):
         for at, name in enumerate(names):
             curve = metrics.curves.get(name)
-            if curve is not None and curve.axis == axis:
+            if curve is not None and curve.drawn_axis == axis:
                 words = [title, name] if len(names) > 1 else [title or name]
                 color, marks = number if len(runs) > 1 else at, _is_evaluation(name)
                 full_name = " ".join(filter(None, words))
@@ -561,9 +566,9 @@ def seeds_section(
         name = ", ".join(f"{key}={value}" for key, value in zip(others, values, strict=True))
         found = [runs[title].curves.get(metric) for title in titles if title in runs]
         drawn_curves = [curve for curve in found if curve is not None]
-        axis = drawn_curves[0].axis if drawn_curves else axis
+        axis = drawn_curves[0].drawn_axis if drawn_curves else axis
         stride = max([stride, *(curve.size for curve in drawn_curves)])
-        curves = [dict(curve.thin()) for curve in drawn_curves if curve.axis == axis]
+        curves = [dict(curve.thin()) for curve in drawn_curves if curve.drawn_axis == axis]
         if steps := sorted(set(curves[0]).intersection(*curves[1:])) if len(curves) > 1 else []:
             means = [(step, fmean(curve[step] for curve in curves)) for step in steps]
             drawn = thinned(means)

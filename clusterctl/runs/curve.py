@@ -28,11 +28,15 @@ _MOST_KEPT: Final = 1 << 21
 
 
 class Point(NamedTuple):
-    """A value ``y`` at the step ``x``. x: None if it is unknown. time: in Unix seconds, None if unknown."""
+    """A value ``y`` at the step ``x``, the ``row``-th of its metric, counted from 1.
+
+    x: None if it is unknown. time: in Unix seconds, None if unknown.
+    """
 
     x: float | None
     y: float
     time: float | None = None
+    row: int = 0
 
 
 @dataclass(slots=True)
@@ -85,14 +89,11 @@ class Bucket:
         )
 
     def points(self) -> list[Point]:
-        """Return the points that a chart needs, in the order of their steps."""
+        """Return the points that a chart needs, in the order in which the program wrote them."""
         if self.count == 1:
             return [self.first]
         listed = (self.first, self.low, self.high, self.gap, self.last)
-        points = [*dict.fromkeys(point for point in listed if point is not None)]
-        if all(point.x is not None for point in points):
-            points.sort(key=lambda point: point.x or 0)
-        return points
+        return sorted({point for point in listed if point is not None}, key=lambda point: point.row)
 
     def unplaced(self) -> Bucket:
         """Return the bucket without the places of its values."""
@@ -105,13 +106,14 @@ class Column(NamedTuple):
     """Values that a program wrote one after the other, with their places and times.
 
     xs: None if the places are unknown. times: in Unix seconds; None if all are unknown. rises: whether each
-    place is after the one before.
+    place is after the one before. before: the number of earlier values of the metric.
     """
 
     xs: Sequence[float] | None
     ys: Sequence[float]
     times: Sequence[float | None] | None = None
     rises: bool = False
+    before: int = 0
 
     def bucket(self, start: int, end: int) -> Bucket:
         """Return the bucket of the values from ``start`` to before ``end``."""
@@ -134,7 +136,8 @@ class Column(NamedTuple):
 
     def _point(self, at: int) -> Point:
         x = None if self.xs is None else self.xs[at]
-        return Point(x, self.ys[at], None if self.times is None else self.times[at])
+        time = None if self.times is None else self.times[at]
+        return Point(x, self.ys[at], time, self.before + at + 1)
 
 
 @dataclass(slots=True)
@@ -144,13 +147,16 @@ class Curve:
     axis: what the places of its values are: ``step``, ``epoch`` or ``row``. repeated: the number of values
     whose place an earlier value has, or is behind: after a restart, or if several programs wrote the file.
     unplaced: the number of values without a place on this axis. size: the number of values in a full bucket.
+    same: the number of values with the place of the value before, such as those of batches of an epoch.
     """
 
     axis: str = ""
     buckets: list[Bucket] = field(default_factory=list)
     repeated: int = 0
     unplaced: int = 0
+    same: int = 0
     size: int = 1
+    count: int = 0
     _top: float = -math.inf
 
     def extend(self, axis: str, column: Column) -> None:
@@ -158,6 +164,8 @@ class Curve:
         if axis != self.axis:
             column = self._on_axis(axis, column)
         self._count_repeated(column)
+        column = column._replace(before=self.count)
+        self.count += len(column.ys)
         at, end, buckets = 0, len(column.ys), self.buckets
         while at < end:
             room = self.size - buckets[-1].count if buckets else 0
@@ -181,7 +189,7 @@ class Curve:
             self.axis = axis
             self.unplaced = self.count
             self.buckets = [bucket.unplaced() for bucket in self.buckets]
-            self.repeated, self._top = 0, -math.inf
+            self.repeated, self.same, self._top = 0, 0, -math.inf
         else:
             return column._replace(xs=None)
         return column
@@ -192,7 +200,10 @@ class Curve:
         elif column.rises and column.xs[0] > self._top:
             self._top = column.xs[-1]
         else:
+            before: float | None = self.buckets[-1].last.x if self.buckets else None
             for x in column.xs:
+                self.same += x == before
+                before = x
                 if x > self._top:
                     self._top = x
                 else:
@@ -204,8 +215,9 @@ class Curve:
         return reduce(Bucket.then, self.buckets) if self.buckets else None
 
     @property
-    def count(self) -> int:
-        return sum(bucket.count for bucket in self.buckets)
+    def drawn_axis(self) -> str:
+        """The axis of charts: by row if most values have the place of the value before."""
+        return ROW if 2 * self.same > self.count else self.axis
 
     @property
     def is_complete(self) -> bool:
@@ -240,7 +252,10 @@ class Curve:
         Of very many values, these are the first, lowest, highest and last of each bucket. Points of an
         attempt that a later attempt repeated are then left out.
         """
-        points = [point for bucket in self.buckets for point in bucket.points() if point.x is not None]
+        points = [point for bucket in self.buckets for point in bucket.points()]
+        if self.drawn_axis != self.axis:
+            return [point._replace(x=point.row) for point in points]
+        points = [point for point in points if point.x is not None]
         if self.is_complete or not self.repeated:
             return points
         return [point for segment in _latest(points) for point in segment]
@@ -251,7 +266,9 @@ class Curve:
 
     def thin(self) -> list[tuple[float, float]]:
         """Return values at a fixed stride, as (place, value): the first of each bucket."""
-        firsts = (bucket.first for bucket in self.buckets)
+        firsts = [bucket.first for bucket in self.buckets]
+        if self.drawn_axis != self.axis:
+            return [(point.row, point.y) for point in firsts]
         return [(point.x, point.y) for point in firsts if point.x is not None]
 
     def means(self, most: int) -> list[tuple[float, float]]:
@@ -259,7 +276,12 @@ class Curve:
         size = math.ceil(len(self.buckets) / most)
         parts = (self.buckets[at : at + size] for at in range(0, len(self.buckets), size or 1))
         joined = [reduce(Bucket.then, part) for part in parts]
-        return [(part.last.x or 0, part.mean) for part in joined if part.mean is not None]
+        by_row = self.drawn_axis != self.axis
+        return [
+            ((part.last.row if by_row else part.last.x) or 0, part.mean)
+            for part in joined
+            if part.mean is not None
+        ]
 
 
 def _shown_place(point: Point | None) -> float | None:

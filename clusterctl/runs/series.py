@@ -133,8 +133,8 @@ def _steps_around(folder: Path, moments: Sequence[float]) -> list[tuple[float, i
     """Return the time and step of the first and the last metrics between each two of these moments."""
     ends: dict[int, tuple[tuple[float, int], tuple[float, int]]] = {}
     for block in MetricFiles(folder).blocks():
-        xs, _, times, _ = block.place
-        for time, step in zip(times or (), xs or (), strict=False) if block.axis == STEP else ():
+        place = block.place
+        for time, step in zip(place.times or (), place.xs or (), strict=False) if block.axis == STEP else ():
             if time is not None:
                 at, point = bisect_right(moments, time), (time, int(step))
                 first, last = ends.get(at, (point, point))
@@ -181,7 +181,10 @@ def summarize(folder: Path, args: Sequence[str] = ()) -> Summary:
         if (measured := names.shown(key)) is not None:
             curves[measured].extend("", Column(None, [value]))
     metrics = {name: curve.metric() for name, curve in curves.items()}
-    return Summary(config, metrics, (*files.left_out, *names.left_out()))
+    left_out = [*files.left_out, *names.left_out()]
+    if len(config) >= MAX_NAMES:
+        left_out.append(f"options of the program after the first {MAX_NAMES:,}")
+    return Summary(config, metrics, tuple(left_out))
 
 
 def _measured(folder: Path) -> Iterator[tuple[str, float]]:

@@ -114,7 +114,7 @@ def node_use(folder: Path, nodes: Sequence[str], span: tuple[float, float] | Non
     span: the first and the last moment, in Unix seconds. None: the whole job.
     """
     start, end = span or (-math.inf, math.inf)
-    samples = [_NodeSamples.of(folder, node, start, end) for node in nodes[:_MOST_NODES]]
+    samples = [_NodeSamples.of(folder, node, start, end) for node in nodes]
     use = {}
     for figure in (each for each in FIGURES if each.key):
         wholes = [each.curves[figure.title].whole for each in samples if figure.title in each.curves]

@@ -333,3 +333,26 @@ def test_parts_of_a_step_are_means_over_the_whole_run(tmp_path: Path) -> None:
     exposed = next(line for line in areas if line.name == "exposed communication")
     assert [y for _, y in exposed.points[:40]] == [5.0] * 40
     assert [y for _, y in exposed.points[-40:]] == [1.0] * 40
+
+
+@pytest.mark.parametrize("key", ["epoch", "step"])
+@pytest.mark.parametrize("batches", [30, 2000])
+def test_many_values_of_an_epoch_are_drawn_by_row(tmp_path: Path, key: str, batches: int) -> None:
+    """Not only the last value of each epoch."""
+    losses = noise(3 * batches).tolist()
+    lines = [{key: n // batches, "loss": loss} for n, loss in enumerate(losses)]
+    row = Row(made_run(tmp_path, metrics=lines))
+    assert (row.metrics["loss"].axis, row.metrics["loss"].last_step) == (key, 2)
+    report = report_of([row])
+    chart = chart_of(report, "loss")
+    assert chart.x == "row"
+    assert dict(chart.series[0].points).items() <= dict(enumerate(losses, 1)).items()
+    assert len(chart.series[0].points) >= 90
+    (section,) = [each for each in report.sections if each.title == "Metrics"]
+    assert any("by row" in line for line in section.lines)
+
+
+def test_options_beyond_the_limit_are_named(tmp_path: Path) -> None:
+    config = {f"option_{n}": n for n in range(1200)}
+    found = made_run(tmp_path, metrics=[{"config": config}])
+    assert (len(found.config), len(found.left_out)) == (1000, 1)
