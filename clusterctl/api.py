@@ -26,7 +26,7 @@ from clusterctl.errors import ClusterctlError as ClusterctlError  # noqa: PLC041
 from clusterctl.errors import UsageError, printable
 from clusterctl.jobs import files, queue, watch
 from clusterctl.jobs.bundled import ChosenModel, reject_invalid_arguments
-from clusterctl.jobs.log_text import KeptLogs, whole_lines
+from clusterctl.jobs.log_text import MOST_KEPT, KeptLogs, whole_lines
 from clusterctl.jobs.replay import Code, replay_job
 from clusterctl.jobs.stacks import stacks_of
 from clusterctl.jobs.submission import Preparer, Submission, read_jobs, submit_prepared
@@ -464,7 +464,8 @@ class Job:
         """Return the last 8 MiB of the job's output so far. ``stream``, ``rank``: only this output."""
         kept = KeptLogs()
         with self.cluster._session() as session:
-            watch.logs(session, self.id, on_output=kept.keep, rank="" if rank is None else str(rank))
+            rank_text = "" if rank is None else str(rank)
+            watch.logs(session, self.id, on_output=kept.keep, rank=rank_text, most=MOST_KEPT)
         logs = [log for log in kept.texts() if stream in {None, log.stream}]
         logs.sort(key=lambda log: (log.task or 0, log.stream == "stderr", log.rank or 0))
         return "".join(log.text for log in logs)

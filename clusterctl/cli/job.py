@@ -14,7 +14,7 @@ from clusterctl.cli.options import argument, job_ids, option
 from clusterctl.cli.output import ENDINGS, Screen
 from clusterctl.errors import Notice, SchedulerError, TransportError, UsageError, excluded
 from clusterctl.jobs import queue, watch
-from clusterctl.jobs.log_text import KeptLogs, labelled
+from clusterctl.jobs.log_text import MOST_KEPT, KeptLogs, labelled
 from clusterctl.jobs.stacks import stacks_of
 from clusterctl.jobs.watch import ChangeNotes, OnOutput
 from clusterctl.scheduler.base import JobInfo, state_counts, worst_job
@@ -70,7 +70,8 @@ def logs(
                 state = {"state": worst_job(ended).state.value}
             else:
                 jobs = start_in_thread(functools.partial(session.scheduler.jobs, [job_id]))
-                watch.logs(session, job_id, on_output=show, rank=ranks)
+                most = MOST_KEPT if screen.json else 0
+                watch.logs(session, job_id, on_output=show, rank=ranks, most=most)
                 with contextlib.suppress(SchedulerError, TransportError):
                     causes = () if raw else watch.diagnose(session, jobs())
     except ENDINGS:

@@ -10,7 +10,7 @@ from typing import Final, Literal
 from clusterctl.jobs.watch import LogChunk, OnOutput
 
 # Bytes of logs in a JSON answer, where each byte may take up to six characters.
-_MOST_KEPT: Final = 8 << 20
+MOST_KEPT: Final = 8 << 20
 _LONGEST_LINE: Final = 1 << 20
 
 
@@ -62,14 +62,17 @@ class LogText:
 class KeptLogs:
     """Holds at most ``most`` bytes of a job's logs in memory: it drops the start of the longest log."""
 
-    def __init__(self, most: int = _MOST_KEPT) -> None:
+    def __init__(self, most: int = MOST_KEPT) -> None:
         self._most = most
         self._size = 0
         self._bytes: dict[LogChunk, bytearray] = {}
         self._cut: set[LogChunk] = set()
 
     def keep(self, chunk: LogChunk) -> None:
-        self._bytes.setdefault(replace(chunk, data=b""), bytearray()).extend(chunk.data)
+        log = replace(chunk, data=b"")
+        if log not in self._bytes and chunk.at:
+            self._cut.add(log)
+        self._bytes.setdefault(log, bytearray()).extend(chunk.data)
         self._size += len(chunk.data)
         if self._size > self._most:
             longest = max(self._bytes, key=lambda log: len(self._bytes[log]))

@@ -1,10 +1,11 @@
 """Sends new output from a job's logs. Runs on the cluster: standard library only, Python 3.9.
 
-    main(FOLDER, HOW, OFFSETS, TASK, RANK)
+    main(FOLDER, HOW, OFFSETS, TASK, RANK, MOST)
 
 ``HOW`` is ``once``, or ``follow`` to run until killed. ``OFFSETS`` is a JSON object with the number of bytes
 of each log that were sent before. ``TASK`` selects a task of an array; empty: all. ``RANK`` selects the log
 of a rank, or of ``all`` ranks; empty: the job's logs. If ranks have no logs, rank 0 has the job's logs.
+``MOST``: of a log of which nothing was sent before, at most this many bytes at its end are sent; 0: all.
 
 Each line of output is a JSON object: ``{"log": name, "at": offset, "data": base64}``, ``{}`` as a keep-alive,
 or ``{"gone": 1}`` if the folder does not exist. A log that does not exist yet, is not a file, or has become
@@ -37,9 +38,10 @@ def emit(answer: dict[str, str | int]) -> None:
     sys.stdout.flush()
 
 
-def send_new(folder: str, name: str, offset: int) -> int:
+def send_new(folder: str, name: str, offset: int, most: int = 0) -> int:
     """Print the bytes of a log from ``offset`` to its current end, as JSON lines. Return the end's offset.
 
+    most: if nothing was sent before, the maximum number of bytes, at the log's end. 0: all.
     Bytes that are added meanwhile wait for the next call: a fast-growing log must not delay other logs.
     """
     try:
@@ -50,6 +52,8 @@ def send_new(folder: str, name: str, offset: int) -> int:
         size = os.fstat(fd).st_size
         if size < offset:
             offset = 0
+        if most and not offset:
+            offset = max(0, size - most)
         while data := os.pread(fd, min(CHUNK, size - offset), offset):
             emit({"log": name, "at": offset, "data": base64.b64encode(data).decode("ascii")})
             offset += len(data)
@@ -90,7 +94,8 @@ def ranks_in(folder: str, path: str) -> list[str]:
         os.close(fd)
 
 
-def main(folder: str, how: str, begun: str, task: str, rank: str = "") -> None:
+def main(folder: str, how: str, begun: str, *selection: str) -> None:
+    task, rank, most = selection
     offsets: dict[str, int] = json.loads(begun)
     rounds = 0
     while True:
@@ -102,7 +107,7 @@ def main(folder: str, how: str, begun: str, task: str, rank: str = "") -> None:
         except OSError:
             names = []
         for name in names:
-            offsets[name] = send_new(folder, name, offsets.get(name, 0))
+            offsets[name] = send_new(folder, name, offsets.get(name, 0), int(most))
         if how == "once":
             return
         if rounds % ALIVE_EVERY == 0:

@@ -344,12 +344,14 @@ class LogChunk:
     """Bytes of a job's log, as the job wrote them. ``task`` is set for an array.
 
     A rank's log contains both streams. A chunk of this log has a ``rank``, and its ``stream`` is stdout.
+    at: the number of bytes of the log before the chunk.
     """
 
     stream: Literal["stdout", "stderr"]
     task: int | None
     data: bytes
     rank: int | None = None
+    at: int = field(default=0, compare=False)
 
 
 OnOutput = Callable[[LogChunk], None]
@@ -360,12 +362,14 @@ class LogReader:
     """Reads new output from a job's logs or, if ``rank`` is a number or "all", from logs of ranks.
 
     ``gone``: the job's folder did not exist at the last read.
+    most: the maximum number of bytes of the first read, at the end of each log. 0: all.
     """
 
     transport: Transport
     folder: str
     task: int | None = None
     rank: str = ""
+    most: int = 0
     gone: bool = False
     _offsets: dict[str, int] = field(default_factory=dict)
 
@@ -378,7 +382,9 @@ class LogReader:
             TransportError: the connection was lost. The next call continues where this call stopped.
         """
         task = "" if self.task is None else str(self.task)
-        argv = remote_argv(_PROGRAM, self.folder, how, json.dumps(self._offsets), task, self.rank)
+        argv = remote_argv(
+            _PROGRAM, self.folder, how, json.dumps(self._offsets), task, self.rank, str(self.most)
+        )
         with closing(self.transport.stream(argv)) as stream:
             for line in split_lines(stream, self._not_understood(b"a line does not end")):
                 yield self._chunk(line)
@@ -398,7 +404,8 @@ class LogReader:
             return None
         task = match[2] or match[3]
         stream: Literal["stdout", "stderr"] = "stderr" if match[1] == "stderr" else "stdout"
-        return LogChunk(stream, int(task) if task else None, data, int(match[4]) if match[4] else None)
+        rank = int(match[4]) if match[4] else None
+        return LogChunk(stream, int(task) if task else None, data, rank, int(answer["at"]))
 
     def _not_understood(self, line: bytes) -> TransportError:
         return TransportError(
@@ -413,12 +420,13 @@ class LogReader:
 class JobLogs:
     """The logs of a job on all hosts that have them. Each read continues where the previous read stopped."""
 
-    def __init__(self, session: Session, job_id: str, rank: str = "") -> None:
+    def __init__(self, session: Session, job_id: str, rank: str = "", most: int = 0) -> None:
         session.scheduler.check_id(job_id)
         self._session = session
         self.task = int(job_id.partition("_")[2]) if "_" in job_id else None
         self.folder = folder_of(session, job_id)
         self._rank = rank
+        self._most = most
         self._readers: dict[str, LogReader] = {}
 
     @property
@@ -446,18 +454,22 @@ class JobLogs:
     def _readers_of(self, jobs: Iterable[JobInfo]) -> list[LogReader]:
         nodes = tuple(dict.fromkeys(node for job in jobs for node in job.nodes))
         return [
-            self._readers.setdefault(host, LogReader(transport, self.folder, self.task, self._rank))
+            self._readers.setdefault(
+                host, LogReader(transport, self.folder, self.task, self._rank, self._most)
+            )
             for host, transport in self._session.hosts_with_files(nodes)
         ]
 
 
-def logs(session: Session, job_id: str, *, on_output: OnOutput, rank: str = "") -> None:
+def logs(session: Session, job_id: str, *, on_output: OnOutput, rank: str = "", most: int = 0) -> None:
     """Pass the output so far to ``on_output``: that of the job, a rank, or all ranks (see ``LogReader``).
+
+    most: the maximum number of bytes of each log, at its end. 0: all.
 
     Raises:
         SchedulerError: the job is unknown, clusterctl did not submit it, or its folder is gone.
     """
-    job_logs = JobLogs(session, job_id, rank)
+    job_logs = JobLogs(session, job_id, rank, most)
     chunk = None
     for chunk in job_logs.new(session.scheduler.jobs([job_id]) if session.unshared_nodes else ()):
         on_output(chunk)

@@ -23,8 +23,9 @@ from clusterctl.errors import (
     UsageError,
     WaitTimeoutError,
 )
+from clusterctl.jobs.log_text import KeptLogs
 from clusterctl.jobs.remote_follow import select_logs
-from clusterctl.jobs.watch import LogChunk, follow, logs, raise_unless_completed, wait
+from clusterctl.jobs.watch import LogChunk, LogReader, follow, logs, raise_unless_completed, wait
 from clusterctl.scheduler.attempts import events_of, last_attempt
 from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.session import Session
@@ -657,3 +658,19 @@ def test_following_ends_in_time_also_without_a_connection(cluster, tmp_path):
     with pytest.raises(WaitTimeoutError):
         follow(lost, job_id, on_output=Told(), timeout_s=5)
     assert now[0] <= 6
+
+
+def test_first_read_with_a_limit_is_the_end_of_each_log(tmp_path: Path) -> None:
+    """Not the whole log, which may have a gigabyte."""
+    (tmp_path / "stdout.log").write_bytes(b"x" * 1000 + b"end")
+    (tmp_path / "stderr.log").write_bytes(b"short")
+    reader = LogReader(LocalTransport(), str(tmp_path), most=10)
+    chunks = [chunk for chunk in reader.read("once") if chunk is not None]
+    assert [(chunk.at, chunk.data) for chunk in chunks] == [(993, b"x" * 7 + b"end"), (0, b"short")]
+    with (tmp_path / "stdout.log").open("ab") as log:
+        log.write(b"y" * 20)
+    assert [chunk.data for chunk in reader.read("once") if chunk is not None] == [b"y" * 20]
+    kept = KeptLogs(most=100)
+    for chunk in chunks:
+        kept.keep(chunk)
+    assert [(log.text, log.truncated) for log in kept.texts()] == [("xxxxxxxend", True), ("short", False)]
