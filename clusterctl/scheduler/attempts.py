@@ -390,11 +390,14 @@ def _cause(start: Event, later: Sequence[Event], following: Event, state: str) -
     kind, is_saved = _text(failure, "kind"), status == _EX_TEMPFAIL or _text(requeue, "reason") == _SAVED
     # job.py of the next attempt knows more about a lost node.
     told = "" if failure is following and kind else _text(_last_term(later), "state")
-    if told in _TOLD:
-        return _TOLD[told] + ("; the program saved its work" if is_saved else "")
-    if _text(requeue, "reason") == _SAVED:
-        return "the program saved its work"
     place, notice = _text(failure, "place"), _notice(later)
+    if told in _TOLD:
+        saved = "; the program saved its work" if is_saved else ""
+        if told == "TIMEOUT" and notice and not is_saved:
+            saved = f"; the program did not save its work after the notice ({notice})"
+        return _TOLD[told] + saved
+    if _text(requeue, "reason") == _SAVED and kind in {"", _SAVED}:
+        return "the program saved its work"
     if notice and kind == notice:
         subject = f"{place} does" if place else "the program does"
         return f"its time limit was near; {subject} not handle the notice ({notice})"

@@ -273,11 +273,11 @@ def job_of(options: Mapping[str, str]) -> str:
 def failure_before(attempt: Sequence[restarts.Event]) -> restarts.Failure | None:
     """Return how the previous attempt failed, or None if job.py did see its end. attempt: its events."""
     nodes = attempt[0]["nodes"]
-    killed = next((event for event in attempt if event["event"] == "unsupervised"), None)
-    if killed:
-        return restarts.Failure(f"end of job.py, which supervises the job ({killed.get('reason', '')})")
+    # A node that dies may also kill job.py first.
     if lost := lost_nodes(nodes):
         return restarts.failure_of(lost, "loss of")
+    if killed := [event for event in attempt if event["event"] == "unsupervised"]:
+        return restarts.Failure(f"end of job.py, which supervises the job ({killed[0].get('reason', '')})")
     # After SIGTERM, Slurm or a person has ended the attempt.
     if restarts.is_explained(attempt):
         return None

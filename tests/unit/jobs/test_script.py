@@ -528,6 +528,17 @@ def test_an_attempt_without_an_end_has_lost_its_nodes(batch):
     assert len(empty) == 2 * 3
 
 
+def test_node_that_died_after_its_job_py_is_lost(batch):
+    play(batch.folder.parent / "bin" / "sinfo", "printf '%s\\n' 'node-1 down+drain' 'node-2 idle'")
+    begun = {"time": 5, "event": "start", "restarts": 0, "until": 0, "nodes": ["node-1", "node-2"]}
+    killed = {"time": 6, "event": "unsupervised", "reason": "RaisedSignal:9(Killed)"}
+    (batch.folder / "job.events").write_text("".join(json.dumps(row) + "\n" for row in (begun, killed)))
+    batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "1"}
+    assert run(batch, "true")[0] == 0
+    start = next(event for event in events(batch) if event.get("restarts") == 1)
+    assert (start["kind"], start["suspects"]) == ("loss of node-1", ["node-1"])
+
+
 SLURMD = "NodeName={0} Arch=x86_64 BootTime=5 SlurmdStartTime={1} LastBusyTime=9"
 
 
@@ -538,7 +549,7 @@ SLURMD = "NodeName={0} Arch=x86_64 BootTime=5 SlurmdStartTime={1} LastBusyTime=9
         (70, [], "loss of node-2"),
         (3, [], "no recorded end on node-1,node-2"),
         (3, [{"event": "unsupervised", "reason": "RaisedSignal:9(Killed)"}], "end of job.py"),
-        # A loss is not to hide that job.py was killed, or that the attempt is explained.
+        # A node that is restarted later is not to hide that job.py was killed, or how the attempt ended.
         (70, [{"event": "unsupervised", "reason": "RaisedSignal:9(Killed)"}], "end of job.py"),
         (70, [{"event": "signal", "signal": "SIGTERM", "state": "PREEMPTED"}], ""),
         (70, [{"event": "end", "status": 1}], ""),

@@ -87,6 +87,17 @@ KILLED_BY_NOTICE = {"kind": "SIGUSR1", "place": "rank 1 on n2"}
         ([term(5, state="REQUEUED"), end(5, 143)], {}, "requeued by its user or an administrator"),
         ([term(5, state="REQUEUED")], {}, "requeued by its user or an administrator"),
         ([term(5, state="TIMEOUT"), end(5, 143), requeue(5, "failed", kind="SIGTERM")], {}, "time limit"),
+        (
+            [NOTICE, term(5, state="TIMEOUT"), end(5, 143), requeue(5, "failed", kind="SIGTERM")],
+            {},
+            "limit was reached; the program did not save its work after the notice (SIGUSR1)",
+        ),
+        ([NOTICE, term(5, state="TIMEOUT"), end(5, 75)], {}, "limit was reached; the program saved its work"),
+        (
+            [end(5, 75), requeue(5, "saved", kind="exit code 75 without a signal")],
+            {},
+            "code 75 without a signal",
+        ),
         ([term(5, state="NODE_FAIL"), end(5, 143)], {"kind": "loss of n2"}, "loss of n2"),
         ([term(5, state="NODE_FAIL"), end(5, 143)], {}, "a node of the job failed"),
         ([end(5, 0)], {}, "the job had completed, and was requeued"),

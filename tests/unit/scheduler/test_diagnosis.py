@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -345,6 +346,41 @@ def test_a_guest_is_sent_to_the_administrators(state: str, reason: str, own: str
     assert ours.code == theirs.code
     assert (own in ours.fix, own in theirs.fix) == (True, False)
     assert "administrators" in theirs.fix
+
+
+@pytest.mark.parametrize(
+    ("days", "is_told"), [(1, True), (50, True), (364, False), (365, False), (-1, False)]
+)
+def test_estimate_of_the_start_behind_a_job_without_a_time_limit_is_not_told(
+    days: int, is_told: bool
+) -> None:
+    """Slurm takes such a job to last for a year."""
+    job = replace(JOB, state=JobState.PENDING, reason="Resources")
+    found = diagnose(Evidence(job=replace(job, expected_start=int(time.time()) + days * 86_400)))
+    assert ("expects to start it" in found.cause) is is_told
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "JobHeldUser",
+        "JobHeldAdmin",
+        "job requeued in held state",
+        "job_requeued_in_held_state",
+        "JobHoldMaxRequeue",
+    ],
+)
+def test_held_job_has_a_command_with_its_id_and_no_expected_start(reason: str) -> None:
+    job = replace(JOB, state=JobState.PENDING, reason=reason, expected_start=int(time.time()) + 30)
+    found = diagnose(Evidence(job=job))
+    assert found.code == "held"
+    assert "scontrol release 12`" in found.fix
+    assert "expects" not in found.cause
+
+
+def test_job_requeued_in_held_state_after_a_failed_launch_was_held_by_slurm() -> None:
+    job = replace(JOB, state=JobState.PENDING, reason="launch failed requeued held")
+    assert diagnose(Evidence(job=job)).code == "held-after-launch-failure"
 
 
 @pytest.mark.parametrize(
