@@ -38,7 +38,7 @@ def job_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     entries: dict[str, dict[str, Any]] = {}
     with suppress(OSError, UnicodeDecodeError):
         for row in read_rows(_workspace(ctx) / "jobs.jsonl"):
-            entries.setdefault(row.get("token", ""), {}).update(row)
+            entries.setdefault(str(row.get("token")), {}).update(row)
     names = {str(row.get("job_id", "")): str(row.get("name") or "") for row in entries.values()}
     return [(job_id, _NOT_PLAIN.sub("_", names[job_id])) for job_id in offered(reversed(names), incomplete)]
 

@@ -26,6 +26,7 @@ from clusterctl.errors import (
     DiskError,
     Failure,
     LeftoversError,
+    MachineError,
     Notice,
     NotUpError,
     OnlyCopyError,
@@ -425,7 +426,9 @@ def find_orphans(
     project: the Google Cloud project to search. Raise UsageError if the choice is not by cluster name.
     """
     name, settings = _find_provider(chosen, project)
-    provider, own_id = provider_of(settings, prompts), Workspace.of(name).known_id()
+    provider, own_id = provider_of(settings, prompts), None
+    with suppress(MachineError):
+        own_id = Workspace.of(name).known_id()
     ids = [cluster_id for cluster_id in provider.orphans(name) if cluster_id != own_id]
     leftovers = {cluster_id: provider.leftovers(cluster_id) for cluster_id in ids}
     return Orphans(name, settings, provider, leftovers)

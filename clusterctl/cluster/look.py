@@ -196,8 +196,8 @@ def note_discarded(workspace: Workspace, lines: Sequence[str]) -> None:
 
 
 def _last_check_time(workspace: Workspace) -> float:
-    row = next(read_rows(workspace.removing), {})
-    return float(row.get("looked_at") or 0.0)
+    looked_at = next(read_rows(workspace.removing), {}).get("looked_at")
+    return float(looked_at) if isinstance(looked_at, int | float) else 0.0
 
 
 def _checked_recently(workspace: Workspace) -> bool:

@@ -6,8 +6,9 @@ only missing parts.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Collection, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from clusterctl.cluster.plan import Plan, plan_changes, preflight
 from clusterctl.cluster.verify import Verification, verify
 from clusterctl.configure import inventory_file
 from clusterctl.configure.ansible import record_inventory
-from clusterctl.errors import ConfigureError, Failure, UsageError
+from clusterctl.errors import ConfigureError, Failure, Notice, UsageError
 from clusterctl.hosts.checks import admin_uid_findings, reject_full_disks, reject_taken_numbers
 from clusterctl.hosts.probe import HostReport, ask_hosts, reports_of, with_distributions
 from clusterctl.hosts.roles import probe_requests, required_accounts
@@ -38,11 +39,11 @@ from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import ADMIN_ID, ADMIN_USER
 from clusterctl.state.facts import facts_of_spec, job_settings
-from clusterctl.state.inventory import Inventory, planned_distribution
-from clusterctl.state.workspace import write_atomic
+from clusterctl.state.inventory import Inventory, inventory_if_known, planned_distribution
+from clusterctl.state.workspace import MUNGE_KEY_BYTES, write_atomic
 from clusterctl.transport.master import end_all_connections
 from clusterctl.util.assets import job_lock
-from clusterctl.util.process import parallel_map
+from clusterctl.util.process import call_on_hosts, parallel_map
 from clusterctl.util.progress import report_steps
 
 
@@ -124,6 +125,7 @@ def decide(cluster: ClusterContext, options: UpOptions) -> Decision:
         # Machines that the user owns are examined later, by the plan.
         if spec.provider.is_cloud:
             cluster.run("preflight", preflight)
+        restore_munge_key(cluster)
         workspace.create_secrets()
         recreated = () if spec.provider.user_owned else tuple(options.replaced)
         plan = cluster.run("plan_changes", plan_changes, recreated)
@@ -138,6 +140,26 @@ def decide(cluster: ClusterContext, options: UpOptions) -> Decision:
         end_all_connections(workspace.ssh_config)
     write_atomic(workspace.spec, dump_spec(spec))
     return Decision(plan, keep, recreated, distribution, environment, bundle)
+
+
+def restore_munge_key(cluster: ClusterContext) -> None:
+    """Fetch the munge key from a host of the cluster if the file on this machine is missing or damaged."""
+    workspace, inventory = cluster.workspace, inventory_if_known(cluster.workspace)
+    if inventory is None or workspace.has_munge_key:
+        return
+    argv = ["sudo", "-n", "base64", "/etc/munge/munge.key"]
+    answers, _ = call_on_hosts(
+        inventory.names,
+        lambda host: cluster.connections.to(host).run(argv, check=False).stdout,
+    )
+    for host, answer in answers.items():
+        with suppress(ValueError):
+            key = base64.b64decode(answer)
+            if len(key) == MUNGE_KEY_BYTES:
+                write_atomic(workspace.munge_key, key)
+                text = f"{workspace.munge_key} was missing or damaged, and is restored from {host}"
+                cluster.reporter.note(Notice("munge-key-restored", text))
+                return
 
 
 @dataclass(frozen=True, slots=True)

@@ -322,10 +322,20 @@ class _Collection:
     def jobs_of(self, entry: JobEntry) -> Sequence[JobInfo]:
         job_id = entry.job_id or ""
         try:
-            return self.jobs.get(job_id) or self.session.scheduler.jobs([job_id]) or (_purged(entry),)
+            jobs = self.jobs.get(job_id) or self.session.scheduler.jobs([job_id])
+            return self.own_jobs(entry, jobs) or (_purged(entry),)
         except AccountingAwayError as exc:
             # The job has left the queue, so it has ended. A later collect completes the record.
-            return exc.queued or (replace(_purged(entry), state=JobState.UNKNOWN, reason=exc.what),)
+            unknown = replace(_purged(entry), state=JobState.UNKNOWN, reason=exc.what)
+            return self.own_jobs(entry, exc.queued) or (unknown,)
+
+    def own_jobs(self, entry: JobEntry, jobs: Sequence[JobInfo]) -> Sequence[JobInfo]:
+        """Return the jobs of this submission: another job has its id if Slurm's numbers have begun again."""
+        ledger = self.session.ledger
+        parts = (part.token for part in ledger.entries_and_parts() if part.part_of == entry.token)
+        tokens = {entry.token, *parts}
+        is_superseded = ledger.is_superseded(entry)
+        return [job for job in jobs if (job.token in tokens if job.token else not is_superseded)]
 
     def collect_run(self, entry: JobEntry) -> RunRecord:
         """Collect the run of a job, or return its record if the run is already on this machine."""

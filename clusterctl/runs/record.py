@@ -73,8 +73,11 @@ class Recorder:
     @classmethod
     def of(cls, session: Session, entry: JobEntry, jobs: Sequence[JobInfo]) -> Recorder:
         version = session.scheduler.version()
-        has_final_state = all(job.ended for job in jobs) and jobs[0].state is not JobState.PURGED
+        has_final_state = all(job.ended for job in jobs)
         accounted: Sequence[JobInfo] = ()
+        if jobs[0].state is JobState.PURGED:
+            # The accounting may have another job with the same id.
+            return cls(session, entry, jobs, None, jobs[0].reason, version)
         try:
             accounting = _accounting(session.scheduler, jobs[0].whole_id, ended=has_final_state)
             missing, is_away = "", False

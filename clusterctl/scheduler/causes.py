@@ -265,7 +265,8 @@ def data_stayed_at_home(facts: FailedJob) -> Explanation | None:
     """The program itself says that it found no data at a path. The path exists here, and was not sent."""
     text = facts.error.evidence if facts.error.tracebacks else "\n".join(facts.error.last_lines)
     for line in text.split("\n"):
-        if _LACKS.search(line):
+        # The message of a shell names the script, and lacks a program.
+        if _LACKS.search(line) and "command not found" not in line:
             for path in _paths(line):
                 if found := _stayed(facts, path, facts.left_here(path), None):
                     return found

@@ -75,7 +75,11 @@ def settle(scheduler: Jobs, ledger: Ledger, first: str) -> tuple[JobEntry, ...]:
         MachineError: the choice can't be recorded.
         SchedulerError, TransportError: the cluster does not answer.
     """
-    submitted = [e for e in ledger.entries() if e.first == first and not e.refused]
+    submitted = [
+        entry
+        for entry in ledger.entries()
+        if entry.first == first and not entry.refused and not ledger.is_superseded(entry)
+    ]
     entries = [e for e in submitted if e.job_id]
     if not entries:
         return ()

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from clusterctl.errors import SlurmError, UsageError
+from clusterctl.errors import Notice, SlurmError, UsageError
 from clusterctl.scheduler.base import AccountingAwayError, Jobs
 from clusterctl.scheduler.first import settle_all
 from clusterctl.scheduler.slurm import SlurmClient
@@ -133,6 +133,8 @@ def open_session(chosen: ChosenCluster, *, patience_s: float = PATIENCE_S) -> It
     with naming_lock_holder(workspace):
         with connect_session(facts_of(workspace), workspace, patience_s=patience_s) as opened:
             yield opened
+        if damage := opened.ledger.damage:
+            chosen.note(Notice("jobs-damaged", f"note: {damage}"))
         if refusal := opened.ledger.refusal:
             chosen.note(f"note: {refusal.what} ({refusal.why}); the next command updates the jobs' states")
 
@@ -204,7 +206,7 @@ def resolve_submissions(scheduler: Jobs, ledger: Ledger) -> None:
 def _finish_arrays(slurm: SlurmClient, ledger: Ledger) -> None:
     """Start the arrays of interrupted submissions that Slurm has with all parts. Cancel incomplete arrays."""
     for entry in ledger.entries():
-        if not entry.held or entry.job_id is None or entry.refused:
+        if not entry.held or entry.job_id is None or entry.refused or ledger.is_superseded(entry):
             continue
         try:
             if entry.held == "complete":

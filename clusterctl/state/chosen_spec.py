@@ -10,6 +10,7 @@ from clusterctl.spec.existing import operators_only
 from clusterctl.spec.load import read_spec, resolve_spec
 from clusterctl.spec.models import ClusterSpec, faults
 from clusterctl.state.chosen import ChosenCluster, unknown_cluster
+from clusterctl.state.facts import no_spec
 from clusterctl.state.inventory import applied_if_known, applied_spec, inventory_if_known
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import SILENT
@@ -25,7 +26,8 @@ def spec_of(chosen: ChosenCluster) -> ClusterSpec:
     if chosen.name is not None:
         workspace = chosen.named_workspace()
         if not workspace.spec.exists():
-            raise unknown_cluster(chosen.name)
+            known = workspace.inventory.exists() or workspace.jobs.exists()
+            raise no_spec(workspace, "the file is missing") if known else unknown_cluster(chosen.name)
         spec = applied_spec(workspace)
         for fault in faults(spec):
             chosen.note(f"note: {fault.key}: {fault.message} (a rule newer than the cluster)")

@@ -137,7 +137,20 @@ def applied_text(workspace: Workspace) -> bytes:
     try:
         return workspace.spec.read_bytes()
     except OSError as exc:
-        raise damaged(workspace) from exc
+        raise no_spec(workspace, exc.strerror or str(exc)) from exc
+
+
+def no_spec(workspace: Workspace, reason: str = "") -> UsageError:
+    """Return the error for a cluster without the spec of its last `up`."""
+    name = workspace.root.name
+    return UsageError(
+        f"the recorded spec of cluster {name!r} can't be read",
+        code="spec-not-recorded",
+        where=str(workspace.spec),
+        why=reason,
+        fix="run `clusterctl up -f FILE` with the cluster's spec file, which records it again; "
+        f"`clusterctl down --cluster {name}` removes the cluster without it",
+    )
 
 
 def facts_of_spec(spec: ClusterSpec) -> ClusterFacts:

@@ -13,15 +13,16 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_type_hints
 
 from clusterctl.errors import DiskError, MachineError, UsageError
 from clusterctl.state.workspace import Workspace, state_home
-from clusterctl.util.disk import append_line, read_rows, translating_write_errors
+from clusterctl.util.disk import append_line, read_lines, read_rows, translating_write_errors
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 _TOKEN = re.compile(r"[A-Za-z0-9]+")
@@ -118,7 +119,55 @@ class JobEntry:
         return f"job {self.job_id or 'of unknown id'} ({self.name})"
 
 
-_KEYS = frozenset(field.name for field in fields(JobEntry))
+_REQUIRED: Final = frozenset(field.name for field in fields(JobEntry) if field.default is MISSING)
+
+
+@cache
+def _kinds() -> Mapping[str, Any]:
+    """Return the types of the values of an entry, by key."""
+    return get_type_hints(JobEntry) | {"submitted_at": float | int}
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The content of jobs.jsonl. tokens: job id -> token of its last submission.
+
+    damaged: numbers of lines that can't be read. lost: ids or tokens of jobs without their first line.
+    """
+
+    entries: tuple[JobEntry, ...]
+    tokens: Mapping[str, str]
+    damaged: Sequence[int]
+    lost: Sequence[str]
+
+    @classmethod
+    def read(cls, path: Path, more: Iterable[dict[str, Any]]) -> _Rows:
+        merged: dict[str, dict[str, Any]] = {}
+        damaged = []
+        kinds = _kinds()
+        for number, row in (*read_lines(path), *((0, row) for row in more)):
+            known = {key: value for key, value in (row or {}).items() if key in kinds}
+            if known.get("token") and all(isinstance(known[key], kinds[key]) for key in known):
+                merged.setdefault(known["token"], {}).update(known)
+            elif row is None or known:
+                damaged.append(number)
+        # A job that has lost its first line is found again by its id.
+        lost = [str(row.get("job_id") or row["token"]) for row in merged.values() if _REQUIRED - row.keys()]
+        entries = tuple(JobEntry(**row) for row in merged.values() if row.keys() >= _REQUIRED)
+        tokens = {e.job_id: e.token for e in entries if e.job_id and e.part_of is None and not e.refused}
+        return cls(entries, tokens, damaged, lost)
+
+    def damage(self, path: Path) -> str:
+        texts = []
+        if self.damaged:
+            numbers = ", ".join(map(str, self.damaged[:3])) + " and more" * (len(self.damaged) > 3)  # noqa: PLR2004
+            texts.append(f"{path}: line {numbers} is damaged and ignored; remove it to end this note")
+        if self.lost:
+            texts.append(
+                f"{path} has lost the submission of job {', '.join(self.lost[:3])}; "
+                f"`clusterctl collect {self.lost[0]}` finds it again if the cluster has it"
+            )
+        return "; ".join(texts)
 
 
 class Ledger:
@@ -130,7 +179,7 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._unwritten: list[dict[str, Any]] = []
-        self._read: tuple[object, tuple[JobEntry, ...]] | None = None
+        self._read: tuple[object, _Rows] | None = None
         self.refusal: DiskError | None = None
         """The error that kept an update out of the file. A later command finds the facts again."""
 
@@ -154,13 +203,20 @@ class Ledger:
             state += [status.st_ino, status.st_size, status.st_mtime_ns]
         # A query of the scheduler needs the entries several times.
         if self._read is None or self._read[0] != state:
-            merged: dict[str, dict[str, Any]] = {}
-            for row in (*read_rows(self._path), *self._unwritten):
-                if "token" in row:
-                    merged.setdefault(row["token"], {}).update(row)
-            rows = ({key: row[key] for key in row if key in _KEYS} for row in merged.values())
-            self._read = (state, tuple(JobEntry(**row) for row in rows))
-        return self._read[1]
+            self._read = (state, _Rows.read(self._path, self._unwritten))
+        return self._read[1].entries
+
+    @property
+    def damage(self) -> str:
+        """A sentence about damaged lines of jobs.jsonl, which are ignored; "" if there are none."""
+        self.entries_and_parts()
+        return self._read[1].damage(self._path) if self._read else ""
+
+    def is_superseded(self, entry: JobEntry) -> bool:
+        """Return whether a later submission has the job's id: Slurm's numbers have begun again since."""
+        self.entries_and_parts()
+        latest = self._read[1].tokens if self._read else {}
+        return latest.get(entry.job_id or "", entry.token) != entry.token
 
     def find(self, job_id: str) -> JobEntry | None:
         """Return the entry of this job or array task; None if the job was not submitted from this machine."""

@@ -6,13 +6,16 @@ files 0600. The files also work without clusterctl, with ssh, ansible and terraf
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import json
 import os
 import pwd
+import re
 import secrets
 import shutil
 import stat
+import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,8 +24,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from clusterctl.errors import LockedError, MachineError
-from clusterctl.util.disk import REFUSALS, translating_write_errors
+from clusterctl.util.disk import REFUSALS, read_text, translating_write_errors
 
+_ID = re.compile(r"[a-z][0-9a-z]{5}")
+_KEY_BEGINS, _KEY_ENDS = (f"-----{word} OPENSSH PRIVATE KEY-----" for word in ("BEGIN", "END"))
+MUNGE_KEY_BYTES = 1024
 _UNFIT = frozenset('"%\n')
 # Bytes that the state of a cluster may need. Checked at the start, so `up` does not fail half-way.
 ROOM = 1 << 20
@@ -196,13 +202,36 @@ class Workspace:
     logs = _Path("logs")
 
     def known_id(self) -> str | None:
-        return self._id.read_text().strip() if self._id.exists() else None
+        """Return the cluster's id; None if the cluster has no id yet.
+
+        If the file is missing or damaged, it is the id in hosts.json. Raise MachineError if that is damaged
+        too.
+        """
+        text = read_text(self._id).strip()
+        if _ID.fullmatch(text):
+            return text
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            recorded = json.loads(self.inventory.read_bytes())["cluster_id"]
+            if _ID.fullmatch(recorded):
+                return str(recorded)
+        if not self._id.exists():
+            return None
+        name = self.root.name
+        raise MachineError(
+            f"the id of cluster {name!r} is damaged",
+            code="id-damaged",
+            where=str(self._id),
+            why="it is not six letters and digits, and hosts.json does not have it either",
+            fix=f"write the id that `clusterctl orphans list {name}` shows into the file; "
+            f"`clusterctl orphans remove {name}` removes the cluster",
+        )
 
     def cluster_id(self) -> str:
         """Return the cluster's random id: a letter, as Google's filters need, and five hex digits."""
-        if not self._id.exists():
-            write_atomic(self._id, secrets.choice("abcdef") + secrets.token_hex(3)[1:] + "\n")
-        return self._id.read_text().strip()
+        cluster_id = self.known_id() or secrets.choice("abcdef") + secrets.token_hex(3)[1:]
+        if read_text(self._id).strip() != cluster_id:
+            self.adopt_id(cluster_id)
+        return cluster_id
 
     def adopt_id(self, cluster_id: str) -> None:
         """Replace the cluster's id by that of the same cluster in another workspace."""
@@ -232,10 +261,29 @@ class Workspace:
             raise
 
     def create_secrets(self) -> None:
-        """Create the SSH key of the admin user and the munge key, unless they exist."""
+        """Create the SSH key of the admin user and the munge key, unless they exist.
+
+        Raise MachineError if a key is damaged: the hosts have the intact key.
+        """
         draw_key_pair(self.key, comment=b" clusterctl")
-        if not self.munge_key.exists():
-            write_atomic(self.munge_key, secrets.token_bytes(1024))
+        if self.has_munge_key:
+            return
+        if self.munge_key.exists():
+            raise MachineError(
+                f"the munge key of cluster {self.root.name!r} is damaged",
+                code="munge-key-damaged",
+                where=str(self.munge_key),
+                why=f"it has {self.munge_key.stat().st_size:,} bytes instead of {MUNGE_KEY_BYTES:,}, and no "
+                "host has answered with the intact key",
+                fix="run the command again when the hosts are up; or remove the file: `clusterctl up` then "
+                "gives all hosts a new key",
+            )
+        write_atomic(self.munge_key, secrets.token_bytes(MUNGE_KEY_BYTES))
+
+    @property
+    def has_munge_key(self) -> bool:
+        """Whether the munge key exists, with its full length."""
+        return self.munge_key.is_file() and self.munge_key.stat().st_size == MUNGE_KEY_BYTES
 
     def draw_host_key(self) -> str:
         """Return the public key of ``host_key``: `ssh-ed25519 AAAA...`. Create the pair if it is missing."""
@@ -288,9 +336,15 @@ class Workspace:
 
 
 def draw_key_pair(path: Path, *, comment: bytes = b"") -> Path:
-    """Create an SSH key pair, unless it exists. Return the path of the public key."""
+    """Create an SSH key pair, unless it exists. Return the path of the public key.
+
+    A missing or damaged public key is derived from the private key. Raise MachineError if that is damaged.
+    """
     public_half = path.with_suffix(".pub")
-    if public_half.exists():
+    if path.exists() or public_half.exists():
+        derived = _public_half(path)
+        if derived.split()[1] not in read_text(public_half).split():
+            write_atomic(public_half, derived.encode() + comment + b"\n")
         return public_half
     # Imported here, because in most runs the key exists.
     from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
@@ -302,6 +356,33 @@ def draw_key_pair(path: Path, *, comment: bytes = b"") -> Path:
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     write_atomic(public_half, public + comment + b"\n")
     return public_half
+
+
+def _public_half(path: Path) -> str:
+    """Return the public key, as `ssh-ed25519 AAAA...`, in an OpenSSH private key without a password."""
+    lines = read_text(path).split("\n")
+    with suppress(ValueError, IndexError, struct.error):
+        if lines[0] != _KEY_BEGINS or lines[-2:] != [_KEY_ENDS, ""]:
+            raise ValueError(path)
+        rest = base64.b64decode("".join(lines[1:-2]), validate=True).removeprefix(b"openssh-key-v1\0")
+        # The cipher, the key derivation and its options, the number of keys, then the public key.
+        for _ in range(3):
+            (length,) = struct.unpack(">I", rest[:4])
+            rest = rest[4 + length :]
+        (length,) = struct.unpack(">I", rest[4:8])
+        public = rest[8 : 8 + length]
+        if public.startswith(b"\0\0\0\x0bssh-ed25519") and rest.count(public[-32:]) > 1:
+            return f"ssh-ed25519 {base64.b64encode(public).decode()}"
+    raise MachineError(
+        "an SSH key of clusterctl is damaged",
+        code="ssh-key-damaged",
+        where=str(path),
+        why="the file is missing or empty"
+        if not read_text(path).strip()
+        else "it is not a complete private key",
+        fix="restore the file from a backup; without it, `clusterctl down --discard` removes the cluster "
+        "(or `clusterctl detach --forget`), and the next `clusterctl up` creates a new key",
+    )
 
 
 # The lock file contains its holder. It is not removed on release, so locking works even if the disk becomes

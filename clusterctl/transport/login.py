@@ -16,6 +16,7 @@ from typing import Final
 
 from clusterctl.errors import ClusterctlError, TransportError, UsageError
 from clusterctl.state.workspace import Workspace, write_atomic
+from clusterctl.util.disk import read_text
 
 # The login as a host of the cluster, in hosts.json.
 LOGIN_HOST: Final = "login"
@@ -94,7 +95,7 @@ def write_login_files(login: str, workspace: Workspace, own_config: str = _OWN_C
 def login_of(config: Path) -> str | None:
     """Return the login of the attached cluster whose `ssh_config` this is; None if it is not attached."""
     try:
-        return Workspace(config.parent).login.read_text().strip()
+        return Workspace(config.parent).login.read_bytes().decode(errors="replace").strip()
     except FileNotFoundError:
         return None
 
@@ -134,6 +135,5 @@ def count_call(path: Path) -> None:
 
 def calls_of_last_hour(path: Path) -> list[int]:
     """Return the times of the commands that ran on the login in the last hour."""
-    text = path.read_text() if path.exists() else ""
-    seconds = [int(line) for line in text.splitlines() if line.isdecimal()]
+    seconds = [int(line) for line in read_text(path).splitlines() if line.isdecimal()]
     return [second for second in seconds if second > time.time() - 3600]  # seconds

@@ -15,6 +15,7 @@ from clusterctl.transport.base import unreachable_error
 from clusterctl.transport.login import login_of
 from clusterctl.util import assets
 from clusterctl.util.assets import fill_in, first_rule, read_table
+from clusterctl.util.disk import read_text
 
 _PROBLEM: Final = "clusterctl can't connect by SSH"
 _CHANGED: Final = "REMOTE HOST IDENTIFICATION HAS CHANGED"
@@ -29,6 +30,7 @@ _NO_SERVER: Final = re.compile(
     re.MULTILINE,
 )
 _MOST_LINES: Final = 20
+_NO_KEY: Final = re.compile(r"(?:Load key |no such identity: )\"?(?P<file>[^\"\r\n]+?)\"?: (?P<why>[^\r\n]+)")
 _OPTION: Final = re.compile(r"--(project|zone)=(\S+)")
 
 
@@ -58,15 +60,19 @@ class Proxy:
 
 def proxy_of(host: str, config: Path) -> Proxy:
     """Return how this `ssh_config`, which clusterctl wrote, reaches the host. No file: directly."""
-    text = config.read_text() if config.exists() else ""
+    text = read_text(config)
     _, _, rest = f"\n{text}".partition(f"\nHost {host}\n")
     entry = rest.partition("\nHost ")[0]
     line = next((line for line in entry.split("\n") if line.startswith("    ProxyCommand ")), "")
-    _, *command = shlex.split(line) or [""]
     jump = None
-    if JUMP in command:
-        _, socket_name, _, _, jump_host = command[command.index(JUMP) + 1 :]
-        jump = (jump_host, f"{socket_name}-{os.uname().nodename}")
+    try:
+        _, *command = shlex.split(line) or [""]
+        if JUMP in command:
+            _, socket_name, _, _, jump_host = command[command.index(JUMP) + 1 :]
+            jump = (jump_host, f"{socket_name}-{os.uname().nodename}")
+    except ValueError:
+        # The file is damaged. ssh reports its own error.
+        return Proxy()
     return Proxy(tuple(command), jump)
 
 
@@ -92,6 +98,15 @@ def _host_error(host: str, config: Path, stderr: str, reason: str, user: str | N
         problem = f"the host key of {host} is not known"
         fix = "run `clusterctl up`, which records the hosts' keys; clusterctl trusts no key on first use"
         return HostKeyError(problem, where=str(config), why=reason, fix=fix, host=host)
+    if damaged := _NO_KEY.search(stderr):
+        return KeyRefusedError(
+            f"the SSH key for {host} can't be read",
+            code="ssh-key-damaged",
+            where=damaged["file"],
+            why=damaged["why"],
+            fix="restore the file from a backup; without it, `clusterctl down --discard` removes the cluster",
+            host=host,
+        )
     if "Permission denied (" in stderr:
         problem = f"{host} does not accept the cluster's SSH key" + (f" for user {user}" if user else "")
         fix = "run `clusterctl up` again, which installs the key"

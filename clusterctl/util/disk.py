@@ -86,12 +86,24 @@ def append_line(path: Path, line: str) -> None:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the JSON object in each line of a file. Skip truncated lines. A missing file has no lines."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    for line in lines:
-        with suppress(ValueError):
-            if isinstance(row := json.loads(line), dict):
-                yield row
+    """Yield the JSON object in each line of a file. Skip damaged lines. A missing file has no lines."""
+    return (row for _, row in read_lines(path) if row is not None)
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Yield the number of each line of a file, and its JSON object; None if the line is damaged."""
+    raw = path.read_bytes() if path.exists() else b""
+    for number, line in enumerate(raw.split(b"\n"), 1):
+        if line.strip():
+            row = None
+            with suppress(ValueError, RecursionError):
+                row = json.loads(line.decode())
+            yield number, row if isinstance(row, dict) else None
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file that may be damaged or missing. Bytes that are no text are replaced."""
+    return path.read_bytes().decode(errors="replace") if path.exists() else ""
 
 
 def _mount_point(path: Path) -> Path:

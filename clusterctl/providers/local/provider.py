@@ -279,8 +279,8 @@ def _storage_notes(
 def is_orphan(cluster: layout.ClusterState) -> bool:
     """Return whether the cluster's workspace folder is missing or now belongs to another cluster."""
     try:
-        return (Path(cluster.workspace) / "id").read_text().strip() != cluster.id
-    except (FileNotFoundError, NotADirectoryError):
+        return Workspace(Path(cluster.workspace)).known_id() != cluster.id
+    except (NotADirectoryError, MachineError):
         return True
 
 

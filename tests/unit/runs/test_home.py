@@ -18,6 +18,7 @@ from clusterctl.errors import CollectError, SchedulerError, UnreachableError, Us
 from clusterctl.runs.collect import collect, collect_runs
 from clusterctl.runs.fetch import ALL, Selection
 from clusterctl.runs.find import Row
+from clusterctl.scheduler.base import comment_of
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
@@ -422,6 +423,26 @@ def test_a_job_that_slurm_knows_no_more_comes_home_all_the_same(session, cluster
     assert (run.directory / "stdout.log").read_text() == "a\n"
     assert collect(session, out=out) == ()
     assert sorted(path.name for path in out.iterdir()) == ["demo-1-a", "demo-2-b"]
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_destroyed_job_is_not_recorded_with_a_later_job_of_its_id(session, cluster, tmp_path, out, is_known):
+    """`down` was killed, and `up` created the cluster again, whose Slurm numbers jobs from 1.
+
+    is_known: whether the later job was submitted from this machine. Otherwise only its comment tells.
+    """
+    job_id = finished(session, cluster, tmp_path, "echo old", "a")
+    (old,) = cluster.ledger.entries()
+    shutil.rmtree(old.remote_dir)
+    later = "0123abcd"
+    comment = "" if is_known else comment_of(later)
+    cluster.change(job_id, state="FAILED", exit_code=3, comment=comment, dir=str(tmp_path / later))
+    if is_known:
+        cluster.ledger.add(replace(old, token=later, remote_dir=str(tmp_path / later), run_dir="/r"))
+    (run,) = collect(session, out=out)
+    assert (run.token, run.state, run.final) == (old.token, "PURGED", True)
+    assert not (run.directory / "sacct.json").exists()
+    assert [skipped.path for skipped in run.skipped] == [".", "sacct.json"]
 
 
 def test_a_state_that_only_a_later_slurm_has_makes_a_snapshot(session, cluster, tmp_path, out):

@@ -63,6 +63,83 @@ def test_secrets_and_id_are_drawn_once(workspace: Workspace) -> None:
     assert shown.stdout.split()[:2] == workspace.public_key.read_text().split()[:2]
 
 
+@pytest.mark.parametrize("content", [b"", b"a1b", b"\xff\0{", b"a1b2c3d4e5\n", None])
+def test_damaged_id_is_that_of_the_inventory(workspace: Workspace, content: bytes | None) -> None:
+    workspace.create()
+    workspace.inventory.write_text('{"cluster_id": "a1b2c3"}')
+    file = workspace.root / "id"
+    if content is not None:
+        file.write_bytes(content)
+    assert workspace.known_id() == "a1b2c3"
+    assert workspace.cluster_id() == "a1b2c3"
+    assert file.read_text() == "a1b2c3\n"
+
+
+@pytest.mark.parametrize("inventory", ["", "{", "[]", '{"cluster_id": 7}', '{"cluster_id": "../x"}', None])
+def test_damaged_id_that_nothing_else_has_is_refused(workspace: Workspace, inventory: str | None) -> None:
+    workspace.create()
+    (workspace.root / "id").write_text("")
+    if inventory is not None:
+        workspace.inventory.write_text(inventory)
+    for read in (workspace.known_id, workspace.cluster_id):
+        with refused("id-damaged", MachineError, str(workspace.root / "id"), "clusterctl orphans list demo"):
+            read()
+    assert (workspace.root / "id").read_text() == ""
+
+
+@pytest.mark.parametrize("size", [0, 1, 512, 1023, 2048])
+def test_damaged_munge_key_is_refused_and_kept(workspace: Workspace, size: int) -> None:
+    workspace.create()
+    workspace.munge_key.write_bytes(bytes(size))
+    with refused("munge-key-damaged", MachineError, str(workspace.munge_key)):
+        workspace.create_secrets()
+    assert workspace.munge_key.read_bytes() == bytes(size)
+
+
+@pytest.mark.parametrize("content", [b"", b"half", b"\xff\0", None])
+def test_public_key_is_derived_from_the_private_key(workspace: Workspace, content: bytes | None) -> None:
+    workspace.create()
+    workspace.create_secrets()
+    before, private = workspace.public_key.read_text(), workspace.key.read_bytes()
+    if content is None:
+        workspace.public_key.unlink()
+    else:
+        workspace.public_key.write_bytes(content)
+    workspace.create_secrets()
+    assert (workspace.public_key.read_text(), workspace.key.read_bytes()) == (before, private)
+
+
+@pytest.mark.parametrize("damage", ["empty", "half", "garbage", "missing", "zeros", "one line less"])
+@pytest.mark.parametrize("with_public", [True, False])
+def test_damaged_ssh_key_is_refused_and_not_replaced(
+    workspace: Workspace, damage: str, *, with_public: bool
+) -> None:
+    workspace.create()
+    workspace.create_secrets()
+    intact = workspace.key.read_bytes()
+    damaged = {
+        "empty": b"",
+        "half": intact[: len(intact) // 2],
+        "garbage": os.urandom(400),
+        "zeros": bytes(len(intact)),
+        "one line less": b"".join(line for n, line in enumerate(intact.splitlines(keepends=True)) if n != 2),
+    }.get(damage)
+    if damaged is None:
+        workspace.key.unlink()
+    else:
+        workspace.key.write_bytes(damaged)
+    if not with_public:
+        workspace.public_key.unlink()
+    if damaged is None and not with_public:
+        # No host of a new cluster has a key yet.
+        workspace.create_secrets()
+        assert workspace.key.read_bytes() != intact
+        return
+    with refused("ssh-key-damaged", MachineError, str(workspace.key)):
+        workspace.create_secrets()
+    assert (workspace.key.read_bytes() if workspace.key.exists() else None) == damaged
+
+
 def silent(_: str) -> None:
     return None
 
