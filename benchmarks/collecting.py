@@ -228,6 +228,9 @@ def main() -> None:
     parser.add_argument("--log", type=float, default=5, metavar="GB")
     parser.add_argument("--files", type=int, default=100_000)
     given = parser.parse_args()
+    if shutil.which("rsync") is None:
+        # Before a cluster is raised.
+        sys.exit("rsync is missing, which this compares with: install it, such as `apt install rsync`")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # not without taking clusters down
     print(machine())
     for name in given.what or ALL:

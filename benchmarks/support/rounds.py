@@ -15,12 +15,16 @@ Side = Callable[[], float | None]  # does it once; returns the seconds, or None 
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of every round, by side; the first side is ours."""
+    """Seconds of every round, by side; the first side is ours.
+
+    times: the aim, if ours should take at most so many times as long as the other side.
+    """
 
     title: str
     rounds: Mapping[str, list[float]]
     aim: str = ""
     notes: list[str] = field(default_factory=list)
+    times: float | None = None
 
     def median(self, side: str) -> float:
         return statistics.median(self.rounds[side])
@@ -32,18 +36,24 @@ class Measured:
         return self.median(theirs) / self.median(ours)
 
     def show(self) -> None:
-        print(f"\n{self.title}" + (f"   (aim: {self.aim})" if self.aim else ""))
+        aim = self.aim if self.times is None else f"at most {self.times:g} times as long"
+        print(f"\n{self.title}" + (f"   (aim: {aim})" if aim else ""))
         for side, taken in self.rounds.items():
             shown = " ".join(f"{seconds:.2f}" for seconds in taken)
             print(f"  {side:28} median {statistics.median(taken):7.2f} s   rounds {shown}")
         if len(self.rounds) > 1:
             ours, theirs = list(self.rounds)[:2]
-            print(f"  {theirs} / {ours} = {self.ratio:.2f}")
+            if self.times is None:
+                print(f"  {theirs} / {ours} = {self.ratio:.2f}")
+            else:
+                # In the direction of the aim.
+                ratio = 1 / self.ratio
+                print(f"  {ours} / {theirs} = {ratio:.2f}, aim {'met' if ratio <= self.times else 'missed'}")
         for note in self.notes:
             print(f"  {note}")
 
 
-def measure(title: str, rounds: int, *, aim: str = "", **sides: Side) -> Measured:
+def measure(title: str, rounds: int, *, aim: str = "", times: float | None = None, **sides: Side) -> Measured:
     """Run all sides in turn, so many times; a side's name has underscores for blanks.
 
     Processor time is that of the programs which a side started here, and has waited for.
@@ -63,7 +73,7 @@ def measure(title: str, rounds: int, *, aim: str = "", **sides: Side) -> Measure
             )
     shown = "; ".join(f"{name} {statistics.median(each):.2f} s" for name, each in used.items())
     notes = [f"processor time, medians: {shown}", f"load average before each round: {' '.join(load)}"]
-    return Measured(title, taken, aim, notes)
+    return Measured(title, taken, aim, notes, times)
 
 
 def machine() -> str:

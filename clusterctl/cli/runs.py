@@ -95,8 +95,8 @@ def list_(screen: Screen, **given: Any) -> None:
     """List collected runs, newest first.
 
     Keys to show, sort by or filter: run, job, name, state, final, exit, user, cluster, partition, nodes,
-    submitted, started, ended, collected, elapsed, node_hours, gpu_energy (J), cost (USD), tags, note; any
-    option of the program, such as lr; any metric, such as loss, loss.min, loss.max.
+    tasks_per_node, submitted, started, ended, collected, elapsed, node_hours, gpu_energy (J), cost (USD),
+    tags, note; any option of the program, such as lr; any metric, such as loss, loss.min, loss.max.
     """
     if given.keys() >= {"folders", "everywhere"}:
         raise excluded("--dir", "--everywhere")

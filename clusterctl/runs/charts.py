@@ -328,12 +328,14 @@ def metrics_section(
     """Return charts of the metrics ``only`` (empty: all), with a line per run. ``missing``: gets messages.
 
     A run has the same color in all charts. The metrics of a single run have a color each. Metrics that never
-    changed are listed instead. A multiple of another metric is named in the title of that metric's chart.
+    changed are listed instead. A multiple of another metric is named in the title of that metric's chart, and
+    its range is listed.
     """
     groups: dict[_Group, list[str]] = defaultdict(list)
     unchanged: list[str] = []
     shown: dict[Any, list[_Values]] = defaultdict(list)
     multiples: dict[_Group, list[tuple[str, str]]] = defaultdict(list)
+    ranges: list[str] = []
     is_bundled = any(metrics.is_ours for metrics in runs.values())
     listed = {
         name: {title: metrics.curves[name] for title, metrics in runs.items() if name in metrics.curves}
@@ -360,6 +362,9 @@ def metrics_section(
         else:
             times = "the same as" if factor == 1 else f"{factor:.4g} times"
             multiples[first.group].append((f"{values.name} is {times}", first.name))
+            if factor != 1:
+                low, high = (with_unit(y, unit_of(values.name)) for y in (values.lowest, values.highest))
+                ranges.append(f"{values.name}, {times} {first.name}: {low} to {high}")
     if len(groups) > MOST_CHARTS:
         missing.append(f"charts of {len(groups) - MOST_CHARTS} more metrics")
     for title, metrics in runs.items():
@@ -367,7 +372,7 @@ def metrics_section(
     drawn = sorted(groups, key=_order)[:MOST_CHARTS]
     charts = [_metric_chart(group, groups[group], runs, multiples[group]) for group in drawn]
     lines = [f"a single value each, so without a chart: {', '.join(unchanged)}"] if unchanged else []
-    return Section("Metrics", [*lines, *_place_lines(listed)], charts)
+    return Section("Metrics", [*lines, *ranges, *_place_lines(listed)], charts)
 
 
 def _place_lines(listed: Mapping[str, Mapping[str, Curve]]) -> Iterator[str]:

@@ -150,6 +150,7 @@ FIELDS: Final[Mapping[str, Callable[[Row], Value]]] = {
     "cluster": lambda row: row.run.cluster,
     "partition": lambda row: row.run.partition,
     "nodes": lambda row: len(row.record.nodes),
+    "tasks_per_node": lambda row: row.run.tasks_per_node,
     "submitted": lambda row: row.run.submit_time,
     "started": lambda row: row.record.start_time,
     "ended": lambda row: row.record.end_time,

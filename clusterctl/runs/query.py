@@ -277,6 +277,7 @@ _LARGEST: Final = 2**63
 # Polars types of fields. Other fields are texts.
 _TYPES: Final = {
     "nodes": "Int64",
+    "tasks_per_node": "Int64",
     "elapsed": "Int64",
     "node_hours": "Float64",
     "gpu_energy": "Float64",

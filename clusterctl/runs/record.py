@@ -172,6 +172,8 @@ def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunR
     job = facts["job"] if isinstance(facts.get("job"), dict) else {}
     args = tuple(job.get("args") or ())
     submitted = {"args": args, "tags": tuple(dict.fromkeys(job.get("tag") or ())), "note": job.get("note")}
+    if isinstance(per_node := job.get("tasks_per_node"), int):
+        submitted["tasks_per_node"] = per_node
     with suppress(ValidationError):
         submitted["scaling"] = TypeAdapter(ScalingRecord | None).validate_python(job.get("scaling"))
     submitted |= {key: facts[key] for key in ("replay_of", "of_failed") if key in facts}

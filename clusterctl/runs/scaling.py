@@ -283,8 +283,8 @@ class Scaling:
                 why = "with a single run" if min(v.count for _, v in compared) == 1 else "without a spread"
                 yield f"{key}: {on_first}, {rest}; {why} it can't be judged whether that differs"
             else:
-                is_one = min(base.count, *(value.count for _, value in compared)) == 1
-                how = "in four digits" if is_one else "within the spread of the runs"
+                have_spread = all(each.deviation for each in (base, *(value for _, value in compared)))
+                how = "within the spread of the runs" if have_spread else "in four digits"
                 yield f"{key}: the same {how}: {on_first}, {rest}"
 
     def _title(self, name: str) -> str:
@@ -333,6 +333,8 @@ class Scaling:
 
     def notes(self) -> Iterator[str]:
         yield from (f"{_TITLES[_TIME]}: {clock}" for clock in self.clocks)
+        if any(_TARGET in size.figures for curve in self.curves for size in curve.sizes):
+            yield f"{self._title(_TARGET)}: from the start of the program, with its start-up"
         documents = {
             curve.document.source: (curve.document, curve.differs)
             for curve in self.curves

@@ -186,6 +186,7 @@ class RunRecord(_Stored):
     submit_time, start_time, end_time, collected_at: Unix seconds.
     elapsed_s: seconds of all attempts together; for an array, from the first start of a task to the last end.
     node_hours, gpu_energy_j: of all tasks.
+    tasks_per_node: as `submit` set it; a script's own lines may set another number.
     price_per_hour: price of a node in USD. cost_usd: cost of all nodes of all tasks.
     source: hash of the job's input files, as in source.json.
     diagnosis: why the job failed or was cancelled.
@@ -216,6 +217,7 @@ class RunRecord(_Stored):
     start_time: Time | None
     end_time: Time | None
     elapsed_s: int | None
+    tasks_per_node: int | None = None
     price_per_hour: float | None = None
     cost_usd: float | None = None
     collected_at: float

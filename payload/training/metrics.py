@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -151,7 +152,10 @@ class Metrics(Report):
         """Record an evaluation, with the ranks' computing times since the last evaluation."""
         fields = {"accuracy": evaluation.accuracy, "loss": evaluation.loss}
         if bytes_per_target:
+            # Of text. An infinite perplexity is left out.
             fields["bits_per_byte"] = evaluation.bits_per_byte(bytes_per_target)
+            if math.isfinite(evaluation.perplexity):
+                fields["perplexity"] = evaluation.perplexity
         self.write("evaluation", step=step, epoch=epoch, **fields, **self._compute_times())
         if self._board:
             self._board.write("evaluation", step, fields)

@@ -47,7 +47,7 @@ def test_two_models_on_one_and_two_nodes_in_a_table(cluster: Cluster) -> None:
     flags = ("--scaling", "1,2", "--sweep", "model=mlp,cnn", "--wait", "--", "--iterations", "20")
     jobs = cluster.json("submit", "train", *flags)["jobs"]
     scaling = jobs[-1]["scaling"]
-    assert (scaling["missing"], scaling["shares_machine"], scaling["differs"]) == ([], True, True)
+    assert (scaling["missing"], scaling["shares_machine"], scaling["by"]) == ([], True, "nodes")
     assert [curve["title"] for curve in scaling["curves"]] == ["model=mlp", "model=cnn"]
     for curve in scaling["curves"]:
         one, two = (size["figures"] for size in curve["sizes"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import socket
@@ -208,7 +209,9 @@ def test_a_small_gpt_learns_english_prose(mpirun: Runner, tmp_path: Path) -> Non
     rate = ("--optimizer", "adamw", "--lr", "0.003", "--schedule", "cosine", "--warmup-iterations", "20")
     more = ("--weight-decay", "0.1", "--beta2", "0.95", "--clip-grad", "1", "--global-batch-size", "32")
     mpirun(2, "train", *data, *rate, *more, "--out", str(tmp_path), seconds=1800)
-    assert records(tmp_path, "evaluation")[-1]["bits_per_byte"] < 3.1
+    evaluation = records(tmp_path, "evaluation")[-1]
+    assert evaluation["bits_per_byte"] < 3.1
+    assert evaluation["perplexity"] == pytest.approx(math.exp(evaluation["loss"]))
 
 
 @pytest.mark.sweep

@@ -261,6 +261,8 @@ def test_a_multiple_of_a_metric_is_named_in_its_chart(tmp_path: Path) -> None:
         ("loss", "eval_bits", "1.5", "eval_loss"),
         ("samples_per_s", "tokens_per_s", "128", "mfu", "0.002"),
     }
+    section = section_of(report_of([wrote(tmp_path, 9, speeds(128))]), "Metrics")
+    assert any(line.startswith("tokens_per_s, 128 times samples_per_s: ") for line in section.lines)
     # Samples of other lengths: the tokens of these runs differ otherwise than the samples.
     drawn = charts_of(report_of([wrote(tmp_path, 2, speeds(128)), wrote(tmp_path, 3, speeds(64))]))
     assert {("samples_per_s", "mfu", "0.002"), ("tokens_per_s",)} <= {*map(named, drawn)}

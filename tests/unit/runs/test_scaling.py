@@ -499,6 +499,7 @@ def test_amdahls_law_is_told_only_if_it_fits() -> None:
         (three(0.130, 0.03), three(0.187, 0.03), "same within"),
         (Spread(0.130, 0.0), Spread(0.187, 0.0), "can't be judged"),
         (Spread(0.130, 0.0), Spread(0.130001, 0.0), "same in four digits"),
+        (three(0.130, 0.0), three(0.130001, 0.0), "same in four digits"),
         # Repeats with the same seed have no spread.
         (three(0.130, 0.0), three(0.187, 0.0), "can't be judged"),
     ],
