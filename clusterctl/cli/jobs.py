@@ -318,12 +318,15 @@ def job_table(
         return []
     if not infos:
         return ["no jobs"]
-    head = ["JOB", "NAME", "STATE", "NODES", "SUBMITTED", "ELAPSED", "LIMIT", "EXIT", "REASON"]
+    head = ["JOB", "NAME", "STATE", "NODES", "SUBMITTED", "ELAPSED", "EXIT", "REASON"]
     groups = [list(group) for _, group in groupby(infos, key=lambda job: job.id if tasks else job.whole_id)]
     rows = [_job_row(group) for group in groups]
     if users:
         for row, cell in zip((head, *rows), ("USER", *(group[0].user for group in groups)), strict=True):
             row.insert(2, cell)
+    if not any(row[-1] for row in rows):
+        # The reasons of waiting jobs.
+        head, rows = head[:-1], [row[:-1] for row in rows]
     hangs = [f"job {job.id} hangs: {job.hang}" for job in infos if job.hang]
     return [*screen.table(head, rows), *(["", *hangs] if hangs else [])]
 
@@ -335,9 +338,8 @@ def _job_row(jobs: Sequence[JobInfo]) -> list[str]:
         head.name,
         state_counts(jobs) if array else head.state.value,
         fold_nodes(list(dict.fromkeys(node for job in jobs for node in job.nodes))),
-        shown_time(head.submit_time),
+        _short_time(head.submit_time),
         shown_elapsed(max((job.elapsed_s for job in jobs if job.elapsed_s is not None), default=None)),
-        shown_elapsed(head.time_limit_s),
         head.exit or _NONE,
         "" if head.ended else head.reason,
     ]
@@ -349,6 +351,13 @@ def shown_time(at: int | None) -> str:
     with suppress(OverflowError, ValueError, OSError):
         return _NONE if at is None else f"{datetime.fromtimestamp(at).astimezone():%Y-%m-%d %H:%M:%S}"
     return str(at)
+
+
+def _short_time(at: int | None) -> str:
+    """Format a time of this year as ``11-27 22:13``, and another time as its date."""
+    text = shown_time(at)
+    year = f"{datetime.now().astimezone():%Y}-"
+    return text.removeprefix(year)[:-3] if text.startswith(year) else text.partition(" ")[0]
 
 
 def shown_elapsed(seconds: int | None) -> str:

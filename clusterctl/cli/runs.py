@@ -169,7 +169,7 @@ def _failed_tasks(run: Row, rows: Sequence[Row]) -> list[Notice]:
     return lines
 
 
-def note_tables(
+def show_tables(
     screen: Screen,
     session: Session,
     rows: Sequence[dict[str, Any]],
@@ -187,10 +187,10 @@ def note_tables(
             groups.setdefault(job.name if job.scaling else row["job_id"], []).append(row)
     for group in groups.values():
         key = "sweep" if len(group) == 1 else "scaling"
-        group[-1][key] = _note_table(screen, session, [row["job_id"] for row in group])
+        group[-1][key] = _show_table(screen, session, [row["job_id"] for row in group])
 
 
-def _note_table(screen: Screen, session: Session, job_ids: Sequence[str]) -> dict[str, Any] | None:
+def _show_table(screen: Screen, session: Session, job_ids: Sequence[str]) -> dict[str, Any] | None:
     """Collect a sweep or the jobs of a scaling, and show the table of collected runs. Return it, or None."""
     runs: list[Row] = []
     try:
@@ -212,7 +212,9 @@ def _note_table(screen: Screen, session: Session, job_ids: Sequence[str]) -> dic
         screen.note(f"note: {exc.cause}")
         return None
     ends = [f"job {row.run.job_id} ({row.run.name}) {row.run.state}: {row.run.directory}" for row in runs]
-    screen.note(*lines, "", *ends)
+    if not screen.json:
+        screen.result(answer, *lines)
+    screen.note(*ends)
     return answer
 
 

@@ -516,9 +516,9 @@ def watch_jobs(
                 screen.note(f"note: {notice}")
         if any(job.sweep or job.scaling for job in jobs):
             # A slow import, which most jobs do not need.
-            from clusterctl.cli.runs import note_tables
+            from clusterctl.cli.runs import show_tables
 
-            note_tables(screen, session, rows, jobs, ended)
+            show_tables(screen, session, rows, jobs, ended)
         screen.partial_answer = answer_of(rows)
         raise_unless_completed(session, ended)
     return False

@@ -41,11 +41,26 @@ def test_the_table_has_times_and_exit_codes(here, cluster, tmp_path, capsys) -> 
     ended(here, cluster, tmp_path, "exit 3", "second")
     jobs.jobs(TEXT)
     head, second, first = (line.split() for line in capsys.readouterr().out.splitlines())
-    assert head == "JOB NAME STATE NODES SUBMITTED ELAPSED LIMIT EXIT REASON".split()
+    assert head == "JOB NAME STATE NODES SUBMITTED ELAPSED EXIT".split()
     assert second[:4] == ["2", "second", "FAILED", "n1"]
     # Slurm forgets the reasons of ended jobs after some minutes.
-    assert second[-2:] == ["1-00:00:00", "3"]
-    assert first[-2:] == ["1-00:00:00", "0"]
+    assert (second[-1], first[-1]) == ("3", "0")
+
+
+def test_jobs_fit_a_terminal_of_80_columns(here, capsys, monkeypatch) -> None:
+    """With names of usual lengths; a time of another year is a date."""
+    now = int(time.time())
+    known = {"name": "train_resnet", "user": "ada", "nodes": ("demo-train-1", "demo-train-2")}
+    run = JobInfo(
+        number=1234, state=JobState.RUNNING, reason="", start_time=now - 9, **known, submit_time=now
+    )
+    old = replace(run, number=12, state=JobState.COMPLETED, submit_time=now - 2 * 366 * 86400, exit_code=0)
+    monkeypatch.setattr(SlurmClient, "jobs", lambda _, _ids: (run, old))
+    jobs.jobs(TEXT, ["12", "1234"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    submitted_at = [line[lines[0].index("SUBMITTED") :].split("  ")[0] for line in lines[1:]]
+    assert [len(text) for text in submitted_at] == [len("11-27 22:13"), len("2024-11-27")]
 
 
 def test_older_ones_are_left_out_and_counted(here, cluster, tmp_path, capsys, monkeypatch) -> None:

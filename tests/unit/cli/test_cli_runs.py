@@ -13,7 +13,7 @@ from clusterctl.cli import collect as collecting
 from clusterctl.cli.collect import not_brought_home
 from clusterctl.cli.output import Screen
 from clusterctl.cli.run import app
-from clusterctl.cli.runs import note_tables
+from clusterctl.cli.runs import show_tables
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import PROVIDERS
@@ -113,6 +113,10 @@ def test_a_run_that_is_not_collected_leaves_the_table(
     assert entry is not None
     here.ledger.update(entry, remote_dir=None)
     job = JobSpec(name=rows[0]["name"], script=Path("mine.sh"), scaling=Scaling(nodes=(1, 2)))
-    note_tables(Screen(json=False, color=False), here, rows, [job, job], [])
+    show_tables(Screen(json=False, color=False), here, rows, [job, job], [])
     assert [size["runs"] for size in rows[1]["scaling"]["curves"][0]["sizes"]] == [1]
-    assert "job 2: " in capsys.readouterr().err
+    told = capsys.readouterr()
+    assert "job 2: " in told.err
+    # A table is a result: `submit ... --wait >table.txt` keeps it.
+    assert "loss" in told.out
+    assert "1 node" in told.out
