@@ -369,6 +369,12 @@ class Scratch:
             (root / folder).mkdir(parents=True)
         monkeypatch.setattr(fence, "PATH", f"{root}/bin:{os.environ['PATH']}")
         self.slurm_has((7, "COMPLETING", JOB_STARTED))
+        self.slurm_recorded()
+
+    def slurm_recorded(self, *periods: tuple[object, object]) -> None:
+        """Start and end of jobs, as Slurm's accounting has them."""
+        rows = "".join(f"{start}|{end}\n" for start, end in periods)
+        play(self.root / "bin/sacct", f"cat <<'END'\n{rows}END")
 
     def slurm_has(self, *jobs: tuple[int, str, object]) -> None:
         rows = "".join(f"{number} {state} {start}\n" for number, state, start in jobs)
@@ -463,14 +469,28 @@ def test_epilog_keeps_files_while_their_owner_has_a_process(
     assert scratch.left() == (kept if is_kept else set())
 
 
-def test_epilog_of_the_last_job_removes_files_of_earlier_jobs(scratch: Scratch) -> None:
-    """Job 7 ends first, but job 8, which began after the file was written, is still there."""
-    scratch.write(f"{SHM}/of-7")
+@pytest.mark.parametrize(
+    "period",
+    [(JOB_STARTED, JOB_STARTED + 600), (JOB_STARTED, "Unknown")],
+    ids=["an earlier job", "an unknown end"],
+)
+def test_epilog_removes_files_of(scratch: Scratch, period: tuple[int, object]) -> None:
+    """Also those of an earlier attempt of the job, since squeue has the time of the requeue."""
+    scratch.write(f"{SHM}/earlier")
     later = int(time.time()) + 60
-    scratch.slurm_has((7, "COMPLETING", JOB_STARTED), (8, "RUNNING", later))
-    assert scratch.left() == {f"{SHM}/of-7"}
-    scratch.slurm_has((8, "COMPLETING", later))
-    assert scratch.left(job=8) == set()
+    scratch.slurm_has((7, "COMPLETING", later))
+    assert scratch.left() == {f"{SHM}/earlier"}
+    scratch.slurm_recorded(("Unknown", "Unknown"), period)
+    assert scratch.left() == set()
+
+
+def test_epilog_keeps_files_that_were_created_between_two_jobs(scratch: Scratch) -> None:
+    """By a person who was logged in then."""
+    scratch.write(f"{SHM}/between")
+    now = int(time.time())
+    scratch.slurm_has((7, "COMPLETING", now + 60))
+    scratch.slurm_recorded((now - 900, now - 600), (now + 60, "Unknown"))
+    assert scratch.left() == {f"{SHM}/between"}
 
 
 def test_epilogs_of_two_jobs_that_end_together_remove_the_files_of_both(scratch: Scratch) -> None:
@@ -512,10 +532,10 @@ def test_epilog_without_files_does_not_ask_slurm(scratch: Scratch) -> None:
     assert not (scratch.root / "asked").exists()
 
 
-def test_created_since_leaves_out_folders_with_files_of_others(scratch: Scratch) -> None:
-    """Here the other is a file that is older than the job."""
+def test_without_others_leaves_out_folders_with_older_files_or_of_others(scratch: Scratch) -> None:
     scratch.write(f"{SHM}/folder/part")
-    later = int(time.time()) + 60
-    assert scratch.fence.created_since(JOB_STARTED, str(USER), scratch.root / SHM) != []
-    assert scratch.fence.created_since(later, str(USER), scratch.root / SHM) == []
-    assert scratch.fence.created_since(JOB_STARTED, str(USER + 1), scratch.root / SHM) == []
+    since = int(time.time()) + 60
+    paths, user = [str(scratch.root / SHM / "folder")], str(USER)
+    assert scratch.fence.without_others(paths, user, since=JOB_STARTED) != []
+    assert scratch.fence.without_others(paths, user, since=since) == []
+    assert scratch.fence.without_others(paths, str(USER + 1), since=JOB_STARTED) == []

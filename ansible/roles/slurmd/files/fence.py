@@ -51,8 +51,6 @@ MPIRUN_FOLDERS = ("tmp/ompi.*", "tmp/openmpi-sessions-*", "tmp/pmix-*", "tmp/pmi
 # This folder is only on machines of the user's own, on which people may work.
 OWN_MACHINE = "var/lib/clusterctl-ledger"
 IN_MEMORY = re.compile(r"^\S+ /tmp tmpfs ", re.MULTILINE)
-# The earliest start of ended jobs of a user whose files are still here, because the user has other jobs.
-REMEMBERED = "run/clusterctl-scratch.{}"
 # States of jobs in squeue that are on a node.
 ON_NODE = "RUNNING,SUSPENDED,STOPPED,CONFIGURING,COMPLETING,SIGNALING,STAGE_OUT,RESIZING"
 ENDING = "COMPLETING"
@@ -201,34 +199,24 @@ def epilog(job: str, uid: str) -> None:
 
 
 def remove_scratch(job: str, uid: str, node: str) -> None:
-    """Remove mpirun's folders and the files that a job has left in memory.
+    """Remove mpirun's folders and the files that jobs have left in memory.
 
     The files are those of the job's user in /dev/shm, and in /tmp if it is in memory, that were created
-    while jobs of the user were here. They stay as long as the user has a process or another job on this
-    node, and if Slurm does not tell when the job began.
+    while jobs of the user were on this node. They stay as long as the user has a process or another job on
+    the node, and if Slurm does not answer.
     """
     remove([*ROOT.glob(f"tmp/spmix_appdir_*_{job}.*")])
     remove([path for path in ROOT.glob("tmp/prte*") if is_left_by_mpirun(path)])
-    remembered = ROOT / REMEMBERED.format(uid)
     if any(is_of(uid, process) for process in ROOT.glob("proc/[0-9]*")):
-        # The owner of the process may create files until the next job ends.
-        with suppress(OSError):
-            remembered.unlink()
         return
     remove([path for pattern in MPIRUN_FOLDERS for path in ROOT.glob(pattern) if is_folder_of(uid, path)])
-    folders = [folder for folder in folders_in_memory() if has_entry_of(uid, folder)]
-    start, has_others = jobs_of_user(job, uid, node) if folders else (None, False)
-    if start is None:
+    created = {path: when for folder in folders_in_memory() for path, when in entries_of(uid, folder)}
+    if not created:
         return
-    with suppress(OSError, ValueError):
-        start = min(start, int(remembered.read_text()))
-    with suppress(OSError):
-        if has_others:
-            remembered.write_text(f"{start}\n")
-            return
-        remembered.unlink()
-    for folder in folders:
-        remove(created_since(start, uid, folder))
+    periods = periods_of_jobs(job, uid, node, since=min(created.values()))
+    chosen = [path for path, when in created.items() if any(start <= when <= end for start, end in periods)]
+    if chosen:
+        remove(without_others(chosen, uid, since=min(start for start, _ in periods)))
 
 
 def is_of(uid: str, process: Path) -> bool:
@@ -257,45 +245,48 @@ def folders_in_memory() -> Iterator[Path]:
             yield ROOT / "tmp"
 
 
-def has_entry_of(uid: str, folder: Path) -> bool:
-    with suppress(OSError), os.scandir(folder) as entries:
-        return any(str(entry.stat(follow_symlinks=False).st_uid) == uid for entry in entries)
-    return False
-
-
-def jobs_of_user(job: str, uid: str, node: str) -> tuple[int | None, bool]:
-    """Return the start of a job that is ending, and whether its user has other jobs on this node.
-
-    Other jobs that are ending count only if they have a slurmstepd. The start is the earliest of the rest,
-    or None if Slurm does not tell.
-    """
-    options = (f"--nodelist={node}", f"--user={uid}", f"--states={ON_NODE}", "--format=%A %T %S")
-    rows = [line.split() for line in ask("squeue", "--noheader", *options).splitlines()]
-    present = {process.job for process in scan() if process.is_stepd}
-    starts: list[int] = []
-    has_others = False
-    for row in rows:
-        if len(row) != len(("job", "state", "start")) or not row[2].isdigit():
-            return None, True
-        if row[0] == job or (row[1] == ENDING and row[0] not in present):
-            starts.append(int(row[2]))
-        else:
-            has_others = True
-    is_known = any(row[0] == job for row in rows)
-    return min(starts) if is_known else None, has_others
-
-
-def created_since(start: int, uid: str, folder: Path) -> list[Path]:
-    """Return what this user has created in a folder since this time, without folders that have other files.
-
-    These are files of other users, and files that have not changed since.
-    """
+def entries_of(uid: str, folder: Path) -> Iterator[tuple[str, int]]:
+    """Yield the path and the time of creation of each entry of a folder that belongs to this user."""
     listing = ("find", str(folder), "-mindepth", "1", "-maxdepth", "1", "-user", uid, "-exec", "stat")
-    # When a file was created, or 0 on an old kernel; when it was last changed; its path.
+    # On an old kernel, the time of creation is 0. Then take the time of the last change.
     rows = ask(*listing, "--printf=%W %Z %n\\0", "--", "{}", "+").split("\0")[:-1]
-    found = [row.split(" ", 2) for row in rows]
-    paths = [path for created, changed, path in found if (int(created) or int(changed)) >= start]
-    others = ("(", "!", "-user", uid, "-o", "!", "-newerct", f"@{start}", ")", "-printf", "%H\\0")
+    for created, changed, path in (row.split(" ", 2) for row in rows):
+        yield path, int(created) or int(changed)
+
+
+def periods_of_jobs(job: str, uid: str, node: str, *, since: int) -> list[tuple[int, int]]:
+    """Return the start and the end of each job that this user has had on this node since a time.
+
+    Empty if the user has other jobs there than this one, which is ending, or if Slurm does not answer. Other
+    jobs that are ending count only if they have a slurmstepd.
+    """
+    now = int(time.time())
+    options = (f"--nodelist={node}", f"--user={uid}")
+    rows = ask("squeue", "--noheader", *options, f"--states={ON_NODE}", "--format=%A %T %S").splitlines()
+    present = {process.job for process in scan() if process.is_stepd}
+    periods: list[tuple[int, int]] = []
+    is_known = False
+    for row in rows:
+        number, state, start = row.split()
+        if number != job and (state != ENDING or number in present):
+            return []
+        is_known = is_known or number == job
+        if start.isdigit():
+            periods.append((int(start), now))
+    if not is_known:
+        return []
+    # Earlier jobs, and earlier attempts of this job, which squeue lists with the time of its requeue.
+    past = ("--allocations", "--duplicates", "--noheader", "--parsable2", "--format=Start,End")
+    for row in ask("sacct", *past, *options, f"--starttime=now-{max(1, now - since)}").splitlines():
+        start, _, end = row.partition("|")
+        if start.isdigit():
+            periods.append((int(start), int(end) if end.isdigit() else now))
+    return periods
+
+
+def without_others(paths: list[str], uid: str, *, since: int) -> list[Path]:
+    """Return those of the paths that are not folders with files of other users, or older than this time."""
+    others = ("(", "!", "-user", uid, "-o", "!", "-newerct", f"@{since}", ")", "-printf", "%H\\0")
     chosen: list[Path] = []
     for chunk in chunks(paths):
         mixed = output_of("find", *chunk, *others)
@@ -410,7 +401,8 @@ def main(words: list[str]) -> int:
     elif is_epilog:
         job, uid = os.environ["SLURM_JOB_ID"], os.environ["SLURM_JOB_UID"]
         epilog(job, uid)
-        remove_scratch(job, uid, os.environ.get("SLURMD_NODENAME", ""))
+        with suppress(OSError, ValueError):
+            remove_scratch(job, uid, os.environ.get("SLURMD_NODENAME", ""))
     else:
         node, jobs = decode(sys.stdin.readline(LONGEST_REQUEST))
         signal.alarm(LIMIT_S)
