@@ -210,6 +210,8 @@ def rank(words: Sequence[str]) -> int:
     if launcher == "mpirun":
         take_host_variables()
     choose_mig_device()
+    if os.environ.get("LOCAL_RANK") == "0":
+        warn_of_full_folder(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108
     log = open_log() if os.environ["WORLD_SIZE"] != "1" else None
     if log is None:
         return become(program)
@@ -312,6 +314,20 @@ def choose_mig_device() -> None:
     if devices and "MIG-" in devices and os.environ["LOCAL_WORLD_SIZE"] != "1":
         parts = devices.split(",")
         os.environ["CUDA_VISIBLE_DEVICES"] = parts[int(os.environ["LOCAL_RANK"]) % len(parts)]
+
+
+def warn_of_full_folder(folder: str) -> None:
+    """Write to the log if a folder for temporary files is full.
+
+    Otherwise, MPI waits for a minute, and its error does not name the folder.
+    """
+    try:
+        room = os.statvfs(folder)
+    except OSError:
+        return
+    lack = "space" if not room.f_bavail else "inodes" if room.f_files and not room.f_favail else ""
+    if lack:
+        complain(f"{folder} of {host_name()} has no free {lack}, so MPI and other programs may fail")
 
 
 def open_log() -> int | None:

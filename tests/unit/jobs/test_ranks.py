@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -81,6 +82,24 @@ def test_a_rank_of_mpirun(tmp_path):
     environment = {f"OMPI_COMM_WORLD_{name}": value for name, value in of_mpirun.items()}
     environment |= {"SLURM_PROCID": "1", "SLURM_NODEID": "1"}  # of the daemon that mpirun has there
     assert rank("mpirun", tmp_path, "--per-node=2", **environment) == ["4", "5", "0", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("room", "said"),
+    [((0, 9, 9), "space"), ((9, 9, 0), "inodes"), ((9, 9, 9), ""), ((9, 0, 0), "")],
+)
+def test_warn_of_full_folder_names_the_folder_and_the_node(monkeypatch, capfd, room, said):
+    numbers = dict(zip(("f_bavail", "f_files", "f_favail"), room, strict=True))
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(**numbers))
+    monkeypatch.setenv("SLURMD_NODENAME", "n2")
+    node_task.warn_of_full_folder("/tmp")
+    expected = f"clusterctl: /tmp of n2 has no free {said}" if said else ""
+    assert capfd.readouterr().err.partition(",")[0] == expected
+
+
+def test_warn_of_full_folder_without_such_a_folder_is_silent(capfd):
+    node_task.warn_of_full_folder("/no/such/folder")
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("launcher", ["srun", "mpirun", "torchrun"])
