@@ -8,6 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -135,13 +136,14 @@ def _losses(row: Row) -> tuple[_LossesOfRun, bool]:
             for name, column in block.columns.items():
                 if not is_loss(name):
                     continue
-                total += len(column.ys)
-                if total > _MAX_LOSSES:
-                    return losses, False
                 own = losses[number, name, block.axis]
                 # Lines of other metrics do not count.
                 xs = range(len(own) + 1, len(own) + 1 + len(column.ys)) if block.axis == ROW else column.xs
-                own.update(zip(xs or (), column.ys, strict=True))
+                room = _MAX_LOSSES - total
+                own.update(islice(zip(xs or (), column.ys, strict=True), room))
+                total += len(column.ys)
+                if total > _MAX_LOSSES:
+                    return losses, False
     return losses, True
 
 

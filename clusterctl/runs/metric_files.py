@@ -29,7 +29,7 @@ from clusterctl.errors import printable
 from clusterctl.runs.curve import EPOCH, ROW, STEP, Column
 from clusterctl.runs.tensorboard import EventFiles
 from clusterctl.state.submissions import METRICS_FILE, SOURCE_FILE
-from clusterctl.transport.remote_open import open_file, read_json
+from clusterctl.transport.remote_open import open_file, read_json, read_whole
 from clusterctl.transport.tree import format_size
 
 MAX_DEPTH: Final = 4
@@ -67,7 +67,8 @@ _CHUNK: Final = 1 << 20
 _MAX_BYTES: Final = 1 << 30
 _MAX_LINE: Final = 1 << 20
 _MAX_LINES: Final = 1 << 25
-_MAX_STATE: Final = 64 << 20
+_MAX_STATE: Final = 96 << 20
+_MAX_STATE_LINES: Final = 1 << 19
 _MAX_SOURCE: Final = 32 << 20
 _MAX_ENTRIES: Final = 200_000
 _MAX_FILES: Final = 100
@@ -231,8 +232,8 @@ class MetricFiles:
         longest: dict[str, list[_Line]] = {}
         for path in paths:
             try:
-                state = read_json(os.fsencode(self.folder), os.fsencode(path), _MAX_STATE)
-            except (OSError, ValueError) as exc:
+                state = _read_state(self.folder, path)
+            except (OSError, ValueError, RecursionError) as exc:
                 reason = getattr(exc, "strerror", None) or str(exc).partition("\n")[0]
                 self.left_out.append(f"{path}, which can't be read: {reason}")
                 continue
@@ -244,6 +245,14 @@ class MetricFiles:
         for prefix, history in zip(_prefixes([*longest]), longest.values(), strict=True):
             yield from _blocks_of(history, names, row, prefix)
             row += len(history)
+
+
+def _read_state(folder: Path, path: str) -> Any:
+    """Return the content of a trainer_state.json. Raises OSError, ValueError or RecursionError."""
+    data = read_whole(os.fsencode(folder), os.fsencode(path), _MAX_STATE)
+    if data.count(b"{") + data.count(b"[") > _MAX_STATE_LINES:
+        raise ValueError(f"more than {_MAX_STATE_LINES:,} entries")
+    return json.loads(data)
 
 
 class Names:
@@ -358,7 +367,8 @@ def _chunks(folder: Path, name: str, left_out: list[str]) -> Iterator[bytes]:
             if rest:
                 yield rest
     if long_lines:
-        left_out.append(f"{long_lines:,} lines of {name} of more than {format_size(_MAX_LINE)}")
+        lines_of = f"{long_lines:,} lines" if long_lines > 1 else "a line"
+        left_out.append(f"{lines_of} of {name}, longer than {format_size(_MAX_LINE)}")
 
 
 def _objects(chunk: bytes) -> list[_Line]:

@@ -105,7 +105,7 @@ def _run_report(row: Row) -> Report:
     nodes = nodes_section(row, facts, missing)
     lines = result_lines(row.folder)
     results = results_section(lines)
-    if not facts.curves and not results.tables:
+    if not facts.curves and not results.tables and not facts.left_out:
         missing.append(
             "metrics: the program wrote no metrics.jsonl, TensorBoard file, metrics.csv or trainer_state.json"
         )

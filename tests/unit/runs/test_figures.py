@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 
-from clusterctl.runs import charts, compare, curve, metric_files, telemetry
+from clusterctl.runs import charts, compare, curve, metric_files, telemetry, tensorboard
 from clusterctl.runs.compare import compare_losses
 from clusterctl.runs.find import Row, ranked, reject_unknown_keys
 from clusterctl.runs.page import Chart, Report
@@ -226,7 +226,9 @@ def test_losses_of_a_comparison_beyond_the_limit_are_named(
 ) -> None:
     monkeypatch.setattr(compare, "_MAX_LOSSES", 50)
     losses = compare_losses(*(collected(tmp_path, CASES["100"], job_id=n) for n in (1, 2)))
-    assert losses is None or not losses.complete
+    assert losses is not None
+    assert (losses.identical, losses.steps, losses.complete) == (True, 50, False)
+    assert "first 50 losses" in str(losses)
 
 
 def test_use_of_nodes_is_that_of_all_samples(tmp_path: Path) -> None:
@@ -356,3 +358,20 @@ def test_options_beyond_the_limit_are_named(tmp_path: Path) -> None:
     config = {f"option_{n}": n for n in range(1200)}
     found = made_run(tmp_path, metrics=[{"config": config}])
     assert (len(found.config), len(found.left_out)) == (1000, 1)
+
+
+def test_files_and_lines_that_are_too_large_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metric_files, "_MAX_STATE_LINES", 99)
+    monkeypatch.setattr(tensorboard, "_MAX_BYTES", 1)
+    row = collected(tmp_path, CASES["trainer"])
+    (row.folder / "a.tfevents.1").write_bytes(b"\1" + bytes(40))
+    (row.folder / "metrics.csv").write_text("step,loss\n1,2\n" + '"' + "x" * 200_000)
+    (row.folder / "metrics.jsonl").write_text(f'{{"a": 1}}\n{{"text": "{"x" * (3 << 20)}"}}\n')
+    found = summarize(row.folder).left_out
+    for name in ("trainer_state.json", "tfevents", "metrics.csv", "metrics.jsonl"):
+        assert [name in text for text in found].count(True) == 1, found
+    missing = report_of([row]).missing
+    assert {*found} <= {*missing}
+    assert not any("wrote no" in text for text in missing)
