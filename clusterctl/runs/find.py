@@ -246,7 +246,9 @@ def ranked(
         )
     names = [*metric_names(tasks)]
     known_names = (name for name in names if is_usual(name) or goal_of(name) is not None)
-    metric = metric or sweep.get("metric") or next(known_names, names[0] if names else None)
+    if metric is None:
+        metric = sweep.get("metric") or next(known_names, names[0] if names else None)
+        metric = metric and _key_of(metric, tasks)
     if metric is None:
         raise UsageError(
             f"no task of {run.shown} has a metric",
@@ -254,7 +256,8 @@ def ranked(
             why="metrics are read from the metrics.jsonl of each task",
             fix=f"`clusterctl runs show {run.run.full_id}` shows how each task ended",
         )
-    reject_unknown_keys(tasks, [metric], as_metrics=True)
+    if not any(_metric_of(metric) in task.metrics for task in tasks):
+        reject_unknown_keys(tasks, [metric], as_metrics=True)
     goal = goal or _goal_of(metric, run)
     is_metric = any(_metric_of(metric) in task.metrics for task in tasks)
     if goal is None and is_metric:
@@ -279,6 +282,12 @@ def _goal_of(metric: str, run: Row) -> Goal | None:
     if _metric_of(metric) == sweep.get("metric") and (goal := sweep.get("goal")) in {*Goal}:
         return Goal(str(goal))
     return goal_of(_metric_of(metric))
+
+
+def _key_of(metric: str, tasks: Sequence[Row]) -> str:
+    """Return the key of a metric, which is not that of a field or an option with the same name."""
+    is_taken = metric in FIELDS or any(metric in task.config for task in tasks)
+    return f"metric.{metric}" if is_taken else metric
 
 
 def _metric_of(key: str) -> str:

@@ -422,6 +422,11 @@ def scaling_of(rows: Sequence[Row]) -> Scaling:
     target = _target_of(options.get("time_to"))
     facts = [_Facts.of(part, by, metric, target) for part in done]
     missing += [f"{each.row.shown}: no {metric} was recorded" for each in facts if metric not in each.figures]
+    missing += [
+        f"{each.row.shown}: {metric} is {each.figures[metric]:g}, of which no speed-up can be computed"
+        for each in facts
+        if goal is not None and each.figures.get(metric, 1.0) <= 0
+    ]
     missing += [f"{each.row.shown}: {each.not_timed}" for each in facts if each.not_timed]
     is_weak = bool(options.get("weak"))
     curves = []

@@ -173,6 +173,19 @@ def test_goal_of_sweep_holds_for_its_metric_alone(out: Path) -> None:
     assert (numbers(by_option), by_option.goal, by_option.best) == (["0", "1"], None, None)
 
 
+@pytest.mark.parametrize("name", ["cost", "a"])
+def test_metric_with_the_name_of_a_field_or_an_option_ranks(out: Path, name: str) -> None:
+    """`cost` is a field of runs, and ``a`` an option of the tasks, in ascending order."""
+    run = sweep_of(out, {"COMPLETED": 3.0, "COMPLETED2": 1.0, "COMPLETED3": 2.0}, metric=name, goal="min")
+    ranking = ranked(run)
+    assert (numbers(ranking), ranking.best_value) == (["1", "2", "0"], 1.0)
+
+
+def test_tasks_per_node_is_a_field(out: Path) -> None:
+    made_run(out, 8, tasks_per_node=4)
+    assert select(out, where=["tasks_per_node=4"]) == [8]
+
+
 def test_a_run_has_several_names(out: Path) -> None:
     for name in ("2", "demo/2", "demo-2-train", "runs/demo-2-train", str(out / "demo-2-train")):
         assert named_run(name).run.job_id == "2", name

@@ -299,6 +299,19 @@ def test_sweep_without_completed_task_has_no_best(tmp_path: Path, state: str) ->
         assert not any("best: " in line or "its best" in line for line in report.verdict)
 
 
+def test_sweep_ranked_by_metric_with_the_name_of_a_field_has_a_report(tmp_path: Path) -> None:
+    row = swept(tmp_path, 3)
+    tasks = tuple(
+        task.model_copy(update={"metrics": {"cost": task.metrics["loss"]}}) for task in row.run.tasks
+    )
+    sweep = {"keys": ["lr"], "metric": "cost", "goal": "min"}
+    (row.folder / "run.json").write_text(
+        row.run.model_copy(update={"tasks": tasks, "sweep": sweep}).as_json()
+    )
+    report = report_of([Row(RunRecord.load(row.folder))])
+    assert any(line.startswith("best: task 1, lr=0.125: ") and "0.5" in line for line in report.verdict)
+
+
 def test_means_of_seeds_leave_out_tasks_that_did_not_complete(tmp_path: Path) -> None:
     metrics = [{"loss": {"last": loss, "count": 1}} for loss in (0.1, 0.3, 9.0)]
     states = ("COMPLETED", "COMPLETED", "FAILED")

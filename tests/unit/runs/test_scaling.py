@@ -201,6 +201,12 @@ def test_speed_up_follows_the_direction_of_the_metric(
     assert scaling.goal.words in next(scaling.verdict())
 
 
+def test_metric_of_zero_or_below_has_no_speed_up_and_is_named(tmp_path: Path) -> None:
+    scaling = scaled(tmp_path, "neg_mean_squared_error", (-0.2, -0.1))
+    assert "speed_up" not in sizes_of(scaling)[2].figures
+    assert ["-0.2" in line for line in scaling.missing] == [True, False]
+
+
 def test_scaling_by_metric_of_unknown_direction_has_no_speed_up(tmp_path: Path) -> None:
     scaling = scaled(tmp_path, "widgets", (10, 15))
     assert (scaling.goal, sizes_of(scaling)[2].figures["widgets"]) == (None, spread(15))
