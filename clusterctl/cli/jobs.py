@@ -17,7 +17,7 @@ from clusterctl.cluster.status import Status, status_of
 from clusterctl.errors import Notice, TransportError, excluded
 from clusterctl.jobs.events import restarts_of_job
 from clusterctl.jobs.queue import find_or_list
-from clusterctl.jobs.watch import diagnosis_of, reported_state
+from clusterctl.jobs.watch import diagnosis_of, notices_of_completed, reported_state
 from clusterctl.scheduler.base import JobInfo, JobState, state_counts, worst_job
 from clusterctl.scheduler.session import SOON_S, Session, open_session
 from clusterctl.scheduler.slurm_parse import PartitionInfo, fold_nodes
@@ -242,6 +242,8 @@ def _show_in_full(screen: Screen, session: Session, tasks: Sequence[JobInfo], mo
     lines += ["", *map(str, restarts)] if restarts else []
     if cause is not None:
         lines += ["", cause.summary, *(f"| {line}" for line in cause.lines), f"fix: {cause.fix}"]
+    if len(tasks) == 1 and job.state is JobState.COMPLETED and job.token:
+        lines += [f"note: {notice}" for notice in notices_of_completed(session, job)]
     screen.result({"jobs": [{**task.as_dict(), **more} for task in tasks]}, *lines)
 
 

@@ -268,7 +268,15 @@ def data_stayed_at_home(facts: FailedJob) -> Explanation | None:
         # The message of a shell names the script, and lacks a program.
         if _LACKS.search(line) and "command not found" not in line:
             for path in _paths(line):
-                if found := _stayed(facts, path, facts.left_here(path), None):
+                here = facts.left_here(path)
+                if partly := here.get("partly"):
+                    return Explanation(
+                        "file-stayed-at-home",
+                        f"the program found nothing in {path}{facts.at}: some of the files in it on your "
+                        "machine were not sent with the job",
+                        f"submit with --include {partly}{facts.excluded}",
+                    )
+                if found := _stayed(facts, path, here, None):
                     return found
     return None
 

@@ -96,16 +96,21 @@ def _amounts(tres: str) -> Mapping[str, float]:
 
 def _associations(job: JobInfo, column: str, ask: Ask) -> Iterator[tuple[str, str]]:
     """Yield (name, limits) of the user's association, its account, and the accounts above."""
-    account = job.account
+    account, cluster = job.account, ""
     for level in range(_MOST_LEVELS):
         argv = ["sacctmgr", "--noheader", "--parsable2", "show", "associations", "where"]
-        answer = ask([*argv, f"account={account}", f"format=User,Partition,ParentName,{column}"])
-        rows = [line.split("|") for line in answer.splitlines() if line.count("|") == 3]  # noqa: PLR2004
-        for user, partition, _, limits in rows:
+        answer = ask([*argv, f"account={account}", f"format=Cluster,User,Partition,ParentName,{column}"])
+        rows = [line.split("|") for line in answer.splitlines() if line.count("|") == 4]  # noqa: PLR2004
+        if not cluster and len({row[0] for row in rows}) > 1:
+            # The accounting of a site may have several clusters.
+            name = re.search(r"^ClusterName\s*= *(\S+)", ask(["scontrol", "show", "config"]), re.MULTILINE)
+            cluster = name[1].lower() if name else "?"
+        rows = [row for row in rows if cluster in ("", row[0].lower())]
+        for _, user, partition, _, limits in rows:
             if limits and user == job.user and level == 0 and partition in ("", job.partition):
                 yield f"user {user} in account {account}", limits
         parent = ""
-        for user, _, above, limits in rows:
+        for _, user, _, above, limits in rows:
             if not user:
                 parent = above
                 if limits:

@@ -17,6 +17,7 @@ from clusterctl.state.submissions import PROGRAM_FOLDER
 from clusterctl.transport.tree import literal_pattern
 
 _MOST_FOLDERS = 5_000
+_MOST_FILES = 5_000  # of a folder
 _MOST_SCRIPT = 1 << 20  # bytes
 _REQUIREMENTS = "requirements.txt"
 
@@ -69,6 +70,7 @@ class LocalFiles:
 
         home: the pattern for --include that selects only the file or folder.
         above: the folder that --folder must name.
+        partly: the folder that was sent without some of its files.
         venv: the virtual environment that contains the file. inside: its path below the program's folder, if
             it was sent and the program searches the job's folder. beside: the value that PYTHONPATH needs.
         own: the package of the user that lacks the module. listed: the file that lists the package.
@@ -92,6 +94,8 @@ class LocalFiles:
             return {"above": shlex.quote(str(self.folder))} if self.is_alone else {"home": home}
         if is_module:
             return self._module(name)
+        if not is_outside and (partly := self._partly_unsent(path)):
+            return {"partly": partly}
         with_name = (folder for folder in self._above() if os.path.lexists(folder / name))
         above = self._above_of(path) if is_outside else next(with_name, None)
         return {} if above is None else {"above": shlex.quote(str(above))}
@@ -118,6 +122,23 @@ class LocalFiles:
                 # A pattern without a slash at its start would select files of that name in all folders.
                 return shlex.quote(literal_pattern(candidate))
         return ""
+
+    def _partly_unsent(self, path: str) -> str:
+        """Return a folder that was sent without some of its files, or ""."""
+        for candidate in dict.fromkeys((path, os.path.relpath(path, self.start))):
+            is_sent = any(other.startswith(f"{candidate}/") for other in self.sent)
+            if is_sent and any(file not in self.sent for file in self._files_below(candidate)):
+                return shlex.quote(literal_pattern(candidate))
+        return ""
+
+    def _files_below(self, name: str) -> Iterator[str]:
+        """Yield the first files of a folder of this machine, without hidden files and Python's caches."""
+        for count, (folder, names, files) in enumerate(os.walk(self.folder / name)):
+            if count > _MOST_FOLDERS:
+                return
+            names[:] = [each for each in names if not each.startswith((".", "__pycache__"))]
+            below = os.path.relpath(folder, self.folder)
+            yield from (f"{below}/{file}" for file in files[:_MOST_FILES] if not file.startswith("."))
 
     def _module(self, path: str) -> dict[str, str]:
         """Search for a module. path: its name, with slashes in place of dots."""

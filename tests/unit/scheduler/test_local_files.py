@@ -118,14 +118,16 @@ def own(message: str) -> str:
         (own("ValueError: data/waves has 3 channels, expected 2"), ""),
         (own("FileNotFoundError: no samples in data/other"), ""),
         (own("FileNotFoundError: no samples in sent/waves"), ""),
+        (own("FileNotFoundError: no samples in mixed/waves"), "mixed/waves"),
         ("warning: data/waves is empty, falling back to zeros\nepoch 1\nbad loss\n", ""),
         ("wrote data/waves/a.txt\nno convergence\n", ""),
         (own("ValueError: no key in a/b"), ""),
     ],
 )
 def test_own_error_about_unsent_data_names_the_data(tmp_path, log: str, home: str) -> None:
-    write(tmp_path, "train.py", "data/waves/a.txt", "sent/waves/readme")
-    found = diagnosed(tmp_path, "", log, ("sent/waves/readme",))
+    write(tmp_path, "train.py", "data/waves/a.txt", "sent/waves/readme", "sent/waves/.hidden")
+    write(tmp_path, "mixed/waves/readme", "mixed/waves/a.npy")
+    found = diagnosed(tmp_path, "", log, ("sent/waves/readme", "mixed/waves/readme"))
     assert (found.code == "file-stayed-at-home") == bool(home), found
     assert (f"--include /{home}" in found.fix) == bool(home), found
 

@@ -98,7 +98,7 @@ def slurm(limits: Mapping[str, str], qos: str, partition: str) -> Ask:
         if "qos" in argv:
             return qos
         account = next(word.removeprefix("account=") for word in argv if word.startswith("account="))
-        return f"||{limits[account]}\nada|||\n" if account in limits else ""
+        return f"c|||{limits[account]}\nc|ada|||\n" if account in limits else ""
 
     return ask
 
@@ -152,6 +152,17 @@ def test_job_that_alone_exceeds_a_group_limit_names_it(reason: str, tres: str, h
     assert waiting.is_stuck == (bool(holder) or "PerJob" in reason)
     code = diagnose(Evidence(job=waiting)).code
     assert (code == "waiting-beyond-job-limit") == (bool(holder) or "PerJob" in reason)
+
+
+def test_limit_of_another_cluster_of_the_site_is_not_this_clusters() -> None:
+    def ask(argv: Sequence[str]) -> str:
+        if argv[0] == "scontrol":
+            return "Configuration data\nClusterName             = mine\n"
+        return "other|||root|cpu=2\nmine|||root|cpu=8\n" if "account=a" in argv else "mine||||\n"
+
+    job = replace(PENDING, reason="AssocGrpCpuLimit", account="a", tres="cpu=4,node=1")
+    assert exceeded_limit(job, ask) == ""
+    assert exceeded_limit(replace(job, tres="cpu=9,node=1"), ask).endswith("GrpTRES=cpu=8 of account a")
 
 
 def test_wait_ends_for_a_job_beyond_a_group_limit_and_survives_silence() -> None:
