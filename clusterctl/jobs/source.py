@@ -45,11 +45,15 @@ GITIGNORE = ".gitignore"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The files of a project to send with a job. ``notes`` are messages for the user."""
+    """The files of a project to send with a job.
+
+    notes: messages for the user. script: the path of the job's script in the folder; "" if it has none.
+    """
 
     folder: Path
     items: tuple[Item, ...]
     notes: tuple[str, ...] = ()
+    script: str = ""
 
     @property
     def files(self) -> tuple[Item, ...]:
@@ -58,6 +62,23 @@ class Source:
     @property
     def bytes(self) -> int:
         return sum(item.size for item in self.items)
+
+    def listed_again(self) -> Source:
+        """Return the same files with their present sizes and times, without files that no longer exist."""
+        items = []
+        for item in self.items:
+            now = item
+            if item.kind is Kind.FILE:
+                try:
+                    found = Item.of(item.path, item.origin, item.origin.stat())
+                except OSError:
+                    found = None
+                if found is not None and found.kind is Kind.FILE:
+                    now = replace(found, mode=item.mode)
+                elif item.path != self.script:
+                    continue
+            items.append(now)
+        return replace(self, items=tuple(items))
 
 
 def source_of(job: JobSpec) -> Source | None:
@@ -91,7 +112,7 @@ def source_of(job: JobSpec) -> Source | None:
         )
         walk.run()
         walk.add_folder(job.place.start)
-        return Source(folder, tuple(walk.items), walk.notes())
+        return Source(folder, tuple(walk.items), walk.notes(), job.place.script)
     if job.include:
         raise UsageError(
             f"--include can't select files, because the script's folder is not sent: {folder} is {obstacle}",

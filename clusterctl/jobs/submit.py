@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import shlex
 import subprocess
 import time
@@ -20,7 +19,9 @@ from clusterctl.errors import (
     AnswerLostError,
     ClusterctlError,
     MachineError,
+    Notice,
     SchedulerError,
+    TransferError,
     TransportError,
     UnreachableError,
     UsageError,
@@ -42,6 +43,7 @@ from clusterctl.scheduler.script import (
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.user_script import UserScript, partition_name
 from clusterctl.spec.job import JobSpec
+from clusterctl.spec.names import first_few
 from clusterctl.spec.sbatch import requests_of
 from clusterctl.state.facts import ClusterFacts, applied_text
 from clusterctl.state.submissions import (
@@ -58,7 +60,7 @@ from clusterctl.transport.base import Transport, remove_folder
 from clusterctl.transport.copies import Copies, record_copies
 from clusterctl.transport.openssh import start_conversation
 from clusterctl.transport.put import Sent, Upload, begin_new_folder, store_of
-from clusterctl.transport.tree import Item, Kind, Progress, format_size, hash_items
+from clusterctl.transport.tree import Item, Kind, Progress, format_size, hash_items, literal_pattern
 from clusterctl.util.assets import data_folder, payload_hash
 from clusterctl.util.process import parallel_map
 from clusterctl.util.progress import SILENT, LineReporter
@@ -67,12 +69,13 @@ if TYPE_CHECKING:
     from clusterctl.jobs.environment import Environments
 
 MAX_DIFF = 1 << 20
+# Further tries to send files that another program is changing.
+_MORE_TRIES = 2
 # A submission does not wait longer for optional facts such as the git commit.
 PATIENCE_S = 15.0
 # Flags of bundled jobs that name an input file; for some, the path follows a kind, as in idx:DIR.
 _READ = frozenset({"--init", "--resume", "--checkpoint", "--config"})
 _READ_BY_KIND = frozenset({"--data", "--tokenizer"})
-_SPECIAL, _ESCAPED = re.compile(r"([\\*?\[\]!# ])"), r"\\\1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +288,19 @@ class Submitter:
     def stage(
         self, name: str, source: Source | None, files: dict[str, bytes], nodes: Sequence[Transport]
     ) -> tuple[str, SentSource | None, dict[str, bytes]]:
+        """Do the same as ``_stage``. If files change meanwhile, send them as they are then."""
+        for _ in range(_MORE_TRIES):
+            try:
+                return self._stage(name, source, files, nodes)
+            except (TransferError, UsageError) as exc:
+                if source is None or exc.code not in {"files-changed", "files-unreadable"}:
+                    raise
+                source = source.listed_again()
+        return self._stage(name, source, files, nodes)
+
+    def _stage(
+        self, name: str, source: Source | None, files: dict[str, bytes], nodes: Sequence[Transport]
+    ) -> tuple[str, SentSource | None, dict[str, bytes]]:
         """Create the job's folder on the controller and ``nodes``. If a host fails, remove it everywhere.
 
         The program's files go to a folder in it, so that the program meets no file of clusterctl's.
@@ -317,6 +333,10 @@ class Submitter:
             raise
         if source is None:
             return sent.folder, None, files
+        if sent.grown:
+            names = first_few([path.removeprefix(f"{PROGRAM_FOLDER}/") for path in sent.grown])
+            text = f"note: {printable(names)} was still growing; the job has the part that was listed"
+            self.report(Notice("file-still-grows", text))
         sent_source = SentSource(
             str(source.folder), sent.files, sent.bytes, sent.sent_bytes, source_hash(source.items, hashes)
         )
@@ -482,7 +502,7 @@ def outputs_file(job: JobSpec) -> dict[str, bytes]:
     """
     if not job.outputs:
         return {}
-    script = [f"/{_SPECIAL.sub(_ESCAPED, job.place.script)}"] if job.script is not None else []
+    script = [literal_pattern(job.place.script)] if job.script is not None else []
     content = {"version": 2, "patterns": [*job.outputs, *script]}
     return {OUTPUTS_FILE: (json.dumps(content, indent=1) + "\n").encode()}
 

@@ -9,7 +9,7 @@ import sys
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO, cast
@@ -32,6 +32,7 @@ class Sent:
     """Result of an upload to ``folder`` on the cluster. bytes: size of all files. sent_bytes: bytes sent.
 
     at: paths of the files in the cluster's file store; () if the files were sent to another folder.
+    grown: paths of files that were growing. They were sent as they were when they were listed.
     """
 
     folder: str
@@ -39,6 +40,7 @@ class Sent:
     bytes: int
     sent_bytes: int
     at: tuple[str, ...] = ()
+    grown: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +122,12 @@ class Upload:
                 requests = _read_requests(items, answers, host)
                 replaceable = [request.item for request in requests if request.sha256]
                 local_hashes = hash_items(replaceable, progress=self.progress) if replaceable else {}
-                total = _send_requested(outgoing, requests, local_hashes)
+                # The hash of a job's file is that of the listed bytes.
+                beginnings = hashes is not None
+                total = _send_requested(outgoing, requests, local_hashes, beginnings=beginnings)
                 sent = _result(items, next(answers, b""), total, host)
                 talk.finish()
-                return sent
+                return replace(sent, grown=tuple(outgoing.grown))
         except CommandError as exc:
             raise _write_error(host, exc) from exc
         except (TruncatedError, UnexpectedError):
@@ -203,8 +207,17 @@ def _listing(
     yield b"\n"
 
 
-def _send_requested(outgoing: _Outgoing, requests: Sequence[_Request], hashes: Mapping[Path, str]) -> int:
-    """Send the requested files. Return the number of bytes, without files that the cluster has already."""
+def _send_requested(
+    outgoing: _Outgoing,
+    requests: Sequence[_Request],
+    hashes: Mapping[Path, str],
+    *,
+    beginnings: bool,
+) -> int:
+    """Send the requested files. Return the number of bytes, without files that the cluster has already.
+
+    beginnings: send the listed bytes of a file that has grown. Otherwise, report that file as changed.
+    """
     changed = [file for file in requests if not file.sha256 or hashes[file.item.origin] != file.sha256]
     total = outgoing.total = sum(file.item.size - file.have for file in changed)
     outgoing.sent = done = 0
@@ -221,7 +234,9 @@ def _send_requested(outgoing: _Outgoing, requests: Sequence[_Request], hashes: M
             fd = os.open(item.origin, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 # A file that grew still begins with the listed bytes, but it is no longer the listed file.
-                size = item.size if os.fstat(fd).st_size == item.size else sys.maxsize
+                has_grown = os.fstat(fd).st_size > item.size
+                outgoing.grown += [item.path] if has_grown else []
+                size = sys.maxsize if has_grown and not beginnings else item.size
                 send_file(cast("BinaryIO", outgoing), fd, request.have, size)
             finally:
                 os.close(fd)
@@ -242,12 +257,16 @@ def archive_of(folder: Path) -> bytes:
 
 @dataclass(slots=True)
 class _Outgoing:
-    """Buffered writer to the program on the cluster. If ``total`` is set, it reports its progress."""
+    """Buffered writer to the program on the cluster. If ``total`` is set, it reports its progress.
+
+    grown: paths of sent files that have grown since they were listed.
+    """
 
     talk: Conversation
     progress: Progress
     total: int | None = None
     sent: int = 0
+    grown: list[str] = field(default_factory=list)
     _kept: bytearray = field(default_factory=bytearray)
 
     def write(self, data: bytes) -> None:
@@ -305,5 +324,6 @@ def _changed_error(items: Sequence[Item]) -> TransferError:
     return TransferError(
         f"{printable(first_few([item.path for item in items]))} changed during the upload",
         code="files-changed",
-        fix="run the command again when no program writes to these files",
+        fix="run the command again when no program writes to these files; `submit` leaves out files with "
+        "--exclude",
     )

@@ -198,7 +198,9 @@ def format_size(size: float) -> str:
 
 
 def hash_items(files: Sequence[Item], *, progress: Progress = lambda *_: None) -> Mapping[Path, str]:
-    """Return a mapping: local path of each file -> sha256 in hex. Hashes of large files are cached.
+    """Return a mapping: local path of each file -> sha256 in hex of its first ``Item.size`` bytes.
+
+    A file that has grown since it was listed counts as it was then. Hashes of large files are cached.
 
     Raises UsageError if files can't be read. The error lists up to three of these files.
     """
@@ -228,7 +230,7 @@ class _Hashing:
     def hash(self, item: Item) -> str:
         """Return the hash of a file. If the file can't be read, record the error and return ""."""
         try:
-            return self._hash(item.origin)
+            return self._hash(item.origin, item.size)
         except OSError as exc:
             exc.filename = exc.filename or str(item.origin)
             self.unreadable.append(exc)
@@ -238,20 +240,22 @@ class _Hashing:
             self.stopped.set()
             raise
 
-    def _hash(self, path: Path) -> str:
+    def _hash(self, path: Path, size: int) -> str:
         with path.open("rb", buffering=0) as file:
             status = os.fstat(file.fileno())
             key = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
             previous_key, sha256 = self.cache.get(str(path), ((), ""))
-            if previous_key == key:
+            has_grown = status.st_size > size
+            if previous_key == key and not has_grown:
                 self._count(status.st_size)
                 return sha256
-            sha = hashlib.sha256()
-            while data := file.read(_CHUNK):
+            sha, rest = hashlib.sha256(), size
+            while data := file.read(min(_CHUNK, rest)):
                 sha.update(data)
+                rest -= len(data)
                 self._count(len(data))
         newest = max(status.st_mtime_ns, status.st_ctime_ns)
-        if status.st_size >= REMEMBERED and time.time_ns() - newest > _SETTLED_NS:
+        if not has_grown and status.st_size >= REMEMBERED and time.time_ns() - newest > _SETTLED_NS:
             self.cache[str(path)] = (key, sha.hexdigest())
         return sha.hexdigest()
 

@@ -32,6 +32,7 @@ from clusterctl.spec.names import FOLDER
 from clusterctl.transport import remote_content, remote_incoming, remote_open, remote_receive, tree
 from clusterctl.transport.base import remote_argv
 from clusterctl.transport.put import (
+    Sent,
     Upload,
     archive_of,
     archives_of,
@@ -111,6 +112,48 @@ def test_a_file_that_changes_meanwhile_is_said(home, data):
     with rejected("files-changed", TransferError, "data/large", "1 more"):
         Upload(LocalTransport()).into(items, "in to")
     assert not (home / "in to" / "data" / "sub" / "run.sh").exists()
+
+
+def new_folder(items: Sequence[Item]) -> Sent:
+    files = [item for item in items if item.kind is Kind.FILE]
+    return Upload(LocalTransport()).new_folder(items, hash_items(files), "jobs/x", store=STORE, ours={})
+
+
+@pytest.mark.parametrize("moment", ["before it is hashed", "before it is sent"])
+@pytest.mark.parametrize("size", [0, 10, 3 * MIB])
+def test_job_has_the_listed_part_of_a_file_that_grows(home, tmp_path, moment, size):
+    log = tmp_path / "project" / "submit.log"
+    log.parent.mkdir()
+    listed = os.urandom(size)
+    log.write_bytes(listed)
+    items, _ = list_items([log.parent])
+
+    def grow(*_: object) -> None:
+        with log.open("ab") as file:
+            file.write(b"submitted job 7\n")
+
+    if moment == "before it is hashed":
+        grow()
+        sent = new_folder(items)
+    else:
+        hashes = hash_items([item for item in items if item.kind is Kind.FILE])
+        grow()
+        sent = Upload(LocalTransport()).new_folder(items, hashes, "jobs/x", store=STORE, ours={})
+    assert (home / "jobs" / "x" / "project" / "submit.log").read_bytes() == listed
+    assert sent.grown == ("project/submit.log",)
+
+
+@pytest.mark.parametrize("change", ["rewritten", "shorter"])
+def test_job_has_no_part_of_a_file_that_is_rewritten(home, tmp_path, change):
+    data = tmp_path / "project" / "data"
+    data.parent.mkdir()
+    data.write_bytes(b"a" * 100)
+    items, _ = list_items([data.parent])
+    hashes = hash_items([item for item in items if item.kind is Kind.FILE])
+    data.write_bytes(b"b" * (100 if change == "rewritten" else 10))
+    with rejected("files-changed", TransferError, "project/data"):
+        Upload(LocalTransport()).new_folder(items, hashes, "jobs/x", store=STORE, ours={})
+    assert not (home / "jobs" / "x").exists()
 
 
 def test_holes_stay_holes(home, tmp_path):
