@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from clusterctl.cli.job import Id
+from clusterctl.cli.job import LastId, last_submitted
 from clusterctl.cli.options import Words, argument, flag, hosts, option, takes
 from clusterctl.cli.output import Screen
 from clusterctl.cli.submit import preparer, some_flags
@@ -139,7 +139,7 @@ def shell(
 
 def code(
     screen: Screen,
-    job_id: Id,
+    job_id: LastId = None,
     open_editor: Annotated[bool, option("Open the job's folder in VS Code.", "--open")] = False,
 ) -> int:
     """Lead ssh, and editors that use it, into a running job.
@@ -153,9 +153,9 @@ def code(
             code="tool-missing",
             fix="install VS Code with its command `code`, or leave out --open",
         )
-    chosen = screen.chosen().of_jobs([job_id])
+    chosen = screen.chosen().of_jobs([job_id] if job_id else [])
     with open_session(chosen, patience_s=SOON_S) as session, screen.working("entering the job"):
-        entry = enter(session, job_id)
+        entry = enter(session, job_id or last_submitted(screen, session))
     include = f"for programs without -F: put `Include {entry.config}` first in ~/.ssh/config"
     screen.note(Notice("include-entries", include))
     answer = {**asdict(entry), "config": str(entry.config), "ssh": entry.ssh(), "editor": entry.editor}

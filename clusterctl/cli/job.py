@@ -26,8 +26,13 @@ from clusterctl.util.process import start_in_thread
 if TYPE_CHECKING:
     from clusterctl.scheduler.diagnosis import Diagnosis
 
-Id = Annotated[
-    str, argument("Job ID, such as 12, 12_3 (a task) or demo/12, or a run's name.", metavar="ID", tab=job_ids)
+LastId = Annotated[
+    str | None,
+    argument(
+        "Job ID, such as 12, 12_3 (a task) or demo/12, or a run. Default: the last submitted job.",
+        metavar="[ID]",
+        tab=job_ids,
+    ),
 ]
 Ids = Annotated[
     list[str],
@@ -37,10 +42,7 @@ Ids = Annotated[
 
 def logs(
     screen: Screen,
-    job_id: Annotated[
-        str | None,
-        argument("Job ID or run. Default: the last submitted job.", metavar="[ID]", tab=job_ids),
-    ] = None,
+    job_id: LastId = None,
     follow: Annotated[bool, option("Follow the output until the job has ended.", "--follow", "-f")] = False,
     rank: Annotated[int | None, option("Show only the output of this rank.", min=0, metavar="N")] = None,
     label: Annotated[bool, option("Begin each line with its rank, such as `1: `.")] = False,
@@ -64,7 +66,7 @@ def logs(
             output as on_output,
             labelled(on_output) if label and not screen.json else nullcontext(on_output) as show,
         ):
-            job_id = job_id_of(job_id, session.ledger) if job_id else _last_submitted(screen, session)
+            job_id = job_id_of(job_id, session.ledger) if job_id else last_submitted(screen, session)
             if follow:
                 ended = follow_job(screen, session, job_id, None, show=show, rank=ranks)
                 state = {"state": worst_job(ended).state.value}
@@ -85,7 +87,7 @@ def logs(
     screen.result({**screen.partial_answer, **state})
 
 
-def _last_submitted(screen: Screen, session: Session) -> str:
+def last_submitted(screen: Screen, session: Session) -> str:
     for entry in reversed(session.ledger.entries()):
         if entry.job_id is not None and not entry.refused:
             screen.note(Notice("last-job", f"showing {entry.shown}, the last submitted job"))
@@ -97,16 +99,17 @@ def _last_submitted(screen: Screen, session: Session) -> str:
     )
 
 
-def stacks(screen: Screen, job_id: Id) -> None:
+def stacks(screen: Screen, job_id: LastId = None) -> None:
     """Show where the ranks of a running job are.
 
     Ranks at the same place are shown together. -v also shows their stacks, which are written to
     rank-logs/RANK.stack in the job's folder.
     """
     with (
-        open_session(screen.chosen().of_jobs([job_id]), patience_s=SOON_S) as session,
+        open_session(screen.chosen().of_jobs([job_id] if job_id else []), patience_s=SOON_S) as session,
         screen.working("observing the ranks"),
     ):
+        job_id = job_id or last_submitted(screen, session)
         job_stacks = stacks_of(session, job_id)
     lines = list(job_stacks.groups) or [f"no rank of job {job_id} is running"]
     for rank in job_stacks.ranks if screen.verbose else ():
