@@ -211,7 +211,7 @@ _OF_A_NODE: Final = frozenset({"nodes", "cpus", "memory", "disk", "gpus"})
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A changed setting. ``key``: such as ``storage.keep``. ``what``: text with the new and the old value."""
+    """A changed setting. ``key``: such as ``storage.keep``. ``what``: text with the old and the new value."""
 
     key: str
     what: str
@@ -224,7 +224,7 @@ def differences(before: ClusterSpec, after: ClusterSpec) -> tuple[Difference, ..
     """Return the settings that differ between two specs, except the provider's and the nodes' resources."""
     old, new = ({key: value for key, value in _settings(spec) if value} for spec in (before, after))
     return tuple(
-        Difference(key, f"{new.get(key, 'not set')}, it was {old.get(key, 'not set')}")
+        Difference(key, f"{old.get(key, 'not set')} -> {new.get(key, 'not set')}")
         for key in dict.fromkeys((*old, *new))
         if old.get(key) != new.get(key)
     )

@@ -122,7 +122,7 @@ def parse_slurm_memory_mib(value: object) -> int:
 def format_size(mib: int) -> str:
     """Format a size in MiB as its shortest exact text: ``51200`` is ``50GiB``."""
     for unit, factor in (("TiB", 1024**2), ("GiB", 1024)):
-        if mib % factor == 0:
+        if mib and mib % factor == 0:
             return f"{mib // factor}{unit}"
     return f"{mib}MiB"
 
