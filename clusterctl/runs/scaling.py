@@ -39,6 +39,7 @@ _TIME: Final = "time_s"
 _STEP: Final = "step_ms"
 _SPEED_UP: Final = "speed_up"
 _EFFICIENCY: Final = "efficiency_percent"
+_TIME_SPEED_UP: Final = "time_speed_up"
 _TARGET: Final = "target_s"
 _GPU: Final = "gpu_percent"
 _GPU_IDLE: Final = "gpu_idle_percent"
@@ -48,6 +49,7 @@ _TITLES: Final = {
     _STEP: "step, ms",
     _SPEED_UP: "speed-up",
     _EFFICIENCY: "efficiency, %",
+    _TIME_SPEED_UP: "speed-up by the time",
     "comm_exposed_percent": "exposed communication, % of a step",
     **{figure.key: f"{figure.heading}, {figure.key_unit}" for figure in FIGURES if figure.key},
     _GPU_IDLE: "GPU idle (mean), %",
@@ -168,6 +170,8 @@ class Scaling:
                 "nodes share a machine and its cores: this speed-up and efficiency say nothing about "
                 "separate machines"
             )
+        elif self.shares_machine:
+            yield "nodes share a machine: what runs on its other nodes may slow this scaling"
         for curve in self.curves:
             name = f"{curve.title}: " if curve.title else ""
             sentences = [*self._speed_lines(curve)]
@@ -645,6 +649,8 @@ def _curve(title: str, facts: Sequence[_Facts], metric: str, goal: Goal | None, 
             grown = size / first if is_weak and is_of_all_work else 1.0
             speed_up = Spread.of([ratio * grown for ratio in ratios])
             figures |= {_SPEED_UP: speed_up, _EFFICIENCY: speed_up.times(100 * first / size)}
+        if metric != _TIME and (by_time := _by_time(groups[first], group)) is not None:
+            figures[_TIME_SPEED_UP] = by_time.times(size / first if is_weak else 1.0)
         ranks, nodes = group[0].ranks, len(group[0].row.record.nodes)
         expected = document.figures(metric, groups[first][0].ranks, ranks) if document is not None else {}
         if expected and _GPU in figures:
@@ -654,6 +660,15 @@ def _curve(title: str, facts: Sequence[_Facts], metric: str, goal: Goal | None, 
         return Curve(title, sizes)
     differs = not document.hardware or any(document.hardware not in gpu for names in gpus for gpu in names)
     return Curve(title, sizes, document, differs)
+
+
+def _by_time(first: Sequence[_Facts], group: Sequence[_Facts]) -> Spread | None:
+    """Return the speed-up by the times of the runs; None if a time is missing or was measured otherwise."""
+    times = [each.figures.get(_TIME, 0.0) for each in (*first, *group)]
+    if min(times) <= 0 or len({each.clock for each in (*first, *group)}) > 1:
+        return None
+    base = statistics.fmean(1 / time for time in times[: len(first)])
+    return Spread.of([1 / time / base for time in times[len(first) :]])
 
 
 def _speed(facts: _Facts, metric: str, goal: Goal | None) -> float:
@@ -666,7 +681,7 @@ def _speed(facts: _Facts, metric: str, goal: Goal | None) -> float:
 
 
 def _in_order(figures: Mapping[str, Spread], metric: str) -> dict[str, Spread]:
-    order = (_TIME, _TARGET, _STEP, metric, _SPEED_UP, _EFFICIENCY)
+    order = (_TIME, _TARGET, _STEP, metric, _SPEED_UP, _EFFICIENCY, _TIME_SPEED_UP)
     first = [name for name in order if name in figures]
     return {name: figures[name] for name in dict.fromkeys((*first, *figures))}
 

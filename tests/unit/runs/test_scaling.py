@@ -84,6 +84,8 @@ def test_strong_scaling_computed_by_hand(runs: list[Row]) -> None:
     assert two["efficiency_percent"] == spread(80, 50 * math.sqrt(0.02))
     # The program ran 12 and 13 s, then 6 and 7 s.
     assert (one["time_s"], two["time_s"]) == (spread(12.5, math.sqrt(0.5)), spread(6.5, math.sqrt(0.5)))
+    # By the time: the mean of 1/12 and 1/13 is 0.080128; 1/6 and 1/7 are 2.08 and 1.783 times that.
+    assert two["time_speed_up"].mean == pytest.approx((1 / 6 + 1 / 7) / (1 / 12 + 1 / 13))
     # A step has 200 ms, of which 20 ms wait for communication.
     assert (two["step_ms"], two["comm_exposed_percent"]) == (spread(200), spread(10))
     assert (one["eval_loss"], two["eval_accuracy"]) == (spread(0.5), spread(0.9))
@@ -541,9 +543,9 @@ def test_scaling_by_tasks_has_a_column_for_each_number(tmp_path: Path) -> None:
     assert cells["efficiency, %"] == ["100", "95", "60"]
     (chart,) = scaling.report().sections[0].charts
     assert (chart.x, chart.series[-1].points) == ("tasks per node", [(1, 1.0), (2, 2.0), (4, 4.0)])
-    # The tasks are all on one node, which shares with no other.
+    # The tasks are all on one node, so the scaling is not one of nodes that share a machine.
     assert "stops paying at 4 tasks" in "".join(scaling.verdict())
-    assert not any("share" in line for line in scaling.verdict())
+    assert not any("separate machines" in line for line in scaling.verdict())
 
 
 def test_chart_has_error_bars_of_repeats(runs: list[Row]) -> None:
