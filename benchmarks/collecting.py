@@ -2,8 +2,11 @@
 
 Raises a cluster of its own, runs both sides in turn, checks what arrived, and prints every round, medians,
 ratios, and peak memory here and on the node. Then it kills a collect in the middle, and says what travels
-again. Usage: python benchmarks/collecting.py [--rounds N] [--jobs N] [--log GB] [--files N] [WHAT...]
-WHAT: jobs (many small runs), large (one run: a log, and many small files). Default: both. It needs rsync.
+again.
+
+Usage: python benchmarks/collecting.py [--rounds N] [--jobs N] [--log GB] [--files N] [--steps N] [WHAT...]
+WHAT: jobs (many small runs), large (one run: a log, and many small files), metrics (the figures and the
+report of a run of many steps, without a cluster). Default: all. The first two need rsync.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -22,20 +26,47 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy
 from support.clusters import BIN, Cluster, raised
 from support.rounds import machine, measure
 
 from clusterctl.jobs.source import source_of
 from clusterctl.jobs.submit import PreparedJob, Submitter, script_of
-from clusterctl.runs.page import REPORT_FILE
+from clusterctl.runs.find import Row
+from clusterctl.runs.page import REPORT_FILE, write_report
+from clusterctl.runs.report import report_of
+from clusterctl.runs.series import summarize
 from clusterctl.scheduler.session import connect_session
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.facts import facts_of
-from clusterctl.state.submissions import ADDED_FILES, SENT_FILES
+from clusterctl.state.ledger import RunRecord
+from clusterctl.state.submissions import ADDED_FILES, METRICS_FILE, SENT_FILES
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import BOOT
 
 SMALL = "echo hello\nmkdir telemetry out\nfor i in $(seq 10); do echo $i >out/$i; done\n"
+# The record of a run without telemetry.
+RECORD = {
+    "token": "0",
+    "cluster": "none",
+    "job_id": "1",
+    "name": "steps",
+    "user": "",
+    "partition": "",
+    "account": "",
+    "state": "COMPLETED",
+    "final": True,
+    "tasks": [{"id": "1", "state": "COMPLETED"}],
+    "nodes": [],
+    "submit_time": None,
+    "start_time": None,
+    "end_time": None,
+    "elapsed_s": None,
+    "collected_at": 0,
+    "remote_dir": "",
+    "files": 1,
+    "bytes": 0,
+}
 LARGE = """import os
 with open('train.log', 'wb') as log:
     for _ in range({log_mb}):
@@ -174,6 +205,34 @@ def large(rounds: int, given: argparse.Namespace) -> None:
         resumed(cluster, job, out, given)
 
 
+def metrics(rounds: int, given: argparse.Namespace) -> None:
+    """The figures and the report of a run that wrote its loss at each step, beside JSON and NumPy."""
+    losses = numpy.random.default_rng(0).random(given.steps)
+    with tempfile.TemporaryDirectory() as folder:
+        run = RunRecord.model_validate({**RECORD, "directory": Path(folder)})
+        with (run.directory / METRICS_FILE).open("w") as file:
+            lines = enumerate(losses.tolist())
+            file.writelines(f'{{"step": {step}, "loss": {loss!r}}}\n' for step, loss in lines)
+
+        def figures() -> None:
+            loss = summarize(run.directory).metrics["loss"]
+            assert (loss.count, loss.min, loss.max) == (len(losses), losses.min(), losses.max())
+
+        def by_numpy() -> None:
+            with (run.directory / METRICS_FILE).open() as file:
+                values = numpy.array([json.loads(line)["loss"] for line in file])
+            assert (values.min(), values.max()) == (losses.min(), losses.max())
+
+        measure(
+            f"{given.steps:,} steps",
+            rounds,
+            aim="a report within 3 s",
+            report=lambda: write_report(report_of([Row(run)]), run.directory / REPORT_FILE),
+            json_and_NumPy=by_numpy,
+            figures_in_run_json=figures,
+        ).show()
+
+
 def resumed(cluster: Cluster, job: str, out: Path, given: argparse.Namespace) -> None:
     """Kill a collect when it has half of the log, and see that only the rest travels."""
     shutil.rmtree(out)
@@ -216,7 +275,7 @@ def _shown(peak: Peak) -> str:
     return f"peak memory of collect: {peak.here:.0f} MB here, {peak.there:.0f} MB on the controller"
 
 
-ALL = {one.__name__: one for one in (jobs, large)}
+ALL = {one.__name__: one for one in (jobs, large, metrics)}
 
 
 def main() -> None:
@@ -227,7 +286,10 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=200)
     parser.add_argument("--log", type=float, default=5, metavar="GB")
     parser.add_argument("--files", type=int, default=100_000)
+    parser.add_argument("--steps", type=int, default=1_000_000)
     given = parser.parse_args()
+    if shutil.which("rsync") is None and {*given.what} != {"metrics"}:
+        parser.error("rsync is not installed")
     if shutil.which("rsync") is None:
         # Before a cluster is raised.
         sys.exit("rsync is missing, which this compares with: install it, such as `apt install rsync`")

@@ -210,17 +210,15 @@ class ProgramMetrics:
         exposed, data = others
         if exposed is None or data is None or not len(seconds.ys) == len(exposed.ys) == len(data.ys):
             return
-        rows = [*zip(steps_ms, exposed.ys, data.ys, seconds.xs or (), strict=True)]
-        if not math.isfinite(sum(map(sum, (steps_ms, exposed.ys, data.ys)))):
-            rows = [row for row in rows if all(map(math.isfinite, row))]
-        xs = [x for *_, x in rows]
-        compute = [max(0.0, step - wait - load) for step, wait, load, _ in rows]
-        for curve, ys in zip(
-            self.parts,
-            (compute, [row[1] for row in rows], [row[2] for row in rows]),
-            strict=True,
-        ):
-            curve.extend(block.axis, Column(xs, ys))
+        waits, loads, xs = exposed.ys, data.ys, seconds.xs or ()
+        if not math.isfinite(sum(map(sum, (steps_ms, waits, loads)))):
+            rows = zip(steps_ms, waits, loads, xs, strict=True)
+            finite_rows = [row for row in rows if all(map(math.isfinite, row))]
+            steps_ms, waits, loads, xs = ([row[at] for row in finite_rows] for at in range(4))
+        listed = zip(steps_ms, waits, loads, strict=True)
+        compute = [max(0.0, step - wait - load) for step, wait, load in listed]
+        for curve, ys in zip(self.parts, (compute, waits, loads), strict=True):
+            curve.extend(block.axis, Column(xs, ys, rises=seconds.rises and len(ys) == len(seconds.ys)))
 
 
 def unit_of(name: str) -> str:

@@ -440,11 +440,12 @@ def _shaped(part: _Part, names: Names, prefix: str) -> Iterator[Block]:
         # The order of the values of a metric matters, also if some lines have other metrics, too.
         parts = part.consecutive(tuple) if len(shapes) > 1 else [part] if part.lines else []
     for same in parts:
-        if "kind" in same.lines[0]:
-            for of_kind in same.consecutive(lambda line: _text(line, "kind")):
-                yield from _block(of_kind, names, prefix)
-        else:
+        kinds = [line.get("kind") for line in same.lines]
+        if kinds.count(kinds[0]) == len(kinds):
             yield from _block(same, names, prefix)
+            continue
+        for of_kind in same.consecutive(lambda line: _text(line, "kind")):
+            yield from _block(of_kind, names, prefix)
 
 
 def _block(part: _Part, names: Names, prefix: str) -> Iterator[Block]:
@@ -549,6 +550,8 @@ def _numbers(place: Column, values: Sequence[Any]) -> Column | None:
     if kinds <= {int, float}:
         with suppress(OverflowError):
             return place._replace(ys=[*map(float, values)])
+    if kinds.isdisjoint({int, float}):
+        return None
     ats = [at for at, value in enumerate(values) if is_number(value)]
     if not ats:
         return None
