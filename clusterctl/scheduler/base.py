@@ -32,7 +32,7 @@ _NODES_OUT = re.compile(r"ReqNodeNotAvail(?!.*[Rr]eserved)|UnavailableNodes|Node
 # Reasons of pending jobs that never start, unless a person changes the job, its limits or the cluster.
 _STUCK = re.compile(
     r"DependencyNeverSatisfied|BadConstraints|Partition(Config|TimeLimit|NodeLimit)|JobHeld(User|Admin)"
-    r"|JobHoldMaxRequeue|job.requeued.in.held.state|(QOS|Assoc)Max\w+Per(Job|Node)(Limit)?|QOSMin\w+|MaxMemPerLimit"
+    r"|JobHoldMaxRequeue|job.requeued.in.held.state|user.env.retrieval.failed.requeued.held|(QOS|Assoc)Max\w+Per(Job|Node)(Limit)?|QOSMin\w+|MaxMemPerLimit"
     r"|(Account|QOS)NotAllowed|Invalid(Account|QOS)|Reservation(Deleted|Invalid)"
 )
 _HELD = re.compile(r"launch.fail.*requeued.held")

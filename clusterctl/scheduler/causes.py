@@ -58,13 +58,14 @@ class FailedJob:
 
 # --- Input ---------------------------------------------------------------------------------------
 # A prompt at the end of a line, and what programs say if nobody can answer.
+_PROMPT = r"(?:\[[Yy]/[Nn]\]|\((?:yes/no|y/n|Y/n|y/N|\[y\]/n)[^)\n]*\))[?:]* *"
 _NO_INPUT: Final = re.compile(
     r"^EOFError: EOF when reading a line$"
     r"|could not read (?:Username|Password) for .*: (?:No such device or address|terminal prompts disabled)"
     r"|^sudo: a (?:terminal|password) is required"
     r"|^Host key verification failed\.$"
-    r"|\[[Yy]/[Nn]\](?::|\?)? *(?:Abort(?:ed)?[.!]?)?$"
-    r"|\((?:yes/no|y/n|Y/n|y/N|\[y\]/n)[^)]*\)\?? *:? *(?:Abort(?:ed)?[.!]?|Exiting\.?)?$"
+    # The program gave up at the prompt, or the prompt is the last that it wrote.
+    rf"|{_PROMPT}(?:Abort(?:ed)?[.!]?|Exiting\.?)$|{_PROMPT}\s*\Z"
     r"|^the input device is not a TTY|/dev/tty.*: No such device or address"
     r"|^(?:EOFError|CondaSystemExit|click\.exceptions\.Abort)\b.*$",
     re.MULTILINE,
@@ -335,6 +336,26 @@ def launcher_crashed(facts: FailedJob) -> Explanation | None:
     )
 
 
+# Messages of MPI_Init. A server also says PMIX_ERR_UNREACH if a rank ended without MPI_Finalize.
+_NO_PMIX: Final = re.compile(
+    r"PMIx? (?:server|client).*(?:unreachable|fail)|PMIX_ERR(?!_UNREACH in file \S*pmix_server\.c)"
+    r"|PMI server not found|OPAL ERROR: Unreachable"
+)
+
+
+def mpi_without_pmix(facts: FailedJob) -> Explanation | None:
+    """MPI does not work with the launcher's PMIx. An exception of the program shows that MPI has started."""
+    is_of_program = facts.error.tracebacks and not re.search(r"\bP?MPI?\b|\bPMIx\b", facts.error.text)
+    if is_of_program or _NO_PMIX.search(facts.raw) is None:
+        return None
+    return Explanation(
+        "mpi-pmix",
+        f"MPI could not start{facts.at}: the MPI library does not work with the launcher's PMIx",
+        "use the cluster's MPI and mpi4py, or start the ranks by mpirun: with --launcher mpirun, or "
+        "`mpirun PROGRAM` in a script",
+    )
+
+
 # Slurm's PMIx plugin lost the connection to a rank that had not called MPI_Finalize, and ends the step.
 _LOST_RANK: Final = re.compile(
     r"^slurmstepd\S*: error: .*mpi/pmix.*Error handler invoked: .*source = \[\S+:(?P<rank>\d+)\]",
@@ -448,5 +469,6 @@ BEFORE: Final[Mapping[str, Sequence[Function]]] = {
     "command-not-found": (step_without_path,),
     "noexec": (missing_file,),
     "port-in-use": (master_port_in_use,),
+    "arguments": (mpi_without_pmix,),
     "exit-code": (unanswered_read,),
 }

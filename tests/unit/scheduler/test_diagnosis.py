@@ -277,6 +277,8 @@ def test_message_that_quotes_another_error_is_not_its_cause(code: str, log: str)
         ("waiting-for-quota", "PENDING", "AssocGrpCPUMinutesLimit"),
         ("waiting-for-own-array", "PENDING", "JobArrayTaskLimit"),
         ("waiting-for-another-reason", "PENDING", "BurstBufferStageIn"),
+        ("waiting-for-another-reason", "PENDING", "BurstBufferResources"),
+        ("user-environment", "PENDING", "user env retrieval failed requeued held"),
         ("waiting-beyond-partition", "PENDING", "PartitionConfig"),
         ("waiting-beyond-limits", "PENDING", "BadConstraints"),
         ("waiting-beyond-job-limit", "PENDING", "QOSMaxCpuPerJobLimit"),

@@ -119,6 +119,8 @@ NEAR_MISSES = (
     ("no-input", raised("EOFError: Ran out of input", "pickle.load(file)")),
     ("no-input", raised("EOFError", "buf = conn.recv()")),
     ("no-input", raised("EOFError: telnet connection closed", "t.read_until(b'x')")),
+    ("no-input", "Overwrite the results? [y/N]\ny\n" + ENDED),
+    ("no-input", "Answers: (y/n)\nq1 (yes/no)?\n" + ENDED),
     ("no-input", "Did the run converge? (yes/no): no\nnot converged\n"),
     ("missing-file", "[warn] cache.db: No such file or directory, starting empty\nresult rejected\n"),
     ("host-memory", "policy: on MemoryError: shrink\nbad policy 'grow'\n"),
@@ -235,6 +237,30 @@ def test_traceback_of_a_rank_is_the_cause_though_others_write_on() -> None:
 def test_message_of_a_killed_rank_is_not_its_cause() -> None:
     log = "cat: x: No such file or directory\nsrun: error: n1: task 0: Killed\n"
     assert said(log, exit_code=137).code == "killed"
+
+
+NO_GIT = raised(
+    "FileNotFoundError: [Errno 2] No such file or directory: 'git'", "subprocess.run(['git'])"
+).replace(
+    "FileNotFound",
+    '  File "/usr/lib/python3.13/subprocess.py", line 1972, in _execute_child\n    raise child_exception\nFileNotFound',
+    1,
+)
+PMIX_MESSAGE = "[n1:7] PMIX ERROR: PMIX_ERR_OUT_OF_RESOURCE in file gds_ds12_lock_pthread.c at line 1\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "code"),
+    [
+        (NO_GIT, "command-not-found"),
+        ("no version\n" + NO_GIT + "epoch 1\n" + raised("RuntimeError: shape mismatch"), "python-exception"),
+        (PMIX_MESSAGE, "mpi-pmix"),
+        (PMIX_MESSAGE + raised("RuntimeError: shape mismatch"), "python-exception"),
+        (PMIX_MESSAGE + raised("RuntimeError: MPI could not be initialized"), "mpi-pmix"),
+    ],
+)
+def test_message_before_the_exception_of_the_program_is_not_its_cause(log: str, code: str) -> None:
+    assert said(log, exit_code=1).code == code
 
 
 SCRIPTS: Mapping[str, tuple[str, bool]] = {
