@@ -43,8 +43,8 @@ _LOCAL: Final = frozenset({"above", "beside", "elsewhere", "home", "listed", "ow
 _WORD_COLUMNS = 200
 # Slurm takes a year for jobs without a time limit, so that a later start is no estimate.
 _LONGEST_S = 60 * 86_400
-# The job's id in a command.
-_OF_JOB: Final = re.compile(r"(?<=scontrol release )JOB\b|(?<=jobid=)JOB\b")
+# Stands for the job's id in a diagnosis that several jobs share. It can't be in a text of a job.
+_JOB: Final = "\0"
 # The end of a line in place of an empty log.
 WROTE_NOTHING: Final = "wrote nothing to its log"
 _READ_THE_LOG: Final = re.compile(r"read the (?:end of the )?log(?:: `clusterctl logs`|, [^;]*)?")
@@ -147,8 +147,7 @@ class Diagnosis:
 
     def for_job(self, job: JobInfo) -> Diagnosis:
         """Return the same diagnosis of another job."""
-        fix = _OF_JOB.sub(job.id, self.fix)
-        return replace(self, job_id=job.id, name=job.name, fix=fix)
+        return replace(self, job_id=job.id, name=job.name, fix=self.fix.replace(_JOB, job.id))
 
     @property
     def has_log(self) -> bool:
@@ -187,7 +186,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 
 def _diagnose(evidence: Evidence) -> Diagnosis:
-    """Return a diagnosis with JOB in place of the job's id in commands."""
+    """Return a diagnosis with ``_JOB`` in place of the job's id in commands."""
     case = _Case.of(evidence)
     found = case.find()
     if (writer := case.writer_of(found)) != case.failed:
@@ -417,7 +416,7 @@ def _words(evidence: Evidence, failed: Failed) -> dict[str, str]:
         # A rank that has lost its slurmstepd ends with an exit code of its own.
         "lost_at": f" on {failed.host}" if failed.exit_code == LOST_SERVER and failed.host else "",
         "lost_why": ", ".join(dict.fromkeys(evidence.lost.values())),
-        "job": job.id,
+        "job": _JOB,
         "memory": "" if job.prefix else "ask for more with --mem, ",
         "nodes": ", ".join(job.nodes),
         "silent": silent if hang and hang.ended_job else "",
