@@ -49,7 +49,8 @@ _LOWER: Final = _TIMES | _words(
     "rmse mae mape smape wape msle rmsle nrmse nmse rmsd mpjpe wer cer mer fid kid lpips eer "
     "ece brier hausdorff chamfer regret residual residuals misfit aic bic fpr fnr miss misses "
     "fault faults failure failures mistake mistakes retry retries timeout timeouts violation "
-    "violations mismatch mismatches cost costs usd eur joule joules kj mj kwh wh"
+    "violations mismatch mismatches imbalance carbon co2 emissions cost costs usd eur joule joules "
+    "kj mj kwh wh"
 )
 _HIGHER: Final = _words(
     "acc accuracy f1 fscore fbeta auc auroc auprc aupr ap map miou iou dice jaccard mcc bleu "
@@ -78,7 +79,7 @@ _COSTS: Final = _words("joule joules j kj mj kwh wh watt watts w usd eur dollar 
 _BESIDE: Final = _words(
     "train training val valid validation eval evaluation test dev epoch step iter iteration "
     "batch total sum mean avg average median max maximum min minimum best last final first "
-    "running ema value per at all cpu gpu node rank wall user sys macro micro weighted masked "
+    "running ema value per at all cpu gpu node rank roc wall user sys macro micro weighted masked "
     "top percent pct k p kib mib gib"
 )
 # Words with the direction of the word before them: an error rate, the norm of a residual.
@@ -98,10 +99,14 @@ _AMOUNTS: Final = _words("k m million thousand")
 _TARGET: Final = re.compile(r"\s*(.+?)\s*(<=|>=|=)\s*(\S+)\s*")
 _SIGNS: Final = {"<=": Goal.MIN, ">=": Goal.MAX}
 _ONE_MINUS: Final = re.compile(r"(?:1|one)\s*(?:-|_minus_)\s*", re.IGNORECASE)
+# The share of exact answers, or of those that pass within k attempts.
+_PASSED: Final = re.compile(r"exact_match$|(?:^|[/_])pass@\d+$", re.IGNORECASE)
 _PARENTHESES: Final = re.compile(r"\(.*?\)|\[.*?\]")
 _CHUNK: Final = re.compile(r"[A-Za-z0-9]+")
 _CAMEL: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _SIMULATED: Final = _words("fs ps ns us ms s day days month months year years yr")
+_HOURS: Final = _words("hour hours h hr day days")
+_PLACES: Final = _words("gpu device node rank core cpu")
 _DAYS: Final = _words("day days d")
 # Bits per byte, character or dimension are a loss.
 _BITS: Final = _words("bit bits")
@@ -127,6 +132,8 @@ def goal_of(metric: str) -> Goal | None:
     The last word that is not a mere addition decides: ``val/accuracy_loss`` is a loss. Amounts of work
     per time, energy or money are speeds.
     """
+    if _PASSED.search(metric):
+        return Goal.MAX
     if match := _ONE_MINUS.match(metric):
         goal = goal_of(metric[match.end() :])
         return None if goal is None else goal.opposite
@@ -224,6 +231,8 @@ def _rate(parts: list[list[str]]) -> tuple[list[str], list[str]] | None:
                 below = below[1:]
             return words[:first], below
     for above, below in pairwise(parts):
+        if above[-1] in _HOURS and below[0] in _SIMULATED:
+            return above, below
         is_by_unit = below[0] in _UNITS_OF_TIME | _DAYS | _COSTS and bool(_telling(above))
         if is_by_unit or (above[-1] in _UNITS_OF_TIME | _BITS and _is_work(below)):
             return above, below
@@ -232,6 +241,8 @@ def _rate(parts: list[list[str]]) -> tuple[list[str], list[str]] | None:
 
 def _of_rate(above: list[str], below: list[str]) -> Goal | None:
     """Return the goal of a metric such as images per second. below: also further divisors."""
+    if len(below) > 2 and below[1] == "per" and below[0] in _PLACES:  # noqa: PLR2004 - of a GPU per second
+        below = below[2:]
     unit, divisor, *rest = above[-1], *below
     if rest and rest[0] != "per" and _telling(rest):
         # A deviation or a share of a speed is no speed.
@@ -239,6 +250,9 @@ def _of_rate(above: list[str], below: list[str]) -> Goal | None:
     if divisor in _DAYS and unit in _SIMULATED:
         # Simulated time per day of the clock.
         return Goal.MAX
+    if unit in _HOURS and divisor in _SIMULATED:
+        # Time of the clock for a simulated time.
+        return Goal.MIN
     if unit in _BITS and divisor not in _UNITS_OF_TIME:
         return Goal.MIN if _singular(divisor) in _CODED else None
     if _is_work([unit]) and _of_words(above) in (None, Goal.MAX):

@@ -14,7 +14,8 @@ LOWER = """
     time_s time/s wall_time total_time_(s) epoch_s epoch_seconds step_ms seconds_per_step s/it s/sample
     ms_per_token sec/iter us/call ns_per_op p99_latency_ms latency_p99 time_to_accuracy runtime idle_share
     usd_per_epoch cost_usd cost_per_million_tokens usd_per_1k_tokens kwh_per_epoch joules_per_sample
-    negative_reward 1-accuracy
+    negative_reward 1-accuracy hours/ns load_imbalance co2 eval_runtime elapsed_time_per_iteration_(ms)
+    mean_ttft_ms hausdorff95 ExecutionTime cache_misses
 """
 HIGHER = """
     Val_Acc evalAccuracy best_val_acc1 top5_acc acc@1 f1 f1_macro f1-score R2 mAP metrics/mAP50-95(B) mIoU
@@ -26,7 +27,8 @@ HIGHER = """
     mlups MLUPS GLUPS MLUP/s GUPS gteps gflops tflops GFLOPs TFLOP/s gflops_per_watt samples_per_joule
     tokens_per_usd Mcells/s Matoms/s ns_per_day ns/day sypd fps time/fps qps iops GB/s gb_s Gbit/s mbps
     algbw bus_gb_per_s read_bandwidth token_throughput speed speed_(GB/s) frame_rate update_rate
-    perf/mfu efficiency energy_efficiency
+    perf/mfu efficiency energy_efficiency eval_exact_match pass@1 auc_roc tokens_per_gpu_per_second
+    request_throughput Matom-step/s bw(MiB/s) mean_TEPS Triad_MB/s cache_hit_rate TFLOPS/GPU
 """
 UNKNOWN = """
     x speedometer loss_scale loss_std loss_weight accuracy_drop accuracy_std grad_norm learning_rate lr
@@ -35,7 +37,7 @@ UNKNOWN = """
     images_s tokens_s u_s foo/s foo_per_s ms_per_s steps_per_epoch iterations_per_solve samples_per_s_std
     seconds_per_step_std lost_packets_per_s dropped_requests_per_s false_positive_rate sample_rate
     dropout_rate no_loss entropy approx_kl temperature energy power gpu_util memory_gib distance
-    return_code kappa price bits
+    return_code kappa price bits total_flos ep_len_mean clip_fraction explained_variance elo chi2 day/step
 """
 
 
