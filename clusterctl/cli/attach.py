@@ -69,7 +69,7 @@ def attach(
         **request,
     )
     failure = proof_failure(attached)
-    screen.result(_answer(attached, failure), *_lines(attached, failure))
+    screen.result(_answer(attached, failure), *summary(attached, failure))
     return 1 if failure else 0
 
 
@@ -91,7 +91,7 @@ def _answer(attached: Attached, failure: Failure | None) -> dict[str, Any]:
     }
 
 
-def _lines(attached: Attached, failure: Failure | None) -> list[str]:
+def summary(attached: Attached, failure: Failure | None) -> list[str]:
     """Return the summary of `attach`."""
     name, width = attached.spec.name, max(len(fact.fact) for fact in attached.facts)
     lines = [f"{fact.fact:{width}}  {fact.value}  ({fact.learned})" for fact in attached.facts]

@@ -292,7 +292,7 @@ def _report_or_preflight(
 def _show_site(screen: Screen, spec: ClusterSpec) -> int:
     """Show the facts about a cluster that other people operate. Return the exit code."""
     with screen.working("asking the login node"):
-        facts = examine_site(spec, Workspace.of(spec.name))
+        facts = examine_site(Workspace.of(spec.name))
     problems = [fact for fact in facts if fact.is_problem]
     failures = [Failure("site-problem", f"{fact.fact}: {fact.value}", phase="examine") for fact in problems]
     rows = [[fact.fact, "error" if fact.is_problem else "ok", fact.value, fact.learned] for fact in facts]

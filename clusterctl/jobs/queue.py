@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from clusterctl.errors import ClusterctlError, Notice, SchedulerError, UsageError
 from clusterctl.jobs.events import with_attempts
 from clusterctl.scheduler.base import AccountingAwayError, JobInfo, JobState
+from clusterctl.scheduler.records import remember_states
 from clusterctl.scheduler.session import Session, resolve_submissions
+from clusterctl.spec.names import PROOF_JOB
 from clusterctl.state.run_names import job_id_of
 from clusterctl.state.workspace import REPAIR
 
@@ -106,7 +108,14 @@ def known_jobs(session: Session, ids: Sequence[str]) -> tuple[JobInfo, ...]:
             raise exc.of_job(missing[0]) from exc
     if unknown := _missing(ids, jobs):
         raise session.scheduler.unknown(unknown)
+    _remember(session, jobs)
     return jobs
+
+
+def _remember(session: Session, jobs: Sequence[JobInfo]) -> None:
+    """Record final states if there is no accounting: Slurm's queue soon forgets them."""
+    if session.facts.no_accounting:
+        remember_states(session.ledger, jobs)
 
 
 def find_or_list(session: Session, ids: Sequence[str], most: int | None = None) -> Listing:
@@ -145,7 +154,8 @@ def list_jobs(session: Session, most: int | None = None) -> Listing:
     entries = session.ledger.entries()
     refused = {entry.token for entry in entries if entry.refused}
     queued = (job for job in session.scheduler.own_jobs() if job.token not in refused)
-    by_id = {job.id: job for job in queued}
+    # The job with which another machine's `attach` proves MPI is not the user's.
+    by_id = {job.id: job for job in queued if job.token or not job.name.startswith(PROOF_JOB)}
     listed = {job.whole_id for job in by_id.values()}
     # The queue may have forgotten tasks of an array.
     arrays = dict.fromkeys(job.whole_id for job in by_id.values() if job.task is not None)
@@ -158,6 +168,7 @@ def list_jobs(session: Session, most: int | None = None) -> Listing:
         unlisted = len(_missing(others, exc.queued))
     jobs = tuple(sorted(by_id.values(), key=lambda job: (-job.number, job.task or 0)))
     ids = list(dict.fromkeys(job.whole_id for job in jobs))
+    _remember(session, jobs)
     recent = {*ids[:most]}
     shown = tuple(job for job in jobs if job.whole_id in recent or not job.ended)
     older = len(ids) - len({job.whole_id for job in shown})

@@ -42,6 +42,7 @@ from clusterctl.scheduler.base import (
     worst_job,
 )
 from clusterctl.scheduler.limits import with_limits
+from clusterctl.scheduler.records import remember_states
 from clusterctl.scheduler.session import Session
 from clusterctl.state.submissions import METRICS_FILE
 from clusterctl.transport.base import Transport, remote_argv, split_lines
@@ -168,11 +169,7 @@ class _Watched:
         raise WaitTimeoutError(problem, why="; ".join(states), fix=fix)
 
     def _remember(self, jobs: Sequence[JobInfo]) -> None:
-        for job_id in dict.fromkeys(job.whole_id for job in jobs):
-            entry = self._session.ledger.find(job_id)
-            if entry is not None and job_id in self._ids:
-                state = worst_job([job for job in jobs if job.whole_id == job_id]).state.value
-                self._session.ledger.update(entry, state=state)
+        remember_states(self._session.ledger, (job for job in jobs if job.whole_id in self._ids))
 
 
 def reported_state(job: JobInfo) -> tuple[object, ...]:

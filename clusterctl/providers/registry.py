@@ -43,9 +43,9 @@ def attach(**request: Any) -> Attached:
     return attached
 
 
-def examine_site(spec: ClusterSpec, workspace: Workspace) -> tuple[Fact, ...]:
+def examine_site(workspace: Workspace) -> tuple[Fact, ...]:
     """Return facts about a cluster that other people operate, and how each was learned."""
-    facts: tuple[Fact, ...] = _module("existing", "provider").examine_site(spec, workspace)
+    facts: tuple[Fact, ...] = _module("existing", "provider").examine_site(workspace)
     return facts
 
 

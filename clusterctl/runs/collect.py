@@ -57,7 +57,7 @@ from clusterctl.scheduler.base import (
     unmanaged_job_error,
 )
 from clusterctl.scheduler.first import settle
-from clusterctl.scheduler.records import await_ends
+from clusterctl.scheduler.records import await_ends, final_states
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, Session, resolve_submissions
 from clusterctl.scheduler.session import connect_session as session_of
 from clusterctl.spec.units import parse_size_mib
@@ -360,7 +360,8 @@ class _Collection:
             install_tree(work, final, manifest.links)
         # Without the accounting, the next collect completes the record, also that of an array.
         run_state = JobState.UNKNOWN.value if writer.accounting_away else record.state
-        self.session.ledger.update(entry, run_dir=str(final), run_state=run_state, state=record.state)
+        states = final_states(writer.jobs) if record.final else {"state": record.state}
+        self.session.ledger.update(entry, run_dir=str(final), run_state=run_state, **states)
         if entry.kept:
             with suppress(ClusterctlError):
                 settle(self.session.scheduler, self.session.ledger, str(entry.first))

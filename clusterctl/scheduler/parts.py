@@ -43,6 +43,11 @@ def tasks_of(array: str) -> list[int]:
     return []
 
 
+def fold_tasks(numbers: Iterable[int]) -> str:
+    """Return numbers of tasks as a value of `sbatch --array`: ``0-3,7``."""
+    return str(RangeSet(",".join(map(str, numbers))))
+
+
 def most_tasks(max_array: int) -> int:
     """Return the limit of an array's indices if it is sent in parts. max_array: Slurm's MaxArraySize."""
     size = _size(max_array)

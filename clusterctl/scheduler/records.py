@@ -23,9 +23,16 @@ from clusterctl.scheduler.attempts import (
     events_of,
     recorded_attempts,
 )
-from clusterctl.scheduler.base import AccountingAwayError, JobInfo, JobState, Outcome, comment_of
-from clusterctl.scheduler.parts import tasks_of
-from clusterctl.state.submissions import JobEntry, Ledger
+from clusterctl.scheduler.base import (
+    AccountingAwayError,
+    JobInfo,
+    JobState,
+    Outcome,
+    comment_of,
+    worst_job,
+)
+from clusterctl.scheduler.parts import fold_tasks, tasks_of
+from clusterctl.state.submissions import Change, JobEntry, Ledger
 from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.util.progress import Clock
 from clusterctl.util.terminal import plain_line
@@ -54,6 +61,31 @@ def recorded_jobs(transport: Transport, ledger: Ledger, numbers: Collection[str]
     return tuple(
         job for job_id, entry in entries.items() for job in _jobs_of(entry, records.get(job_id), ledger)
     )
+
+
+def remember_states(ledger: Ledger, jobs: Iterable[JobInfo]) -> None:
+    """Record the final states of jobs, and of arrays all of whose tasks have ended, if they are new."""
+    by_id: dict[str, list[JobInfo]] = {}
+    for job in jobs:
+        by_id.setdefault(job.whole_id, []).append(job)
+    for entry in ledger.entries():
+        tasks = by_id.get(entry.job_id or "", ())
+        if tasks and all(job.ended for job in tasks):
+            states = final_states(tasks)
+            if (states["state"], states.get("task_states")) != (entry.state, entry.task_states):
+                ledger.update(entry, **states)
+
+
+def final_states(jobs: Sequence[JobInfo]) -> dict[str, Change]:
+    """Return the fields of the ledger's entry with the states of an ended job or of an array's tasks."""
+    tasks: dict[str, list[int]] = {}
+    for job in jobs:
+        if job.task is not None:
+            tasks.setdefault(job.state.value, []).append(job.task)
+    states: dict[str, Change] = {"state": worst_job(jobs).state.value, "state_at": time.time()}
+    if tasks:
+        states["task_states"] = {state: fold_tasks(numbers) for state, numbers in tasks.items()}
+    return states
 
 
 def with_comments(ledger: Ledger | None, jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]:
@@ -182,10 +214,13 @@ def _jobs_of(entry: JobEntry, record: _Record | None, ledger: Ledger) -> Iterato
         work_dir=entry.remote_dir or "",
         comment=comment_of(entry.token),
     )
-    known = JobState.__members__.get(entry.state or "", JobState.UNKNOWN)
+    # The states that Slurm told earlier.
+    known: dict[int | None, str] = {None: entry.state or ""}
+    for name, numbers in (entry.task_states or {}).items():
+        known.update(dict.fromkeys(tasks_of(str(numbers)), name))
     if record is None:
-        # The ledger has the state that Slurm told earlier.
-        yield from [replace(job, state=known)] if known.outcome is not Outcome.GOES_ON else []
+        state = JobState.__members__.get(known[None], JobState.UNKNOWN)
+        yield from [replace(job, state=state)] if state.outcome is not Outcome.GOES_ON else []
         return
     tasks = {
         *_tasks(ledger.kept_file(entry.token, "job.sbatch")),
@@ -193,16 +228,20 @@ def _jobs_of(entry: JobEntry, record: _Record | None, ledger: Ledger) -> Iterato
     }
     for task in sorted(tasks) or (None,):
         ending = _ending(record, "" if task is None else str(task)) or ending_of(())
-        state = JobState(ending.state)
-        # Slurm's own state is more precise, such as OUT_OF_MEMORY.
-        state = known if task is None and known.outcome is state.outcome else state
+        recorded = JobState(ending.state)
+        state = JobState.__members__.get(known.get(task, ""), JobState.UNKNOWN)
+        # Slurm's own state is more precise, such as OUT_OF_MEMORY, unless the job was started again since.
+        is_new = entry.state_at is None or (ending.started or 0.0) > entry.state_at
+        if state.outcome is Outcome.GOES_ON or (is_new and state.outcome is not recorded.outcome):
+            state = recorded
+        is_recorded = state.outcome is recorded.outcome
         yield replace(
             job,
             task=task,
             state=state,
-            reason=ending.reason,
-            exit_code=ending.exit_code,
-            signal=0 if ending.exit_code is not None else None,
+            reason=ending.reason if is_recorded else "",
+            exit_code=ending.exit_code if is_recorded else None,
+            signal=0 if is_recorded and ending.exit_code is not None else None,
             nodes=ending.nodes,
             partition=ending.partition,
             restarts=ending.restarts,

@@ -117,7 +117,10 @@ def _facts_of_record(record: dict[str, Any]) -> ClusterFacts:
 def not_up(workspace: Workspace) -> NotUpError:
     """Return the error for a cluster that is not up."""
     message = f"cluster {workspace.root.name!r} is not up"
-    fix = f"run {workspace.update} first, or choose another cluster with --cluster"
+    command = workspace.update
+    if not workspace.root.exists():
+        command += " (`clusterctl attach` if other people operate the cluster)"
+    fix = f"run {command} first, or choose another cluster with --cluster"
     fix += " (`clusterctl list` shows all)"
     error = NotUpError(message, code="not-up", where=str(workspace.root), fix=fix)
     near = did_you_mean(workspace.root.name, clusters_up())

@@ -75,7 +75,9 @@ class JobEntry:
     """A submitted job, recorded before it is sent to Slurm. ``token``: random text that identifies the job.
 
     job_id: set when sbatch has answered. refused: whether Slurm rejected the job, so it never gets an id.
-    state: the job's final state; None until it is known.
+    state: the job's final state; None until it is known. Of an array, that of the worst task.
+    task_states: for an array, the final states that Slurm has told, with the numbers of the tasks: `0-3,7`.
+    state_at: when Slurm told them, in Unix seconds by the local clock.
     run_dir: local folder with the job's collected results. run_state: the job's state when they were copied.
     files: the folder below ``remote_dir`` with the program's files. None: a job of an earlier version, with
         all its files in ``remote_dir`` itself.
@@ -97,6 +99,8 @@ class JobEntry:
     remote_dir: str | None = None
     refused: bool = False
     state: str | None = None
+    task_states: Mapping[str, str] | None = None
+    state_at: float | None = None
     run_dir: str | None = None
     run_state: str | None = None
     files: str | None = None
@@ -119,13 +123,15 @@ class JobEntry:
         return f"job {self.job_id or 'of unknown id'} ({self.name})"
 
 
+Change = str | bool | int | float | Mapping[str, str]
 _REQUIRED: Final = frozenset(field.name for field in fields(JobEntry) if field.default is MISSING)
 
 
 @cache
 def _kinds() -> Mapping[str, Any]:
     """Return the types of the values of an entry, by key."""
-    return get_type_hints(JobEntry) | {"submitted_at": float | int}
+    more = {"submitted_at": float | int, "state_at": float | int, "task_states": dict}
+    return get_type_hints(JobEntry) | more
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +235,7 @@ class Ledger:
         append_line(self._path, json.dumps(row, separators=(",", ":")))
         return entry
 
-    def update(self, entry: JobEntry, **changes: str | bool | int) -> JobEntry:
+    def update(self, entry: JobEntry, **changes: Change) -> JobEntry:
         """Return the changed entry. Record the changes: in memory if the disk is full (see ``refusal``)."""
         try:
             return self.record(entry, **changes)
@@ -238,7 +244,7 @@ class Ledger:
             self.refusal = exc
         return replace(entry, **changes)  # type: ignore[arg-type]  # fields of these types
 
-    def record(self, entry: JobEntry, **changes: str | bool | int) -> JobEntry:
+    def record(self, entry: JobEntry, **changes: Change) -> JobEntry:
         """Return the changed entry. The changes are on disk when this method returns."""
         append_line(self._path, json.dumps({"token": entry.token, **changes}, separators=(",", ":")))
         return replace(entry, **changes)  # type: ignore[arg-type]  # fields of these types

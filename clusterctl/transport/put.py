@@ -16,7 +16,7 @@ from typing import BinaryIO, cast
 
 from clusterctl.errors import CommandError, TransferError, TransportError, printable
 from clusterctl.spec.names import first_few
-from clusterctl.transport.base import Conversation, Transport, remote_argv
+from clusterctl.transport.base import ENDED_BY_SIGNAL, Conversation, Transport, remote_argv
 from clusterctl.transport.remote_content import ALIVE_LINE, HEADER, SAME, line_of, parse_request, send_file
 from clusterctl.transport.remote_incoming import Incoming, TruncatedError, UnexpectedError
 from clusterctl.transport.remote_open import HELD
@@ -25,6 +25,8 @@ from clusterctl.util.assets import tree_files
 
 _PROGRAM = "clusterctl.transport.remote_receive"
 _PIECE = 1 << 18  # bytes
+# A shell's exit status for a program that signal N has ended is this number and N.
+_SIGNALLED = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +317,16 @@ def _write_error(host: str, exc: CommandError) -> TransferError:
         fix = (
             "end the process that holds the lock (`clusterctl ssh lslocks` lists it, or `lslocks` on another "
             "node), or remove the lock file while no `submit` runs; then run the command again"
+        )
+    elif exc.rc == ENDED_BY_SIGNAL or exc.rc > _SIGNALLED:
+        return TransferError(
+            "the program that writes the files on the cluster was killed",
+            code="program-killed",
+            where=host,
+            why=printable(exc.why.strip() or exc.what),
+            fix="run the command again; a login node may limit the CPU time of programs, "
+            "so send fewer files, or ask the site's administrators",
+            host=host,
         )
     reason = printable((exc.why.strip().splitlines() or [exc.what])[-1])
     return TransferError(problem, code="files-unwritable", where=host, why=reason, fix=fix, host=host)

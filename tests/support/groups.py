@@ -31,6 +31,7 @@ GROUPS = {
         "test_attach_login.py",
         "test_attach_kills.py",
         "test_attach_programs.py",
+        "test_attach_strict.py",
     ),
 }
 _GROUP_OF = {module: group for group, modules in GROUPS.items() for module in modules}

@@ -7,7 +7,7 @@ on the cluster, and the folder there keeps its id.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -16,7 +16,8 @@ from typing import Any, Final
 from ClusterShell.NodeSet import NodeSet, NodeSetException
 from pydantic import ValidationError
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import CommandError, UsageError
+from clusterctl.providers.existing.detach import AttachedFolder
 from clusterctl.providers.existing.place import Placed, expanded
 from clusterctl.providers.existing.probe import Choices, Probed, probe
 from clusterctl.providers.existing.prove import Proof, ProofOptions, Unproven, leave_proof, place_and_prove
@@ -303,10 +304,7 @@ def _completed(request: Request, workspace: Workspace, start: _Start, probed: Pr
     site = replace(probed.site, proven_pythons=start.pythons, proven_glibc=earlier.proven_glibc)
     settings = _new_settings(request, start, probed)
     spec = _spec(workspace.root.name, settings, probed, start.spec)
-    recorded = inventory_if_known(workspace)
-    if recorded is None:
-        # From now on, `detach` knows the folder, even if this process is killed.
-        write_atomic(workspace.spec, dump_spec(spec))
+    recorded, earlier_spec = inventory_if_known(workspace), applied_if_known(workspace)
     request.reporter.step("place and prove")
     options = ProofOptions(
         partition=probed.partition,
@@ -326,6 +324,10 @@ def _completed(request: Request, workspace: Workspace, start: _Start, probed: Pr
         transport = connections.to(LOGIN_HOST)
         if recorded is not None:
             _reject_other_folder(transport, settings.folder, recorded.folder)
+        else:
+            _remove_earlier_folder(transport, workspace, earlier_spec, settings.folder, request.reporter)
+            # From now on, `detach` knows the folder, even if this process is killed.
+            write_atomic(workspace.spec, dump_spec(spec))
         placed, outcome = place_and_prove(transport, site, settings.folder, workspace.cluster_id(), options)
         if settings.launcher is None and isinstance(outcome, Unproven) and outcome.code == "pending":
             leave_proof(transport, site, placed, options, probed.proof_nodes)
@@ -342,11 +344,23 @@ def _completed(request: Request, workspace: Workspace, start: _Start, probed: Pr
     spec = spec.model_copy(update={"provider": settings})
     attached = Attached(workspace, spec, probed, placed, outcome)
     folder = {"folder": placed.folder} if "folder" in start.chosen else {}
-    replace(site, chosen={**start.chosen, **folder}, facts=attached.placed_facts).save(workspace)
+    facts = (*attached.placed_facts, *_facts_of_earlier_proof(start, earlier_spec, attached))
+    replace(site, chosen={**start.chosen, **folder}, facts=facts).save(workspace)
     write_atomic(workspace.spec, dump_spec(spec))
     inventory = _inventory(spec, probed, placed, outcome)
     write_atomic(workspace.inventory, inventory.model_dump_json(indent=2) + "\n")
     return attached
+
+
+def _facts_of_earlier_proof(start: _Start, earlier: ClusterSpec | None, attached: Attached) -> Iterator[Fact]:
+    """Yield what an earlier proof has found, if jobs still use its launcher and modules."""
+    before, now = _settings(earlier), _settings(attached.spec)
+    is_pending = attached.unproven is not None and attached.unproven.code == "pending"
+    if start.site is None or before is None or now is None or now.launcher is None or not is_pending:
+        return
+    if (before.modules, before.launcher) == (now.modules, now.launcher):
+        own = {fact.fact for fact in attached.placed_facts}
+        yield from (fact for fact in start.site.facts if fact.fact not in own and not fact.is_problem)
 
 
 def _reject_other_folder(transport: Transport, folder: str, recorded: str) -> None:
@@ -360,6 +374,29 @@ def _reject_other_folder(transport: Transport, folder: str, recorded: str) -> No
             why=f"clusterctl's files there are in {recorded}",
             fix="leave out the folder, or first remove the other with `clusterctl detach`",
         )
+
+
+def _remove_earlier_folder(
+    transport: Transport,
+    workspace: Workspace,
+    earlier: ClusterSpec | None,
+    folder: str,
+    reporter: Reporter,
+) -> None:
+    """Remove another folder that a failed `attach` has left, unless it has files of the user."""
+    settings = _settings(earlier)
+    if settings is None or settings.folder == folder:
+        return
+    # The earlier folder's variable may not be set, and the folder may have the mark of another cluster.
+    with suppress(CommandError, UsageError):
+        path = expanded(transport, settings.folder)
+        left = AttachedFolder(transport, path, workspace.cluster_id())
+        if path == expanded(transport, folder):
+            return
+        if all(entry.by_attach for entry in left.entries()):
+            left.remove()
+        else:
+            reporter.note(f"{path} stays, because it has files that `attach` did not create")
 
 
 def _new_settings(request: Request, start: _Start, probed: Probed) -> ExistingSettings:

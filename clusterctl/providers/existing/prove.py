@@ -18,7 +18,7 @@ from typing import Any, Final
 from clusterctl.errors import TransportError, printable
 from clusterctl.providers.existing.place import Placed, place, write_profile
 from clusterctl.providers.existing.site import MPI_MODULE, Site
-from clusterctl.spec.names import Launcher
+from clusterctl.spec.names import PROOF_JOB, Launcher
 from clusterctl.transport.base import BOOT, Transport, module_texts, split_lines
 from clusterctl.util.assets import data_folder
 from clusterctl.util.progress import SILENT, Reporter
@@ -154,7 +154,7 @@ def prove(transport: Transport, site: Site, placed: Placed, options: ProofOption
     named = {"partition": options.partition, "account": options.account, "qos": options.qos}
     words += [f"--{name}={value}" for name, value in named.items() if value]
     numbers = (f"{options.patience_s:.0f}", str(len(script)), str(len(probe)))
-    name = f"clusterctl-proof-{placed.cluster_id}"
+    name = f"{PROOF_JOB}{placed.cluster_id}"
     argv = ["sh", "-c", _PROVE, "prove", placed.folder, name, site.slurm_path, *numbers, *words]
     too_long = TransportError("the proof's job printed a line that is too long", code="line-too-long")
     with transport.converse(argv, silence_s=_SILENCE_S) as talk:

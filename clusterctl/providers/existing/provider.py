@@ -21,7 +21,7 @@ from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import Launcher
 from clusterctl.spec.units import format_duration
-from clusterctl.state.inventory import Inventory, inventory_of
+from clusterctl.state.inventory import Inventory, applied_spec, inventory_of
 from clusterctl.state.workspace import WAIT_S, Workspace, write_atomic
 from clusterctl.transport.base import Transport
 from clusterctl.transport.login import LOGIN_HOST, calls_of_last_hour
@@ -65,12 +65,12 @@ class ExistingProvider(Provider):
         return
 
 
-def examine_site(spec: ClusterSpec, workspace: Workspace) -> tuple[Fact, ...]:
+def examine_site(workspace: Workspace) -> tuple[Fact, ...]:
     """Ask the login node again. No job is submitted. A proof by the user's first job is recorded.
 
     Raises the errors of ``probe``, NotUpError if `attach` has not finished, and UsageError.
     """
-    inventory, site = inventory_of(workspace), load_site(workspace)
+    inventory, site, spec = inventory_of(workspace), load_site(workspace), applied_spec(workspace)
     with Connections(workspace.ssh_config, stays=LOGIN_HOST) as connections:
         transport = connections.to(LOGIN_HOST)
         probed, saved = probe(transport, Choices.of(site.chosen)), site.facts
@@ -91,7 +91,8 @@ def facts_of_first_job(
     """Yield the facts that the user's first job has found. Record a proof as `attach` does."""
     settings = existing_cluster(spec.provider)
     if settings.launcher is not None:
-        yield Fact("MPI", settings.launcher, "the spec, or an earlier proof")
+        modules = f", module {' '.join(settings.modules)}" if settings.modules else ""
+        yield Fact("MPI", f"{settings.launcher}{modules}", "the spec, or an earlier proof")
         return
     first = read_first_proof(transport, inventory.folder)
     if first is None:

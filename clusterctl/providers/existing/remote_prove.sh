@@ -4,13 +4,17 @@
 # when the input ends early, or when squeue gives no answer for as long as the job may wait and run. Only the lines
 # `waiting` are printed before.
 umask 077
-name=$2 patience=$4 bytes=$5 more=$6
+name=$2 patience=$4 bytes=$5 more=$6 id= me=$(id -un)
 PATH=$PATH:$3
 cd -- "$1" || exit
 shift 6
 unset $(env | sed -n 's/^\(SBATCH_[A-Z_]*\)=.*/\1/p')
+# Cancel the job or, while its id is unknown, all proofs of this cluster.
+cancel() {
+    if [ -n "$id" ]; then scancel "$id"; else scancel --user="$me" --name="$name"; fi 2>/dev/null
+}
 # Of an `attach` that was killed.
-scancel --user="$(id -un)" --name="$name" 2>/dev/null
+cancel
 rm -rf -- proof.??????
 proof=$(mktemp -d proof.XXXXXX) && cd -- "$proof" || exit
 head -c "$bytes" >proof.sbatch
@@ -22,13 +26,22 @@ clean() {
     cd ..
     rm -rf -- "$proof" || { sleep 1 && rm -rf -- "$proof"; }
 }
-if ! id=$(sbatch --parsable --job-name="$name" "$@" --output=output proof.sbatch 2>error); then
-    printf 'refused\t%s\n' "$(tr '\n' ' ' <error)"
+refuse() {
+    printf 'refused\t%s\n' "$(cat error answer | tr '\n\t' '  ')"
     clean
     exit 0
-fi
-id=${id%%;*}
-trap 'scancel "$id"; clean; exit 143' TERM HUP INT
+}
+trap 'cancel; clean; exit 143' TERM HUP INT
+sbatch --parsable --job-name="$name" "$@" --output=output proof.sbatch >answer 2>error || refuse
+id=$(cut -d';' -f1 answer)
+case $id in
+'' | *[!0-9]*)
+    # A site's own sbatch prints more than the id.
+    id=$(squeue --noheader --user="$me" --name="$name" --format=%A 2>/dev/null | sort -n | tail -n 1)
+    [ -n "$id" ] || id=$(sed -n 's/^\([0-9][0-9]*\)\(;.*\)*$/\1/p' answer | tail -n 1)
+    ;;
+esac
+[ -n "$id" ] || { cancel && refuse; }
 exec 3<&0
 { cat >/dev/null; kill -TERM $$; } <&3 2>/dev/null &
 watch=$!
@@ -49,11 +62,10 @@ until grep -qx end facts; do
             gone=$((gone + 1))
             [ "$gone" -lt 2 ] || break
         elif [ "$now" -ge "$last" ]; then
-            scancel "$id"
             cat failure >>output
             break
         elif [ "$now" -ge "$patience" ] && [ "${state%%|*}" = PENDING ]; then
-            scancel "$id"
+            cancel
             rest=${state#*|}
             printf 'pending\t%s\t%s\n' "${rest%%|*}" "${rest#*|}"
             clean
@@ -64,6 +76,8 @@ until grep -qx end facts; do
     fi
     sleep 0.2
 done
+# The job must not outlive its folder.
+grep -qx end facts || cancel
 cat facts
 [ ! -s output ] || printf 'output\t%s\n' "$(tail -n 3 output | tr '\n\t' '  ')"
 clean

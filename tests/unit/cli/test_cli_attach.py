@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from clusterctl.cli.attach import proof_failure
+from clusterctl.cli.attach import proof_failure, summary
 from clusterctl.packages.wheelhouse import NodePlatform
 from clusterctl.providers.existing.attach import Attached
 from clusterctl.providers.existing.place import Placed
@@ -25,11 +26,14 @@ NODES = Nodes(names=("c1", "c2"), version="3.11.2", glibc="2.36")
 PROOF = Proof("pmix", ("openmpi/4.1.4",), NODES, {"ok": True}, 0.5, ())
 
 
-def attached(outcome: Proof | Unproven) -> Attached:
+PENDING = Unproven("pending", "Resources")
+
+
+def attached(outcome: Proof | Unproven, spec: str = SPEC) -> Attached:
     probed = parse(CAPTURE.read_text(), Choices(), "login", 0.0)
     node = NodePlatform("3.11", 36)
     placed = Placed("/home/stud/clusterctl", "a12345", "/usr/bin/python3", "3.11.2", node, 1.0, built=True)
-    return Attached(Workspace(Path("/w")), parse_spec(SPEC, "spec"), probed, placed, outcome)
+    return Attached(Workspace(Path("/w")), parse_spec(spec, "spec"), probed, placed, outcome)
 
 
 def test_proof_is_shown_with_its_nodes() -> None:
@@ -42,9 +46,24 @@ def test_proof_is_shown_with_its_nodes() -> None:
 
 
 def test_long_queue_is_no_failure() -> None:
-    answer = attached(Unproven("pending", "Resources"))
+    answer = attached(PENDING)
     assert proof_failure(answer) is None
     assert "MPI" not in {fact.fact for fact in answer.facts}
+
+
+def test_first_job_runs_the_proof_unless_an_earlier_proof_counts() -> None:
+    proven = SPEC.replace("login: f1", "login: f1, launcher: mpirun")
+    texts = ["\n".join(summary(attached(PENDING, spec), None)) for spec in (SPEC, proven)]
+    assert ["runs the proof" in text for text in texts] == [True, False]
+    assert ["not proven yet" in text for text in texts] == [True, False]
+
+
+def test_last_line_has_the_time_limit_that_the_site_demands() -> None:
+    answer = attached(PROOF)
+    assert "--time" not in summary(answer, None)[-1]
+    site = replace(answer.probed.site, needs_time=True)
+    answer = replace(answer, probed=replace(answer.probed, site=site))
+    assert "train --nodes 2 --time 10m --follow" in summary(answer, None)[-1]
 
 
 @pytest.mark.parametrize("reason", ["mpi", "python", "not-shared", "refused", "ended"])

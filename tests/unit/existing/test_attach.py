@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import TransferError, UsageError
 from clusterctl.providers.existing.attach import Attached, Request, _inventory, attach
 from clusterctl.providers.existing.probe import Probed
 from clusterctl.providers.existing.prove import Unproven
@@ -21,6 +21,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import Launcher
 from clusterctl.state.facts import facts_of
 from clusterctl.state.inventory import applied_spec
+from clusterctl.state.workspace import Workspace
 from clusterctl.transport.login import HERE, login_of, write_login_files
 from tests.support.messages import refused
 from tests.unit.existing.conftest import Commands
@@ -199,6 +200,48 @@ def test_refused_choice_is_not_recorded(
     assert attached(folder="~/mine").placed.folder == str(home / "mine")
 
 
+@pytest.fixture
+def failed(commands: Commands, state: Path) -> Workspace:
+    """The workspace of a cluster whose first `attach` found too little room in ~/clusterctl."""
+    commands("short")
+    stat = state.parent / "slurm+bin/stat"
+    stat.write_text("#!/bin/sh\necho 1 1 1 1\n")
+    stat.chmod(0o755)
+    with refused("no-room", TransferError):
+        attached()
+    stat.unlink()
+    return Workspace.of("campus")
+
+
+def test_folder_of_a_failed_attach_is_removed_by_the_next(failed: Workspace, home: Path) -> None:
+    assert [path.name for path in home.iterdir()] == ["clusterctl"]
+    attached(folder="~/deep/other")
+    assert [path.name for path in home.iterdir()] == ["deep"]
+
+
+def test_folder_of_a_failed_attach_is_used_by_the_next(failed: Workspace, home: Path) -> None:
+    assert attached(folder=str(home / "clusterctl")).placed.folder == str(home / "clusterctl")
+
+
+def test_files_beside_those_of_a_failed_attach_stay(failed: Workspace, home: Path) -> None:
+    (home / "clusterctl/mine.txt").touch()
+    attached(folder="~/other")
+    assert (home / "clusterctl/mine.txt").exists()
+
+
+def test_folder_of_another_cluster_is_not_removed(failed: Workspace, home: Path) -> None:
+    (home / "clusterctl/.clusterctl-cluster").write_text("b12345\n0\ncampus\n")
+    attached(folder="~/other")
+    assert (home / "clusterctl/.clusterctl-cluster").exists()
+
+
+def test_folder_of_an_unset_variable_is_forgotten(commands: Commands, state: Path, home: Path) -> None:
+    commands("short")
+    with refused("folder-not-made", TransferError):
+        attached(folder="$NOWHERE_SET/ours")
+    assert attached(folder="~/other").placed.folder == str(home / "other")
+
+
 def test_login_of_two_clusters_needs_a_name(commands: Commands, state: Path) -> None:
     commands("short")
     for name in ("campus", "other"):
@@ -213,7 +256,7 @@ def test_doctor_asks_with_the_choices_and_finds_the_rest(commands: Commands, sta
     first = attached(qos="long")
     calls = commands("short", accounts=2, accepted="*--account=proj1*")
     calls.unlink()
-    facts = {fact.fact: fact for fact in examine_site(first.spec, first.workspace)}
+    facts = {fact.fact: fact for fact in examine_site(first.workspace)}
     assert facts["account"].value == "proj1"
     assert all("--qos=long" in call for call in calls.read_text().splitlines())
     # The queue was closed.

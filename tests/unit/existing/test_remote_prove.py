@@ -27,13 +27,13 @@ def prove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prove:
     (tmp_path / "ours").mkdir()
     monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
 
-    def run(*answers: str) -> str:
+    def run(*answers: str, sbatch: str = "echo 7") -> str:
         cases = "".join(f"{number}) {answer} ;;\n" for number, answer in enumerate(answers[:-1]))
         count = (
             f'count=$(cat {tmp_path}/count 2>/dev/null || echo 0); echo "$((count + 1))" >{tmp_path}/count'
         )
         texts = {
-            "sbatch": "echo 7",
+            "sbatch": sbatch,
             "squeue": f"{count}\ncase $count in\n{cases}*) {answers[-1]} ;;\nesac",
             "scancel": f'echo "$*" >>{tmp_path}/cancelled',
             "sleep": f"echo >>{tmp_path}/clock",
@@ -75,4 +75,39 @@ def test_pending_job_is_cancelled_after_a_failed_squeue(prove: Prove, tmp_path: 
 
 def test_squeue_that_never_answers_ends_the_wait(prove: Prove, tmp_path: Path) -> None:
     assert prove(NO_ANSWER).startswith("output\tslurm_load_jobs error")
+    assert cancelled(tmp_path) == ["7"]
+
+
+@pytest.mark.parametrize(
+    "sbatch",
+    [
+        "echo 'BUDGET: 1000 h left'; echo 7",
+        "echo 7; echo BUDGET",
+        "printf 'hours left\\n1000\\n7\\n'; echo noise >&2",
+        "echo 'Submitted batch job 7'",
+        "printf '\\033[32m7\\033[0m\\n'",
+    ],
+    ids=["before", "after", "number", "not-parsable", "colours"],
+)
+def test_job_is_found_whatever_the_site_s_sbatch_prints(prove: Prove, tmp_path: Path, sbatch: str) -> None:
+    """squeue then names the job by its name, and only the newest counts."""
+    pending = "echo 'PENDING|Resources|N/A'"
+    assert prove("printf '6\\n7\\n'", pending, sbatch=sbatch) == "pending\tResources\tN/A\n"
+    assert cancelled(tmp_path) == ["7"]
+
+
+def test_job_whose_name_the_site_changes_is_found_by_sbatch_s_answer(prove: Prove, tmp_path: Path) -> None:
+    pending = "echo 'PENDING|Resources|N/A'"
+    assert prove("true", pending, sbatch="echo BUDGET; echo '7;other'") == "pending\tResources\tN/A\n"
+    assert cancelled(tmp_path) == ["7"]
+
+
+def test_job_without_an_id_is_cancelled_by_its_name(prove: Prove, tmp_path: Path) -> None:
+    assert prove(NO_ANSWER, sbatch="echo accepted").startswith("refused\t")
+    (words,) = cancelled(tmp_path)
+    assert "--name=proof" in words
+
+
+def test_cluster_in_sbatch_s_answer_is_no_part_of_the_id(prove: Prove, tmp_path: Path) -> None:
+    assert prove("echo 'PENDING|Resources|N/A'", sbatch="echo '7;campus'").startswith("pending")
     assert cancelled(tmp_path) == ["7"]

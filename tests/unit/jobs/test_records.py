@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,8 @@ import pytest
 
 from clusterctl.jobs.queue import cancel, known_jobs, list_jobs
 from clusterctl.runs.collect import collect
-from clusterctl.scheduler.base import AccountingAwayError
-from clusterctl.scheduler.records import recorded_jobs
+from clusterctl.scheduler.base import AccountingAwayError, JobInfo, JobState
+from clusterctl.scheduler.records import recorded_jobs, remember_states
 from clusterctl.scheduler.remote_logs import records
 from clusterctl.scheduler.session import resolve_submissions
 from clusterctl.spec.job import JobSpec
@@ -110,6 +111,67 @@ def test_ledger_keeps_the_state_that_slurm_told(session, cluster, tmp_path):
     assert known_jobs(cluster.session(patience_s=0.0), [job_id])[0].state == "OUT_OF_MEMORY"
     shutil.rmtree(entry.remote_dir)
     assert known_jobs(cluster.session(patience_s=0.0), [job_id])[0].state == "OUT_OF_MEMORY"
+
+
+def test_state_of_a_task_that_slurm_told_stays(session, cluster, tmp_path):
+    """Slurm killed the first task after its program had recorded a good end, and then forgot it."""
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/bash\n#SBATCH --array=0-1\n")
+    with cluster.state() as state:
+        state["hold"] = True
+    job_id = submit(session, JobSpec(name="mine", script=script, array="0-1")).job_id
+    entry = session.ledger.find(job_id)
+    for task in (0, 1):
+        (Path(entry.remote_dir) / f"stdout-{task}.log").touch()
+        write_events(Path(entry.remote_dir) / f"task-{task}", started=1)
+    told = [
+        JobInfo(number=int(job_id), task=task, name="mine", user="u", state=JobState.COMPLETED, reason="")
+        for task in (0, 1)
+    ]
+    told[0] = replace(told[0], state=JobState.FAILED)
+    remember_states(session.ledger, told)
+    cluster.change(job_id, forgotten=True)
+    with cluster.state() as state:
+        state["accounting_refuses"] = "sacct: error: Access denied"
+    states = {job.task: (job.state.value, job.exit_code) for job in known_jobs(session, [job_id])}
+    assert states == {0: ("FAILED", None), 1: ("COMPLETED", 0)}
+    # Somebody has requeued it since.
+    write_events(Path(entry.remote_dir) / "task-0", started=time.time() + 10)
+    states = {job.task: job.state.value for job in known_jobs(session, [job_id])}
+    assert states == {0: "COMPLETED", 1: "COMPLETED"}
+
+
+def test_state_of_a_job_that_slurm_told_stays(session, cluster, tmp_path):
+    job_id = finished(session, cluster, tmp_path, "true")
+    (job,) = known_jobs(session, [job_id])
+    remember_states(session.ledger, [replace(job, state=JobState.FAILED)])
+    cluster.change(job_id, forgotten=True)
+    with cluster.state() as state:
+        state["accounting_refuses"] = "sacct: error: Access denied"
+    (job,) = known_jobs(session, [job_id])
+    assert (job.state.value, job.exit_code) == ("FAILED", None)
+
+
+def test_list_without_accounting_keeps_what_the_queue_told(session, cluster, tmp_path):
+    job_id = finished(session, cluster, tmp_path, "exit 3")
+    session = replace(session, facts=replace(session.facts, no_accounting="it is disabled"))
+    list_jobs(session)
+    entry = session.ledger.find(job_id)
+    assert (entry.state, entry.task_states) == ("FAILED", None)
+    assert entry.state_at is not None
+    size = session.ledger.workspace.jobs.stat().st_size
+    list_jobs(session)
+    assert session.ledger.workspace.jobs.stat().st_size == size
+
+
+def write_events(folder: Path, *, started: float) -> None:
+    """Write the record of an attempt that ended with status 0."""
+    folder.mkdir(exist_ok=True)
+    events = [
+        {"event": "start", "time": started, "nodes": ["n2"]},
+        {"event": "end", "time": started + 8, "status": 0},
+    ]
+    (folder / "job.events").write_text("".join(json.dumps(event) + "\n" for event in events))
 
 
 def test_lost_answer_is_resolved_by_the_job_that_has_run(session, cluster, tmp_path):

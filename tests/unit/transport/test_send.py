@@ -276,6 +276,18 @@ def test_a_file_that_changes_meanwhile_makes_no_folder(home, data):
     assert stored(home) == []
 
 
+@pytest.mark.parametrize("end", ["kill -KILL $$", "kill -XCPU $$", "echo Killed >&2; exit 137"])
+def test_send_to_program_that_is_killed_does_not_blame_the_disk(home, data, tmp_path, monkeypatch, end):
+    """A login node kills programs that use much CPU time. There may be a shell above, which says so."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python3").write_text(f"#!/bin/sh\nhead -c 1000 >/dev/null\n{end}\n")
+    (tmp_path / "bin/python3").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    with rejected("program-killed", TransferError) as caught:
+        make(data)
+    assert "disk space" not in caught.value.fix
+
+
 def test_a_damaged_store_is_noticed_and_mended(home, data):
     make(data)
     stored_before = stored(home)
