@@ -98,7 +98,7 @@ def summary(attached: Attached, failure: Failure | None) -> list[str]:
     if failure is not None:
         lines += ["", f"not proven: {failure.cause}", f"  fix: {failure.fix}"]
     elif attached.proof is None and existing_cluster(attached.spec.provider).launcher is not None:
-        lines += ["", "not proven again: the queue is long; jobs use the launcher and the modules as before"]
+        lines += ["", "not proven again: the queue is long; jobs use the launcher as before"]
     elif attached.proof is None:
         size = f"{attached.probed.proof_nodes} nodes or more"
         lines += ["", "not proven yet: the queue is long"]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.foreign.site import LOGINS, Site
+from tests.support.foreign.site import HOSTS, LOGINS, Site
 from tests.support.foreign.user import User, user_of
 from tests.support.messages import codes
 from tests.support.processes import eventually
@@ -57,8 +57,8 @@ def test_slurm_of_a_module_is_used(national: Site, tmp_path: Path) -> None:
     folder = "mkdir -p /opt/site/modulefiles/slurm"
     with (
         slurm_elsewhere(national),
-        national.changed(LOGINS, folder, "rm -r /opt/site/modulefiles/slurm"),
-        national.file(LOGINS, *module),
+        national.changed(HOSTS, folder, "rm -r /opt/site/modulefiles/slurm"),
+        national.file(HOSTS, *module),
     ):
         (other := tmp_path / "without").mkdir()
         refusal = user_of(national, "stud", other).clusterctl("attach", "national", *NAMED, rc=1)

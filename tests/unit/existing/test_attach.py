@@ -106,6 +106,27 @@ def test_attach_again_keeps_what_a_job_has_proven(commands: Commands, state: Pat
     assert "openmpi/4.1.4" in profile.read_text()
 
 
+def test_earlier_proof_is_shown_while_the_queue_is_full(
+    commands: Commands, state: Path, tmp_path: Path
+) -> None:
+    """Also if the spec in the current folder has no launcher: `doctor` reads the cluster's own."""
+    commands("short", proof=PROVEN)
+    first = attached()
+    proven = [fact for fact in first.placed_facts if fact.fact in {"MPI", "compute nodes"}]
+    assert len(proven) == 2
+    (pending := tmp_path / "pending").write_text("pending\tResources\tN/A\n")
+    commands("short", proof=pending)
+    again = attached()
+    assert again.unproven is not None
+    shown = examine_site(again.workspace)
+    assert [fact for fact in shown if fact.fact in {"MPI", "compute nodes"}] == proven
+    # Another module has not been proven.
+    other = attached(modules=["openmpi/5.0"])
+    assert [fact.learned for fact in examine_site(other.workspace) if fact.fact == "MPI"] == [
+        "the spec, or an earlier proof"
+    ]
+
+
 def test_module_that_the_proof_adds_to_a_chosen_one_stays(
     commands: Commands, state: Path, tmp_path: Path
 ) -> None:
