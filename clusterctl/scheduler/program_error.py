@@ -47,9 +47,10 @@ _OWN: Final = re.compile(r"(?:Value|Type|Key|Index|Lookup|Attribute|Assertion|No
 # Lines by which a program reports that it keeps running: by their level, or in words. NCCL writes its errors
 # with the level WARN.
 _LEVEL: Final = re.compile(
-    r"^(?:[\[\d][\w.,:/+ \]-]{0,40}?[\]:, ] *)?\[?"
+    r"^(?:[\[\d][\w.,:/+| \]-]{0,40}?[\]:,| ] *)?\[?"
     r"(?:(?:WARN(?:ING)?|INFO|DEBUG|NOTICE|TRACE)\b|(?i:warn(?:ing)?|note|hint|info|debug)[:\]]"
     r"|[WI] \S+:|[WI]\d{4} |ok \d+\b|PASS(?:ED)?\b)"
+    r"|\"level\": *\"(?i:warn(?:ing)?|info|debug|trace)\"|\blevel=(?i:warn(?:ing)?|info|debug|trace)\b"
     r"|\bNCCL (?:INFO|TRACE)\b|\b(?i:warning): |^\S*\b\w*Warning: |^\S+:\d+: \w*Warning: ",
 )
 _CONTINUES: Final = re.compile(
@@ -254,10 +255,16 @@ def _without_handled(text: str, most: int = _MOST_LINES) -> str:
     lines = text.split("\n")
     starts = {text.count("\n", 0, match.start()): match[0].count("\n") for match in _BANNER.finditer(text)}
     in_banners = {number for start, count in starts.items() for number in range(start + 1, start + count + 1)}
-    seen = 0
+    seen, was_ignored = 0, False
     for number in reversed(range(len(lines))):
         line = lines[number]
-        is_handled = _LEVEL.search(line) or (_CONTINUES.search(line) and not _GIVES_UP.search(line))
+        is_handled = (
+            (was_ignored and not _NO_STATEMENT.match(line))
+            or _LEVEL.search(line)
+            or (_CONTINUES.search(line) and not _GIVES_UP.search(line))
+        )
+        # make writes so after the error of a command.
+        was_ignored = line.endswith("(ignored)")
         if is_handled or seen >= most:
             lines[number] = " " * len(line)
         elif number in starts or (number not in in_banners and not _NO_STATEMENT.match(line)):
