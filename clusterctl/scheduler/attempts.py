@@ -132,6 +132,7 @@ class LastAttempt:
     signal: the last signal that the job was sent, such as SIGUSR1. "": no signal.
     hang: the hang that lasts, or lasted until the end. None: there is no such hang.
     port: MASTER_PORT of the attempt; 0 if it is unknown.
+    is_open: whether job.py has recorded the start, but neither the end nor SIGTERM, by which Slurm ends jobs.
     """
 
     number: int = 0
@@ -139,6 +140,7 @@ class LastAttempt:
     signal: str = ""
     hang: Hang | None = None
     port: int = 0
+    is_open: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +210,7 @@ def last_attempt(events: Sequence[Event]) -> LastAttempt:
         stop=_text(_last(later, "stop"), "reason"),
         signal=_text(_last(later, "signal"), "signal"),
         hang=hangs[-1] if hangs else None,
+        is_open=bool(start) and not (_last(later, "end", "requeue", "stop") or _last_term(later)),
         port=int(_number(start, "port") or 0),
     )
 

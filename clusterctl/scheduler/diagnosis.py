@@ -417,6 +417,7 @@ def _words(evidence: Evidence, failed: Failed) -> dict[str, str]:
         "lost_at": f" on {failed.host}" if failed.exit_code == LOST_SERVER and failed.host else "",
         "lost_why": ", ".join(dict.fromkeys(evidence.lost.values())),
         "job": _JOB,
+        "open": "1" if evidence.attempt.is_open else "",
         "memory": "" if job.prefix else "ask for more with --mem, ",
         "nodes": ", ".join(job.nodes),
         "silent": silent if hang and hang.ended_job else "",

@@ -168,8 +168,23 @@ def test_last_attempt_ignores_earlier_ones() -> None:
     events = events_of(told(start(1, 0), {**hang, "action": "end"}, requeue(105, "hang"), *stopped))
     assert last_attempt(events) == LastAttempt(number=1, stop="same-error")
     ended = Hang(summary="rank 0", since=43, noticed=103, until=103, ended_job=True)
-    assert last_attempt(events[:2]) == LastAttempt(hang=ended)
+    assert last_attempt(events[:2]) == LastAttempt(hang=ended, is_open=True)
     assert last_attempt(()) == LastAttempt()
+
+
+@pytest.mark.parametrize(
+    ("later", "is_open"),
+    [
+        ([], True),
+        ([{"time": 4, "event": "signal", "signal": "SIGUSR1"}], True),
+        ([end(5, 137)], False),
+        ([requeue(5, "failed", **KILLED)], False),
+        ([{"time": 5, "event": "stop", "reason": "usage"}], False),
+        ([term(5, state="CANCELLED")], False),
+    ],
+)
+def test_attempt_without_an_end_or_sigterm_is_open(later: list[dict[str, Any]], is_open: bool) -> None:
+    assert last_attempt(events_of(told(start(1, 0), end(2, 0), start(3, 1), *later))).is_open is is_open
 
 
 PROGRESS = {"time": 120, "event": "progress"}

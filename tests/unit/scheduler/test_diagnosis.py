@@ -806,6 +806,27 @@ def test_killed_slurmstepd_is_not_the_fault_of_its_rank(last: str) -> None:
     assert own.code == "exit-code"
 
 
+@pytest.mark.parametrize(
+    ("reason", "is_open", "more", "code"),
+    [
+        ("RaisedSignal:9(Killed)", True, {}, "killed-supervisor"),
+        # A rank with a record of its own end does not explain the end of job.py.
+        ("RaisedSignal:9(Killed)", True, {"ends": {0: "5.0 143 n1"}}, "killed-supervisor"),
+        # The program was killed, and job.py has recorded its end, or it was not SIGKILL.
+        ("RaisedSignal:9(Killed)", False, {}, "killed"),
+        ("NonZeroExitCode", True, {}, "killed"),
+        # The node was lost with job.py.
+        ("RaisedSignal:9(Killed)", True, {"lost": WATCHED}, "lost-node"),
+    ],
+)
+def test_killed_job_py_is_not_the_fault_of_the_program(
+    reason: str, is_open: bool, more: dict[str, Any], code: str
+) -> None:
+    job = replace(JOB, reason=reason, exit_code=0, signal=9)
+    found = diagnose(Evidence(job=job, log="step 3\n", attempt=LastAttempt(is_open=is_open), **more))
+    assert found.code == code
+
+
 def test_ranks_that_job_py_killed_are_not_the_cause() -> None:
     """A slurmstepd was killed under a program without MPI, so that job.py has killed the other ranks."""
     job = replace(JOB, exit_code=137)
