@@ -27,6 +27,8 @@ Level = Literal["error", "warning"]
 MOST_SKEW_S: Final = 150
 NOTABLE_SKEW_S: Final = 2
 LEAST_INODES: Final = 50_000
+# The kernel gives file systems in memory fewer inodes, by the size of the memory.
+_LEAST_INODES_IN_MEMORY: Final = 1_000
 _SLURM: Final = frozenset({"slurmctld", "slurmd", "slurmdbd"})
 # systemd itself listens for clusterctl-fence.
 _DAEMONS: Final = _SLURM | {"munge", "mariadb"}
@@ -123,6 +125,7 @@ def _space(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[
         path = disk.paths[0]
         is_memory = disk.paths == (SHARED_MEMORY,)
         level: Level = "warning" if is_memory else "error"
+        least_inodes = _LEAST_INODES_IN_MEMORY if is_memory else LEAST_INODES
         needed, free_mib = max(expected.free_mib[path] for path in disk.paths), disk.free >> 20
         if disk.read_only:
             cause = f"{path} is mounted read-only"
@@ -135,8 +138,8 @@ def _space(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[
                 cause += ", and programs that share memory, such as a DataLoader's workers, fail"
                 fix = f"remove what ended jobs have left there: `ls -l {path}` on the host shows the owners"
             yield Finding(host, level, "disk-full", "too little disk space", cause, fix)
-        elif disk.inodes is not None and disk.inodes < LEAST_INODES:
-            cause = f"{path} has {disk.inodes} inodes free, but {LEAST_INODES} are needed"
+        elif disk.inodes is not None and disk.inodes < least_inodes:
+            cause = f"{path} has {disk.inodes} inodes free, but {least_inodes} are needed"
             fix = "remove unneeded files from this file system"
             yield Finding(host, level, "disk-full", "too few inodes", cause, fix)
         if disk.noexec and not is_memory:

@@ -34,7 +34,7 @@ def room(free_mib: int, *paths: str, inodes: int | None = None, **mounted: bool)
     return {"paths": paths or ("/", "/var"), "free": size, "size": size, **more}
 
 
-SHARED = room(2000, "/dev/shm", noexec=True)
+SHARED = room(2000, "/dev/shm", inodes=20_000, noexec=True)
 WELL: dict[str, Any] = {
     "time": 1000.0,
     "uid": 0,
