@@ -84,7 +84,7 @@ def final_states(jobs: Sequence[JobInfo]) -> dict[str, Change]:
             tasks.setdefault(job.state.value, []).append(job.task)
     states: dict[str, Change] = {"state": worst_job(jobs).state.value, "state_at": time.time()}
     if tasks:
-        states["task_states"] = {state: fold_tasks(numbers) for state, numbers in tasks.items()}
+        states["task_states"] = " ".join(f"{state}:{fold_tasks(tasks[state])}" for state in sorted(tasks))
     return states
 
 
@@ -216,8 +216,9 @@ def _jobs_of(entry: JobEntry, record: _Record | None, ledger: Ledger) -> Iterato
     )
     # The states that Slurm told earlier.
     known: dict[int | None, str] = {None: entry.state or ""}
-    for name, numbers in (entry.task_states or {}).items():
-        known.update(dict.fromkeys(tasks_of(str(numbers)), name))
+    for words in (entry.task_states or "").split():
+        name, _, numbers = words.partition(":")
+        known.update(dict.fromkeys(tasks_of(numbers), name))
     if record is None:
         state = JobState.__members__.get(known[None], JobState.UNKNOWN)
         yield from [replace(job, state=state)] if state.outcome is not Outcome.GOES_ON else []

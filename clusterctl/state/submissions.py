@@ -76,7 +76,7 @@ class JobEntry:
 
     job_id: set when sbatch has answered. refused: whether Slurm rejected the job, so it never gets an id.
     state: the job's final state; None until it is known. Of an array, that of the worst task.
-    task_states: for an array, the final states that Slurm has told, with the numbers of the tasks: `0-3,7`.
+    task_states: for an array, the final states that Slurm has told: `COMPLETED:0-3,7 FAILED:4-6`.
     state_at: when Slurm told them, in Unix seconds by the local clock.
     run_dir: local folder with the job's collected results. run_state: the job's state when they were copied.
     files: the folder below ``remote_dir`` with the program's files. None: a job of an earlier version, with
@@ -99,7 +99,7 @@ class JobEntry:
     remote_dir: str | None = None
     refused: bool = False
     state: str | None = None
-    task_states: Mapping[str, str] | None = None
+    task_states: str | None = None
     state_at: float | None = None
     run_dir: str | None = None
     run_state: str | None = None
@@ -123,14 +123,14 @@ class JobEntry:
         return f"job {self.job_id or 'of unknown id'} ({self.name})"
 
 
-Change = str | bool | int | float | Mapping[str, str]
+Change = str | bool | int | float
 _REQUIRED: Final = frozenset(field.name for field in fields(JobEntry) if field.default is MISSING)
 
 
 @cache
 def _kinds() -> Mapping[str, Any]:
     """Return the types of the values of an entry, by key."""
-    more = {"submitted_at": float | int, "state_at": float | int, "task_states": dict}
+    more = {"submitted_at": float | int, "state_at": float | int}
     return get_type_hints(JobEntry) | more
 
 

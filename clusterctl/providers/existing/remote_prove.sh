@@ -4,7 +4,7 @@
 # when the input ends early, or when squeue gives no answer for as long as the job may wait and run. Only the lines
 # `waiting` are printed before.
 umask 077
-name=$2 patience=$4 bytes=$5 more=$6 id= me=$(id -un)
+name=$2 patience=$4 bytes=$5 more=$6 id='' me=$(id -un)
 PATH=$PATH:$3
 cd -- "$1" || exit
 shift 6

@@ -130,6 +130,8 @@ def test_state_of_a_task_that_slurm_told_stays(session, cluster, tmp_path):
     ]
     told[0] = replace(told[0], state=JobState.FAILED)
     remember_states(session.ledger, told)
+    # Commands have entries in sets.
+    assert {session.ledger.find(job_id)}
     cluster.change(job_id, forgotten=True)
     with cluster.state() as state:
         state["accounting_refuses"] = "sacct: error: Access denied"
