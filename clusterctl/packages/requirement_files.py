@@ -44,6 +44,15 @@ def contents_of(
                 why=f"{place['path']} is a place on the machine on which conda or pip built the package",
                 fix=f"write {place['name']}==VERSION; `pip list --format=freeze` writes such lines",
             )
+        elif source := _source_in(line, file.parent):
+            reason, fix = source
+            raise UsageError(
+                "a requirement has no wheel",
+                code="no-wheel",
+                where=f"{file}:{number}",
+                why=f"nodes install only wheels, and this line names {reason}",
+                fix=fix,
+            )
         elif (wheel := _local_wheel(line, file.parent)) is not None:
             try:
                 yield b"", file_sha256(wheel).encode()
@@ -59,13 +68,14 @@ def contents_of(
 
 def _read(file: Path, named_in: str) -> bytes:
     name, fix = f"the requirements file {file}", "pass a file in pip's requirements format"
-    if file.suffix in _OTHER_FORMATS:
+    if file.suffix in _OTHER_FORMATS or file.name in _OF_TOOLS:
+        command = _OF_TOOLS.get(file.name, "pip list --format=freeze --exclude-editable >requirements.txt")
         raise UsageError(
             f"{file} is not a requirements file",
             code="not-requirements",
             where=named_in,
-            why=f"requirements files have a package per line; a {file.suffix} file is for another tool",
-            fix="write a requirements file, such as with `pip list --format=freeze >requirements.txt`",
+            why=f"requirements files have a package per line; {file.name} is for another tool",
+            fix=f"write a requirements file, such as with `{command}`",
         )
     try:
         with file.open("rb") as opened:
@@ -85,6 +95,18 @@ def _read(file: Path, named_in: str) -> bytes:
 
 # Formats of conda, of Python projects, and of other tools.
 _OTHER_FORMATS: Final = frozenset({".yml", ".yaml", ".toml", ".cfg", ".json", ".py", ".whl"})
+# Files of other tools -> the command that writes their packages as a requirements file, without the project.
+_OF_TOOLS: Final = {
+    "uv.lock": "uv export --no-emit-project -o requirements.txt",
+    "pyproject.toml": "uv export --no-emit-project -o requirements.txt",
+    "pylock.toml": "uv export --no-emit-project -o requirements.txt",
+    "poetry.lock": "poetry export -o requirements.txt",
+    "pdm.lock": "pdm export --no-self -o requirements.txt",
+    "Pipfile": "pipenv requirements >requirements.txt",
+    "Pipfile.lock": "pipenv requirements >requirements.txt",
+}
+_EDITABLE: Final = re.compile(r"(?:-e|--editable)(?:\s+|\s*=\s*|(?<=-e))(?P<what>.+)")
+_REPOSITORY: Final = re.compile(r"(?:[\w.-]+(?:\[.*\])?\s*@\s*)?(?:git|hg|svn|bzr)\+")
 _BUILT_THERE: Final = re.compile(r"(?P<name>[\w.-]+)(?:\[.*\])?\s*@\s*file://(?P<path>/\S+)")
 
 
@@ -102,6 +124,28 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
         joined = ""
     if joined.strip():
         yield start, joined.strip()
+
+
+def _source_in(line: str, folder: Path) -> tuple[str, str] | None:
+    """Return what a line names if pip would clone or build it, and the fix. None: pip would do neither."""
+    editable = _EDITABLE.fullmatch(line)
+    what = editable["what"] if editable else line
+    if _REPOSITORY.match(what):
+        reason, example = "a repository", "git+https://..."
+    elif editable or _is_folder(what, folder):
+        reason, example = "a folder", "FOLDER"
+    else:
+        return None
+    own = "remove the line if it names your script's project, which is sent with the job (`uv export "
+    own += "--no-emit-project` leaves it out); "
+    wheel = f"build a wheel (`pip wheel --no-deps {example}`) and write the wheel's path in its place"
+    return reason, (own if reason == "a folder" else "") + wheel
+
+
+def _is_folder(line: str, folder: Path) -> bool:
+    path = re.split(r"\s*;|\s+--|\[", line.removeprefix("file://"))[0].strip()
+    looks_like_path = path in {".", ".."} or path.startswith(("./", "../", "/"))
+    return looks_like_path and os.path.isdir(folder / path)  # noqa: PTH112 - any name
 
 
 def _local_wheel(line: str, folder: Path) -> Path | None:

@@ -399,14 +399,50 @@ def test_on_another_base_it_is_another_environment() -> None:
         ("pyproject.toml", "[project]\n", "not-requirements"),
         ("setup.py", "from setuptools import setup\n", "not-requirements"),
         ("poetry.json", "{}", "not-requirements"),
+        *((name, "x", "not-requirements") for name in ("uv.lock", "poetry.lock", "Pipfile", "Pipfile.lock")),
+        ("r.txt", "-e .\ntomli-w==1.2.0 --hash=sha256:00\n", "no-wheel"),
+        ("r.txt", "six\n--editable=./here\n", "no-wheel"),
+        ("r.txt", "./here[extra]\n", "no-wheel"),
+        ("r.txt", ".\n", "no-wheel"),
+        ("r.txt", "a @ git+https://example.org/me/a.git@v1\n", "no-wheel"),
+        ("r.txt", "git+ssh://git@example.org/a.git\n", "no-wheel"),
+        ("r.txt", "-e git+https://example.org/a.git#egg=a\n", "no-wheel"),
+        ("r.txt", "a[x]@hg+https://example.org/a ; python_version > '3'\n", "no-wheel"),
     ],
 )
 def test_requirements_of_other_tools_are_rejected(tmp_path: Path, name: str, text: str, code: str) -> None:
     """They are rejected on this machine, with the line, before pip runs."""
     (tmp_path / name).write_text(text)
+    (tmp_path / "here").mkdir()
     with refused(code, UsageError) as caught:
         content_hash([tmp_path / name])
     assert code == "not-requirements" or caught.value.where.startswith(f"{tmp_path / name}:")
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("uv.lock", "uv export --no-emit-project"),
+        ("pyproject.toml", "uv export --no-emit-project"),
+        ("poetry.lock", "poetry export"),
+        ("Pipfile.lock", "pipenv requirements"),
+        ("setup.cfg", "pip list --format=freeze --exclude-editable"),
+    ],
+)
+def test_fix_for_a_file_of_another_tool_is_the_command_of_that_tool(
+    tmp_path: Path, name: str, command: str
+) -> None:
+    (tmp_path / name).write_text("x")
+    with refused("not-requirements", UsageError) as caught:
+        content_hash([tmp_path / name])
+    assert command in caught.value.fix
+
+
+def test_lines_that_pip_downloads_as_wheels_are_left_to_pip(tmp_path: Path) -> None:
+    text = "a-git\ngit\nhg==1\na @ https://example.org/a-1-py3-none-any.whl\n-f ./here\n./none\n"
+    (tmp_path / "requirements.lock").write_text(text)
+    (tmp_path / "here").mkdir()
+    content_hash([tmp_path / "requirements.lock"])
 
 
 def test_requirements_of_existing_files_are_read(tmp_path: Path) -> None:
