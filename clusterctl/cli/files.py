@@ -35,7 +35,7 @@ def put(
     for path in done.own:
         screen.note(f"note: not sent, because clusterctl keeps its keys or caches there: {path}")
     folder, skipped = done.sent.folder, [str(path) for path in (*done.skipped, *done.own)]
-    _show_transfer(screen, done.sent, started_at, "sent", folder=folder, where=folder, skipped=skipped)
+    _show_transfer(screen, done.sent, started_at, "sent", folder=folder, where=done.place, skipped=skipped)
 
 
 def get(
@@ -73,7 +73,7 @@ def _show_transfer(
 
     started_at: start of the transfer by the monotonic clock, in seconds.
     verb: the word "sent" or "fetched".
-    folder, where: the full path of the target folder, and its path as the user wrote it.
+    folder, where: the full path of the target folder, and the path to show.
     """
     seconds, size = time.monotonic() - started_at, format_size(done.bytes)
     amount = f"1 file, {size}, is" if done.files == 1 else f"{done.files} files, {size}, are"

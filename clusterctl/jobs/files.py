@@ -24,11 +24,13 @@ class Put:
 
     skipped: paths that were not sent because they are neither files nor folders.
     own: clusterctl's folders with keys and caches, which are not sent with a folder that contains them.
+    place: path on the cluster of the folder that was sent, or the folder of several paths or a file.
     """
 
     sent: Sent
     skipped: tuple[Path, ...]
     own: tuple[Path, ...] = ()
+    place: str = ""
 
 
 def put(chosen: ChosenCluster, paths: Sequence[str], *, progress: Progress = lambda *_: None) -> Put:
@@ -66,7 +68,10 @@ def put(chosen: ChosenCluster, paths: Sequence[str], *, progress: Progress = lam
         # If this machine's disk is full, `down` treats the files on the cluster as only copies.
         with suppress(MachineError):
             record_copies(session.ledger.workspace, copies)
-    return Put(sent, tuple(skipped), own)
+    tops = [item for item in items if "/" not in item.path]
+    is_folder = len(tops) == 1 and tops[0].kind is Kind.FOLDER
+    place = f"{sent.folder}/{tops[0].path}" if is_folder else sent.folder
+    return Put(sent, tuple(skipped), own, place)
 
 
 def get(chosen: ChosenCluster, paths: Sequence[str], *, progress: Progress = lambda *_: None) -> Fetched:

@@ -15,14 +15,9 @@ from clusterctl.state.workspace import Workspace
 from tests.support.here import LocalTransport
 
 
-def test_put_leaves_out_the_keys_of_clusterctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    project, home = tmp_path / "project", tmp_path / "home"
-    state = project / "state"
-    for file in (project / "data.csv", state / "demo" / "id_ed25519", project / "state.csv"):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("x")
-    home.mkdir()
-    monkeypatch.setenv("CLUSTERCTL_HOME", str(state))
+@pytest.fixture(autouse=True)
+def _cluster_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine is the cluster."""
 
     @contextmanager
     def session(chosen: ChosenCluster) -> Iterator[SimpleNamespace]:
@@ -34,7 +29,29 @@ def test_put_leaves_out_the_keys_of_clusterctl(tmp_path: Path, monkeypatch: pyte
         )
 
     monkeypatch.setattr(files, "open_session", session)
+
+
+def test_put_leaves_out_the_keys_of_clusterctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project, home = tmp_path / "project", tmp_path / "home"
+    state = project / "state"
+    for file in (project / "data.csv", state / "demo" / "id_ed25519", project / "state.csv"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("x")
+    home.mkdir()
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(state))
     done = files.put(ChosenCluster(), [str(project), str(home)])
     assert {path.name for path in (home / "project").iterdir()} == {"data.csv", "state.csv"}
     assert done.own == (state,)
     assert done.sent.files == 2
+
+
+def test_put_names_the_place_of_the_files(tmp_path: Path) -> None:
+    """A folder has a place of its own below the target, also if the target is new."""
+    project, target = tmp_path / "a3", tmp_path / "home" / "het"
+    project.mkdir()
+    for name in ("x", "y"):
+        (project / name).touch()
+    assert files.put(ChosenCluster(), [str(project), str(target)]).place == f"{target}/a3"
+    assert (target / "a3" / "x").exists()
+    for paths in ([project / "x"], [project, project / "x"]):
+        assert files.put(ChosenCluster(), [*map(str, paths), str(target)]).place == str(target)
