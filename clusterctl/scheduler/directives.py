@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 import tokenize
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Final
@@ -23,6 +24,7 @@ from clusterctl.spec.sbatch import (
     requests_of,
     split_words,
 )
+from clusterctl.state.submissions import PROGRAM_FOLDER
 
 _HETEROGENEOUS: Final = re.compile(r"#SBATCH\s+(hetjob|packjob)\b")
 # Together they are the number of tasks.
@@ -92,9 +94,10 @@ class Directives:
         export = self.last("export")
         if export and export.without(self._replaced(job)):
             words = set((export.value or "").split(",")) - {"ALL", "NONE", "NIL", ""} - job.env.keys()
-            for variable in sorted(word for word in words if "=" not in word):
-                passes = f"--export={variable} passes the variable of your account on the cluster"
-                yield f"{self._place([export.line])}: {passes}; `submit --env {variable}` passes yours"
+            if variables := sorted(word for word in words if "=" not in word):
+                passes = f"--export={','.join(variables)} passes the value of your account on the cluster"
+                yours = " ".join(f"--env {name}" for name in variables)
+                yield f"{self._place([export.line])}: {passes}; `submit {yours}` passes yours"
         if self.late:
             problem = "#SBATCH after the first command has no effect: move it to the top of the script"
             yield f"{self._place(self.late)}: {problem}"
@@ -112,7 +115,8 @@ class Directives:
             UsageError: a line contradicts the flags, or is not an option of a job.
         """
         replaced = self._replaced(job)
-        kept = [new for request in self.requests if (new := request.without(replaced))]
+        given = [new for request in self.requests if (new := request.without(replaced))]
+        kept = [in_program_folder(request, job) for request in given]
         for request in kept:
             if contradiction := _contradiction(job, request):
                 problem, fix = contradiction
@@ -172,6 +176,14 @@ def _comments_of_shell(lines: Sequence[str]) -> Iterator[int]:
                 break
             elif not quote and part["end"]:
                 ends.append(part["end"].strip("'\"\\"))
+
+
+def in_program_folder(request: Request, job: JobSpec) -> Request:
+    """Return an option, with the path of --input below the program's folder, to which the file is sent."""
+    path = request.value or ""
+    if request.own_name != "--input" or path.startswith("/"):
+        return request
+    return replace(request, value=posixpath.normpath(f"{PROGRAM_FOLDER}/{job.place.start}/{path}"))
 
 
 def _contradiction(job: JobSpec, request: Request) -> tuple[str, str] | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from clusterctl.errors import UsageError
-from clusterctl.scheduler.directives import Directives
+from clusterctl.scheduler.directives import Directives, in_program_folder
 from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec.job import JOB_FIELDS, NOT_RESUMED, ONE_RANK_JOBS, JobSpec, is_python
 from clusterctl.spec.names import FOLDER, FROM_RUN, ROOT, Launcher
@@ -417,7 +417,7 @@ def _options(job: JobSpec, script: UserScript | None) -> list[str]:
     log_options = [f"--job-name={job.name}", f"--output=stdout{task}.log", f"--error=stderr{task}.log"]
     array = [f"--array={job.array}"] if job.array is not None else []
     after = [f"--dependency={','.join(map(_dependency, job.after))}"] if job.after else []
-    more = [quoted(str(request)) for request in requests_of(job.slurm)]
+    more = [quoted(str(in_program_folder(request, job))) for request in requests_of(job.slurm)]
     return log_options + resource_options(job, fields) + array + _signal_options(job, script) + after + more
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,9 +14,9 @@ from typing import TYPE_CHECKING, Final
 
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.directives import Directives
-from clusterctl.spec.job import is_python
+from clusterctl.spec.job import INTERPRETERS, Language, language_of
 from clusterctl.spec.sbatch import Request, requests_of
-from clusterctl.spec.units import format_duration, parse_slurm_time_s
+from clusterctl.spec.units import format_duration, parse_slurm_time_s, shown
 
 if TYPE_CHECKING:
     from clusterctl.spec.job import JobSpec
@@ -23,16 +24,19 @@ if TYPE_CHECKING:
 
 _ASKS_SLURM: Final = re.compile(r"[^#]*\bscontrol\b.*\bshow\b.*\bjob")
 _COMMAND: Final = re.compile(r"[^#]*\bCommand\b")
+_SCRIPT_BLOCK: Final = re.compile(r"^# /// script[ \t]*\n((?:#(?: .*)?\n)+?)# ///[ \t]*$", re.MULTILINE)
+_MOST_PACKAGES: Final = 5
 MAX_BYTES: Final = 4 << 20  # Slurm's max_script_size
 
 
 @dataclass(frozen=True, slots=True)
 class UserScript:
-    """A script of the user: a Python program, started once per rank, or a shell script, started once.
+    """A script of the user: a Python program, started once per rank, or another script, started once.
 
     interpreter: command that runs the script. directives: the script's #SBATCH lines.
     asks_for_command: number of the line in which the script looks for its file by `scontrol show job`.
         0: it does not.
+    packages: the packages that the program lists in a comment (PEP 723), as `uv run` reads it.
     """
 
     name: str
@@ -40,6 +44,7 @@ class UserScript:
     directives: Directives
     is_python: bool
     asks_for_command: int = 0
+    packages: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, job: JobSpec) -> UserScript | None:
@@ -62,15 +67,18 @@ class UserScript:
         _reject_unusable(path, content)
         text = content.decode(errors="surrogateescape")
         lines = [line.removesuffix("\r") for line in text.split("\n")]
-        shebang = lines[0].removeprefix("#!") if lines and lines[0].startswith("#!") else "/bin/bash"
+        program = INTERPRETERS.get(path.suffix)
+        default = f"/usr/bin/env {program}" if program else "/bin/bash"
+        shebang = lines[0].removeprefix("#!") if lines[0].startswith("#!") else default
         # The kernel splits off at most one argument.
         interpreter = tuple(shebang.split(maxsplit=1))
-        python = is_python(path)
+        python = language_of(path) is Language.PYTHON
         directives = Directives.read(path, lines, is_python=python)
         asking = [number for number, line in enumerate(lines, start=1) if _ASKS_SLURM.match(line)]
         wants_command = any(map(_COMMAND.match, lines))
         asks_for_command = asking[0] if asking and wants_command else 0
-        return cls(path.name, interpreter, directives, python, asks_for_command)
+        packages = _listed_packages(text) if python else ()
+        return cls(path.name, interpreter, directives, python, asks_for_command, packages)
 
     def notes(self, job: JobSpec) -> Iterator[str]:
         """Yield a line for each thing that the script asks of Slurm in vain."""
@@ -78,6 +86,10 @@ class UserScript:
         if self.asks_for_command:
             problem = "`scontrol show job` names clusterctl's job.sbatch, which is not in the script's folder"
             yield f'{self.name}, line {self.asks_for_command}: {problem}: use `dirname "$0"`'
+        if self.packages and job.requirements is None and job.container is None:
+            listed = ", ".join(map(shown, self.packages[:_MOST_PACKAGES]))
+            problem = f"the packages in its comment `# /// script` are not installed ({listed})"
+            yield f"{self.name}: {problem}: write them to a file, one a line, and use --requirements"
 
 
 def _reject_unusable(path: Path, content: bytes) -> None:
@@ -97,7 +109,7 @@ def _reject_unusable(path: Path, content: bytes) -> None:
 
 def _encoding_fault(path: Path, content: bytes) -> tuple[str, str]:
     """Return the reason why bash or sbatch would misread a script, and the fix; ("", "") if all is well."""
-    name, is_shell = shlex.quote(str(path)), not is_python(path)
+    name, is_shell = shlex.quote(str(path)), language_of(path) is Language.SHELL
     if content.startswith(codecs.BOM_UTF8) and (is_shell or b"#SBATCH" in content):
         reason = "it begins with a byte order mark, which hides its first line and its #SBATCH lines"
         return reason, f"remove the mark with `sed -i '1s/^\\xef\\xbb\\xbf//' {name}`"
@@ -108,6 +120,19 @@ def _encoding_fault(path: Path, content: bytes) -> tuple[str, str]:
         reason = "its lines end with carriage returns, so that it is a single line for bash"
         return reason, f"convert it with `sed -i 's/\\r/\\n/g' {name}`"
     return "", ""
+
+
+def _listed_packages(text: str) -> tuple[str, ...]:
+    """Return the packages that a program lists as PEP 723 says. Empty: it lists none, or not as TOML."""
+    block = _SCRIPT_BLOCK.search(text)
+    if block is None:
+        return ()
+    content = "".join(line.removeprefix("#").removeprefix(" ") for line in block[1].splitlines(keepends=True))
+    with suppress(tomllib.TOMLDecodeError):
+        packages = tomllib.loads(content).get("dependencies")
+        if isinstance(packages, list):
+            return tuple(package for package in packages if isinstance(package, str))
+    return ()
 
 
 def points_in_time(job: JobSpec) -> dict[str, Request]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from clusterctl.errors import BadValueError, UsageError, excluded
 from clusterctl.spec.names import MAX_COUNT, Launcher, did_you_mean
-from clusterctl.spec.sbatch import name_in, requests_of
+from clusterctl.spec.sbatch import requests_of, values_in
 from clusterctl.spec.units import (
     format_duration,
     format_size,
@@ -237,6 +238,20 @@ MODULE_FLAG: Final = "-m "
 _NO_TARGET: Final = f"no such file exists, and the bundled jobs are {', '.join(BUNDLED_JOBS)}"
 _JOB_FILES: Final = frozenset({".yaml", ".yml"})
 _SHELL_ENDINGS: Final = frozenset({".sh", ".bash"})
+# `uv run` and `pipx run` install the packages that a script names, and run it with Python.
+_BY_UV: Final = re.compile(rb"#!.*\b(?:uv|pipx)\b.*\brun\b")
+# Suffix of a script without a first line such as #!/usr/bin/perl -> the program that runs it.
+INTERPRETERS: Final = {
+    ".R": "Rscript",
+    ".r": "Rscript",
+    ".pl": "perl",
+    ".jl": "julia",
+    ".rb": "ruby",
+    ".lua": "lua",
+}
+_MAKEFILES: Final = frozenset({"makefile", "gnumakefile"})
+_SOURCES: Final = frozenset(".c .cc .cpp .cxx .cu .f .f90 .f95 .for .rs .go .java .hs".split())
+_IMAGES: Final = frozenset({".sif", ".simg"})
 _SHELLS: Final = frozenset({b"sh", b"bash", b"dash", b"ksh", b"zsh"})
 
 
@@ -244,11 +259,24 @@ def is_job_file(target: str) -> bool:
     return not target.startswith(MODULE_FLAG) and Path(target).suffix.lower() in _JOB_FILES
 
 
+class Language(StrEnum):
+    """What a script is written in. Python programs are started for each rank, other scripts once."""
+
+    PYTHON = "Python"
+    SHELL = "shell"
+    OTHER = "other"
+
+
 def is_python(script: Path) -> bool:
-    """Return whether a script is Python rather than shell, judged by its suffix, then by its first line.
+    """Return whether a script is a Python program. Raises the errors of ``language_of``."""
+    return language_of(script) is Language.PYTHON
+
+
+def language_of(script: Path) -> Language:
+    """Return what a script is written in, judged by its suffix, then by its first line.
 
     Raises:
-        UsageError: the script can't be read, or is neither Python nor shell.
+        UsageError: the script can't be read, or nothing tells which program runs the script.
     """
     try:
         with script.open("rb") as file:
@@ -263,17 +291,44 @@ def is_python(script: Path) -> bool:
         ) from exc
     shebang = _SHEBANG.match(head)
     program = shebang[1] if shebang else b""
-    if script.suffix == ".py" or (program == b"python" and script.suffix not in _SHELL_ENDINGS):
-        return True
+    is_program_of_python = program == b"python" or _BY_UV.match(head)
+    if script.suffix == ".py" or (is_program_of_python and script.suffix not in _SHELL_ENDINGS):
+        return Language.PYTHON
     if script.suffix in _SHELL_ENDINGS or program in _SHELLS:
-        return False
+        return Language.SHELL
+    if head.startswith(b"#!") or script.suffix in INTERPRETERS:
+        return Language.OTHER
+    why, fix = _not_a_script(script, head)
     raise UsageError(
-        "the file is neither a shell script nor a Python program",
+        "the file is not a script that a job can run",
         code="not-a-script",
         where=str(script),
-        why="its name does not end in .sh, .bash or .py, and its first line names neither a shell nor Python",
-        fix="rename it, or add a first line such as #!/bin/bash; for a compiled program, write a script "
-        f"with the line: srun ./{script.name}",
+        why=why,
+        fix=fix,
+    )
+
+
+def _not_a_script(script: Path, head: bytes) -> tuple[str, str]:
+    """Return the reason why a file can't be submitted, and the fix."""
+    name, suffix = shlex.quote(script.name), script.suffix.lower()
+    if suffix == ".ipynb":
+        by_hand = f"jupyter nbconvert --to notebook --execute {name}"
+        return (
+            "it is a notebook",
+            f"submit the program that `jupyter nbconvert --to script {name}` writes; to keep the outputs, "
+            f"submit a script with the line: {by_hand}, and --requirements with nbconvert and ipykernel",
+        )
+    if script.name.lower() in _MAKEFILES:
+        return "it is a makefile", f"submit a script, such as run.sh, with the line: make -f {name}"
+    if head.startswith(b"\x7fELF"):
+        return "it is a compiled program", f"submit a script with the line: srun ./{name}"
+    if suffix in _SOURCES:
+        return "it is source code", "compile it, and submit a script with the line: srun ./PROGRAM"
+    if suffix in _IMAGES:
+        return "it is a container image", f"submit a script that runs in it: --container {name}"
+    return (
+        "its name does not end in .sh, .bash or .py, and it has no first line such as #!/bin/bash",
+        "add the first line, or rename the file",
     )
 
 
@@ -378,8 +433,8 @@ def named_job(target: str, folder: Path) -> tuple[str | None, Path | None]:
             why=reason,
             fix="name a script or a bundled job",
         ) from exc
-    # This rejects files that are neither Python nor shell.
-    is_python(path)
+    # This rejects files that are no scripts.
+    language_of(path)
     return None, path
 
 
@@ -408,6 +463,17 @@ def _head(script: Path) -> list[str]:
     with suppress(OSError), script.open("rb") as file:
         return file.read(_HEAD_BYTES).decode(errors="surrogateescape").split("\n")
     return []
+
+
+def _reads_words(script: Path) -> bool:
+    """Return whether a script is a shell script that reads its own arguments word by word.
+
+    Such scripts rarely know ``--key=value``. A script that passes its arguments on does not count.
+    """
+    if language_of(script) is not Language.SHELL:
+        return False
+    text = "\n".join(_head(script))
+    return re.search(r"\bshift\b", text) is not None and not re.search(r"\$\{?[@*]", text)
 
 
 def job_spec(target: str, flags: Mapping[str, object]) -> JobSpec:
@@ -473,7 +539,7 @@ def job_of(target: str, options: Mapping[str, Any], *, folder: Path) -> JobSpec:
     bundled, script = named_job(target, folder)
     module = target.removeprefix(MODULE_FLAG).strip() if target.startswith(MODULE_FLAG) else None
     name = safe_name(module.rpartition(".")[2] if module else Path(target).stem)
-    if script is not None and (own_name := name_in(_head(script))):
+    if script is not None and (own_name := values_in(_head(script), "--job-name").get("--job-name")):
         name = safe_name(own_name)
     job = JobSpec(name=bundled or name, bundled=bundled, script=script)
     job = job.model_copy(update={"module": module}) if module else job
@@ -486,7 +552,9 @@ def job_of(target: str, options: Mapping[str, Any], *, folder: Path) -> JobSpec:
                 code="sweep-with-array",
                 fix="remove --array or --sweep",
             )
-        job = job.model_copy(update={"array": job.sweep.array, "sweep": job.sweep.for_arguments(job.args)})
+        reads_words = script is not None and _reads_words(script)
+        sweep = job.sweep.for_arguments(job.args, reads_words=reads_words)
+        job = job.model_copy(update={"array": sweep.array, "sweep": sweep})
     if bundled in ONE_RANK_JOBS and job.tasks > 1:
         raise UsageError(
             f"the bundled job {bundled} runs on a single rank, but {job.tasks} ranks were requested",

@@ -126,16 +126,20 @@ def directive_lines(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
             yield number, line.encode(errors="surrogateescape").decode(errors="replace")
 
 
-def name_in(lines: Iterable[str]) -> str | None:
-    """Return the job's name in the #SBATCH lines of a script. None: they set no name, or can't be read."""
+def values_in(lines: Iterable[str], *names: str) -> dict[str, str]:
+    """Return name -> value for these options in the #SBATCH lines of a script: the last of each that counts.
+
+    names: such as ``--job-name``. Empty: the lines have none of them, or can't be read.
+    """
     words: list[tuple[int, str]] = []
     for number, line in directive_lines(lines):
         try:
             words += [(number, word) for word in split_words(line.removeprefix(MARK))]
         except ValueError:
-            return None
-    names = [request.value for request in requests(words) if request.own_name == "--job-name"]
-    return names[-1] if names else None
+            return {}
+    return {
+        found.own_name: found.value for found in requests(words) if found.own_name in names and found.value
+    }
 
 
 def plain_array(value: object) -> object:

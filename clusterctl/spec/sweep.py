@@ -312,11 +312,14 @@ class Sweep(Model):
     def _holds(self, key: str, values: Values) -> bool:
         return all(values.get(other) in allowed for other, allowed in self.when.get(key, {}).items())
 
-    def for_arguments(self, args: Sequence[str]) -> Self:
-        """Return the sweep with the form ``key=value`` if the keys or the other arguments ask for it."""
+    def for_arguments(self, args: Sequence[str], *, reads_words: bool = False) -> Self:
+        """Return the sweep with its form, which follows from the keys, the other arguments and the program.
+
+        reads_words: whether the program reads only ``--key value``.
+        """
         is_of_hydra = any(not _OPTION.fullmatch(key) for values in self.tasks for key in values)
-        form = self.form or (Form.PAIR if is_of_hydra or are_pairs(args) else None)
-        return self.model_copy(update={"form": form})
+        default = Form.PAIR if is_of_hydra or are_pairs(args) else Form.OPTION if reads_words else None
+        return self.model_copy(update={"form": self.form or default})
 
     @property
     def record(self) -> dict[str, Any]:

@@ -292,6 +292,20 @@ def test_a_wrong_mode_of_hangs_is_refused(hang):
         JobSpec(name="j", bundled="train", hang=hang)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.pl", 'print "@ARGV\\n";'),
+        ("my job", '#!/usr/bin/perl -w\nprint "@ARGV\\n";'),
+        ("a.slurm", "#!/usr/bin/env -S bash -eu\necho $*"),
+        ("a", "#!/usr/bin/env -S uv run --script\nimport sys\nprint(*sys.argv[1:])"),
+    ],
+)
+def test_a_script_is_run_by_the_program_that_it_names(batch, name, text):
+    job = JobSpec(name="j", script=user_script(batch.folder, name, f"{text}\n"), args=("-x", "$y"))
+    assert batch.run(rendered(job))[:2] == (0, "-x $y\n")
+
+
 SWEPT = """\
 import json, os, sys
 print(json.dumps([sys.argv[1:], os.environ["SWEEP_LR_X"], open("sweep-values.json").read()]))

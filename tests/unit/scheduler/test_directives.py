@@ -66,6 +66,11 @@ ROWS: list[tuple[str, dict[str, Any], list[str]]] = [
     ("-x a-1 -b now", {"slurm": ["--exclude=a-2"]}, ["--begin=now", "--exclude=a-2"]),
     ("--nodefile=a", {"slurm": ["-w a-2 --nice"]}, ["--nodelist=a-2", "--nice"]),
     ("--mem=4G", {"slurm": ["--mem-per-cpu=1G"]}, ["--mem-per-cpu=1G"]),
+    # The file that the program reads is beside the script.
+    ("--input=in.txt", {}, ["--input=files/in.txt"]),
+    ("-N1 -i ./data/../in.txt", {}, ["--nodes=1 --input=files/in.txt"]),
+    ("-i /shared/in.txt", {}, ["-i /shared/in.txt"]),
+    ("-i a", {"slurm": ["--input b"]}, ["--input=files/b"]),
     # Lines that no flag touches stay as they are; unknown words are left to sbatch.
     (
         "--exclusive  # alone\n--bogus -N2",
@@ -116,7 +121,11 @@ NOTES: list[tuple[str, dict[str, Any], list[tuple[str, ...]]]] = [
     ("#SBATCH -J x -N2 -t5 --mem=1G --requeue --nice --mail-user=a@b -d singleton --parsable", {}, []),
     ("#SBATCH -J 'Big sim/1'", {}, [("line 2:", "Big-sim-1")]),
     ("#SBATCH -J 'Big sim'", {"name": "big"}, []),
-    ("#SBATCH --export=ALL,SEED,A=1,PATH", {"env": {"PATH2": ""}}, [("line 2:", "PATH"), ("SEED",)]),
+    (
+        "#SBATCH --export=ALL,SEED,A=1,PATH",
+        {"env": {"PATH2": ""}},
+        [("line 2:", "--export=PATH,SEED", "--env PATH --env SEED")],
+    ),
     ("#SBATCH --export=SEED", {"env": ["SEED=1"]}, []),
     ("#SBATCH --export=SEED", {"slurm": ["--export=NONE"]}, []),
     ("#SBATCH --export=NONE", {}, []),
@@ -147,6 +156,35 @@ def test_lines_without_an_effect_have_a_note(
 def test_late_lines_in_a_text_of_a_python_program_are_not_its_own(tmp_path: Path) -> None:
     text = "import os\nT = '''\n#SBATCH -N2\n'''\n#SBATCH -N3\nprint(T)  #SBATCH\n"
     assert UserScript.read(user_script(tmp_path, "p.py", text)).directives.late == (5,)
+
+
+PACKAGES = """\
+#!/usr/bin/env -S uv run --script
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#   "tomli-w<2",
+#
+#   "rich",
+# ]
+# ///
+import tomli_w
+"""
+
+
+def test_packages_in_a_comment_are_noted_unless_a_file_has_them(tmp_path: Path) -> None:
+    script = user_script(tmp_path, "pep", PACKAGES)
+    job = JobSpec(name="pep", script=script)
+    read = UserScript.read(script)
+    assert read.packages == ("tomli-w<2", "rich")
+    (note,) = read.notes(job)
+    assert [word for word in ("pep", "tomli-w<2", "rich", "--requirements") if word not in note] == []
+    assert not list(read.notes(job.model_copy(update={"requirements": tmp_path / "r.txt"})))
+
+
+@pytest.mark.parametrize("text", ["# /// script\n# dependencies = []\n# ///\n", "# /// script\n# x\n# ///\n"])
+def test_comment_without_packages_is_not_noted(tmp_path: Path, text: str) -> None:
+    assert UserScript.read(user_script(tmp_path, "p.py", text)).packages == ()
 
 
 @pytest.mark.parametrize(

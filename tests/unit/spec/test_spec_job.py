@@ -197,6 +197,16 @@ def test_all_wrong_flags_come_out_together() -> None:
         ("a", "#!/usr/bin/env python3\n", True),
         ("a", "#!/opt/py/bin/python3.11\n", True),
         ("a.sbatch", "#!/bin/bash\n#SBATCH -N 2\n", False),
+        ("a.R", "cat(1)\n", False),
+        ("a.pl", "print 1;\n", False),
+        ("a", "#!/usr/bin/env Rscript\n", False),
+        ("a", "#!/usr/bin/perl -w\n", False),
+        ("a.csh", "#!/bin/tcsh\n", False),
+        ("a.js", "#!/usr/bin/env -S node --no-warnings\n", False),
+        ("a.sh", "#!/usr/bin/env -S uv run --script\n", False),
+        ("a", "#!/usr/bin/env -S uv run --script\n", True),
+        ("a", "#!/usr/bin/env -S uv run -q --script\n", True),
+        ("a", "#!/usr/bin/env -S pipx run\n", True),
     ],
 )
 def test_scripts(folder: Path, file: str, content: str, python: bool) -> None:
@@ -208,11 +218,31 @@ def test_scripts(folder: Path, file: str, content: str, python: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"hello\n", b"#!/usr/bin/perl\n", b"\x7fEL\x02", b"#!/bin/basher\n"]
+    "content", [b"", b"hello\n", b"# !/usr/bin/perl\n", b"\x7fEL\x02", b"#SBATCH --nodes=2\nsrun hostname\n"]
 )
 def test_a_file_that_is_no_script(folder: Path, content: bytes) -> None:
     (folder / "a").write_bytes(content)
     assert refused("a").code == "not-a-script"
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("nb.ipynb", "jupyter nbconvert --to script nb.ipynb"),
+        ("Makefile", "make -f Makefile"),
+        ("GNUmakefile", "make -f GNUmakefile"),
+        ("heat.c", "srun ./PROGRAM"),
+        ("heat.F90", "srun ./PROGRAM"),
+        ("kernel.cu", "srun ./PROGRAM"),
+        ("image.sif", "--container image.sif"),
+        ("y.slurm", "first line"),
+        ("my nb.ipynb", "--to script 'my nb.ipynb'"),
+    ],
+)
+def test_fix_for_a_file_that_is_no_script_is_that_of_its_kind(folder: Path, name: str, fix: str) -> None:
+    (folder / name).write_text("all:\n")
+    error = refused(name)
+    assert (error.code, fix in error.fix) == ("not-a-script", True), error.fix
 
 
 def test_a_compiled_program_is_started_by_a_script(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from pydantic import ValidationError
 
 from clusterctl.errors import BadValueError, UsageError
 from clusterctl.jobs.submission import read_jobs
-from clusterctl.spec.job import sweep_arguments
+from clusterctl.spec.job import job_spec, sweep_arguments
 from clusterctl.spec.job_options import job_options
 from clusterctl.spec.sweep import Form, Sweep, as_sweep
 from tests.support.messages import refused
@@ -193,6 +194,27 @@ def test_form_of_values_follows_the_other_arguments(keys: str, args: str, form: 
     assert sweep.for_arguments(args.split()).record["form"] == form
     for chosen in Form:
         assert sweep.model_copy(update={"form": chosen}).for_arguments(args.split()).form == chosen
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "form"),
+    [
+        ("a.sh", "while (($#)); do case $1 in --x) X=$2; shift 2;; esac; done", "--key value"),
+        ("a.sh", 'python train.py "$@"', None),
+        ("a.sh", "D=$1; shift; python train.py ${@:1}", None),
+        ("a.sh", 'eval set -- $(getopt -l x: -- "$@"); shift', None),
+        ("a.sh", "echo $SWEEP_X", None),
+        ("a.py", "shift = 1", None),
+        ("a.R", "shift", None),
+    ],
+)
+def test_shell_script_that_reads_its_own_arguments_gets_words(
+    tmp_path: Path, name: str, text: str, form: str | None
+) -> None:
+    (tmp_path / name).write_text(f"{text}\n")
+    job = job_spec(str(tmp_path / name), {"sweep": ["x=-1e-3"]})
+    assert job.sweep is not None
+    assert job.sweep.form == form
 
 
 def test_values_are_pairs_for_hydra() -> None:
