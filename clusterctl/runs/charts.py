@@ -301,7 +301,11 @@ def _means(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     size = math.ceil(len(points) / _SMOOTH)
     chunks = (points[at : at + size] for at in range(0, len(points), size))
     finite_chunks = ([point for point in chunk if math.isfinite(point[1])] for chunk in chunks)
-    return [(fmean(x for x, _ in chunk), fmean(y for _, y in chunk)) for chunk in finite_chunks if chunk]
+    return [
+        (sum(x for x, _ in chunk) / len(chunk), sum(y for _, y in chunk) / len(chunk))
+        for chunk in finite_chunks
+        if chunk
+    ]
 
 
 def _covers(line: Series, other: Series, near: float) -> bool:

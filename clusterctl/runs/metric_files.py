@@ -145,7 +145,7 @@ class MetricFiles:
         for chunk in _chunks(self.folder, METRICS_FILE, []):
             if _RUN_KEY.search(chunk):
                 for line in _objects(chunk):
-                    if isinstance(run := line.get(_RUN), str) and line.get("kind") not in _NO_SERIES:
+                    if _text(line, "kind") not in _NO_SERIES and (run := _text(line, _RUN)):
                         found.add(run)
             if len(found) > _MOST_RUNS:
                 self.left_out.append(
@@ -532,9 +532,13 @@ def _places(rows: Sequence[int], lines: Sequence[_Line]) -> Iterator[tuple[str, 
 
 def _are_finite(values: Sequence[Any]) -> bool:
     """Return whether all values are finite numbers."""
-    if {*map(type, values)} <= {int, float}:
-        with suppress(OverflowError):
-            return math.isfinite(sum(values))
+    if not {*map(type, values)} <= {int, float}:
+        return False
+    # Integers that do not fit a float may have a sum that does.
+    if not -_LARGEST < min(values) <= max(values) < _LARGEST:
+        return False
+    with suppress(OverflowError):
+        return math.isfinite(sum(values))
     return False
 
 

@@ -375,3 +375,24 @@ def test_files_and_lines_that_are_too_large_are_named(
     missing = report_of([row]).missing
     assert {*found} <= {*missing}
     assert not any("wrote no" in text for text in missing)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        '{"run": "a", "kind": [], "loss": 1}',
+        '{"step": 1%s, "time": 1%s, "loss": 1%s}\n{"step": -1%s, "time": -1%s, "loss": -1%s}'
+        % (("0" * 400,) * 6),
+        '{"step": 1, "epoch": null, "time": NaN, "loss": {"a": {"b": Infinity}}}\n{"step": "x"}',
+        "\n".join(f'{{"step": {n}, "loss": {(-1) ** n}e308}}' for n in range(3000)),
+        '{"kind": "checkpoint", "stall_s": []}\n{"kind": "result", "seconds": {"a": 1}}',
+    ],
+    ids=["kind", "large", "mixed", "overflow", "others"],
+)
+def test_hostile_lines_have_figures_and_a_report(tmp_path: Path, lines: str) -> None:
+    row = collected(tmp_path)
+    (row.folder / "metrics.jsonl").write_text(lines)
+    row = Row(row.run.model_copy(update=vars(summarize(row.folder))))
+    assert report_of([row]).as_html()
+    assert report_of([row, row]).as_html()
+    compare_losses(row, row)
