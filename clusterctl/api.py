@@ -377,20 +377,30 @@ class Cluster:
         ids: _Names = (),
         *,
         out: str | Path | None = None,
+        everywhere: bool = False,
         **options: Unpack[SelectionKeywords],
     ) -> tuple[Row, ...]:
         """Copy the results of jobs (runs) from the cluster. The arguments are the options of `collect`.
 
-        ids: the jobs. Empty: all jobs that are not collected yet. out: folder for the runs. Default: ./runs.
+        ids: the jobs. Empty: all jobs of the current folder's project that are not collected yet.
+        out: folder for the runs. Default: ./runs. everywhere: also jobs that were submitted from other
+            folders; without ``out``, each run gets into the folder `runs` of its job's folder.
         checkpoints, max_checkpoint, max_file: as in `collect`; sizes such as ``4GiB``.
         everything: copy all that exists only on the cluster.
         """
         reject_unknown(options, SelectionKeywords.__annotations__, "collect has no option")
-        selection, folder = selection_of(**options), _path(out) or RUNS
+        selection, folder = selection_of(**options), _path(out)
+        everywhere = (everywhere or selection.everything) and not ids
         with self._session(SHORT_PATIENCE_S) as session:
-            runs = collect(session, _as_list(ids) or None, out=folder, selection=selection)
+            runs = collect(
+                session,
+                _as_list(ids) or None,
+                out=folder,
+                everywhere=everywhere,
+                selection=selection,
+            )
             if selection.everything and not ids:
-                bring_all(session.ledger.workspace, folder)
+                bring_all(session.ledger.workspace, folder or RUNS)
         return tuple(Row(run) for run in runs)
 
     def put(self, paths: _Paths, to: str = ".") -> str:

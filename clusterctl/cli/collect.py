@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from clusterctl.cli.options import OutFolder, Words, argument, flag, job_ids, takes
+from clusterctl.cli.options import OutFolder, Words, argument, flag, job_ids, option, takes
 from clusterctl.cli.output import Screen
-from clusterctl.runs.collect import collect_runs, selection_of
+from clusterctl.errors import Notice, printable
+from clusterctl.runs.collect import collect_runs, selection_of, uncollected_elsewhere
 from clusterctl.runs.fetch import CHECKPOINTS
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, open_session
 from clusterctl.spec.names import first_few
@@ -43,29 +45,51 @@ def collect(
     screen: Screen,
     ids: Annotated[
         Words,
-        argument("Job IDs or names of runs. Default: all uncollected jobs.", metavar="[ID...]", tab=job_ids),
+        argument(
+            "Job IDs or names of runs. Default: all uncollected jobs of this folder's project.",
+            metavar="[ID...]",
+            tab=job_ids,
+        ),
     ] = None,
     out: OutFolder = None,
+    everywhere: Annotated[
+        bool,
+        option(
+            "Also jobs that were submitted from other folders. Without --out, each run gets into the folder "
+            "`runs` of its job's folder. Included in --all.",
+            "--everywhere",
+        ),
+    ] = False,
     **given: Any,
 ) -> None:
     """Copy runs from the cluster, with the SHA-256 of each file.
 
     A run consists of a job's logs, metrics, telemetry, accounting, and the other files in its folder.
     """
-    everything, out = bool(given.get("everything")), out or RUNS
+    everything = bool(given.get("everything"))
+    everywhere = (everywhere or everything) and not ids
     selection = selection_of(**given)
     with (
         open_session(screen.chosen().of_jobs(ids or []), patience_s=SHORT_PATIENCE_S) as session,
         screen.transfers() as progress,
     ):
         workspace = session.ledger.workspace
-        runs = [*collect_runs(session, ids or None, out=out, selection=selection, progress=progress)]
+        collecting = collect_runs(
+            session,
+            ids or None,
+            out=out,
+            everywhere=everywhere,
+            selection=selection,
+            progress=progress,
+        )
+        runs = [*collecting]
+        elsewhere = {} if ids or everywhere else uncollected_elsewhere(session)
         folders: tuple[Path, ...] = ()
         if everything and not ids:
             # A slow import, which takes a fifth of the time of a short `collect`.
             from clusterctl.runs.only_copies import bring_all
 
-            folders = bring_all(workspace, out, progress=progress)
+            folders = bring_all(workspace, out or RUNS, progress=progress)
     lines = []
     for run in runs:
         # With --all, ``bring_all`` has also copied the skipped files of runs.
@@ -74,8 +98,25 @@ def collect(
         cost = "" if run.cost_usd is None else f", {run.cost_usd:.2f} USD"
         lines.append(f"job {run.job_id} ({run.name}) {run.state}: {_nearby(run.directory)}{cost}")
     lines += [f"files outside runs: {_nearby(folder)}" for folder in folders]
-    answer = {"runs": [_answer(run) for run in runs], "folders": [str(folder) for folder in folders]}
+    answer = {
+        "runs": [_answer(run) for run in runs],
+        "folders": [str(folder) for folder in folders],
+        "elsewhere": sum(elsewhere.values()),
+    }
     screen.result(answer, *(lines or ["nothing to collect"]))
+    if elsewhere:
+        screen.note(elsewhere_note(elsewhere))
+
+
+def elsewhere_note(elsewhere: Mapping[str, int]) -> Notice:
+    """Return a line about uncollected jobs of other folders. elsewhere: folder -> number of jobs."""
+    count = sum(elsewhere.values())
+    folders = first_few([f"{printable(folder)} ({number})" for folder, number in elsewhere.items()])
+    jobs = "1 job of another folder is" if count == 1 else f"{count} jobs of other folders are"
+    return Notice(
+        "runs-of-other-folders",
+        f"note: {jobs} not collected: {folders}; `clusterctl collect --everywhere` puts each run there",
+    )
 
 
 def _answer(run: RunRecord) -> dict[str, Any]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 from clusterctl.cli.collect import not_brought_home
-from clusterctl.cli.options import OutFolder, argument, clusters, flag, job_ids, option, takes
+from clusterctl.cli.options import argument, clusters, flag, folder_path, job_ids, option, takes
 from clusterctl.cli.output import Screen
 from clusterctl.cli.phases import (
     AcceptHostKey,
@@ -50,7 +51,13 @@ _DOWN_FLAGS: Final = {
         metavar="ID",
         tab=job_ids,
     ),
-    "out": OutFolder,
+    "out": flag(
+        Path,
+        "Folder for collected runs. Default: the folder `runs` in the folder from which each job was "
+        "submitted; if that can't be written, ./runs.",
+        parser=folder_path,
+        metavar="PATH",
+    ),
     "no_wait": NoWait,
     "ask_become_pass": AskBecomePass,
     "accept_host_key": AcceptHostKey,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -130,5 +131,6 @@ def _collected(session: Session, row: Row, replay: Replay, job_id: str) -> tuple
     losses = compare_losses(row, Row(run))
     lines.append(f"losses: {losses or 'the runs have no losses in common'}")
     if losses is None or not losses.identical:
-        lines.append(f"full comparison: `clusterctl runs diff {row.shown} {run.directory.name}`")
+        words = ("clusterctl", "runs", "diff", row.shown, run.directory.name)
+        lines.append(f"full comparison: `{shlex.join(words)}`")
     return {"losses": losses and asdict(losses)}, lines

@@ -26,9 +26,8 @@ from clusterctl.spec.job import (
     module_root,
     repository_of,
 )
+from clusterctl.spec.names import PROJECT_FILES
 
-# A folder with one of these files is the root of a project.
-MARKERS: Final = ("pyproject.toml", "setup.cfg", "setup.py", "requirements.txt", ".git")
 _SHELL_WORDS: Final = re.compile(r"[^\s'\"`;|&()<>$={}]+")
 _MOST_MODULES: Final = 200
 
@@ -149,7 +148,7 @@ class _Uses:
             return self.folders[0]
         last = self.folders.index(self.here) if self.here in self.folders[self.highest :] else None
         candidates = self.folders[self.highest :][: None if last is None else last - self.highest + 1]
-        marked = (folder for folder in candidates if any((folder / name).exists() for name in MARKERS))
+        marked = (folder for folder in candidates if any((folder / name).exists() for name in PROJECT_FILES))
         return next(marked, candidates[0] if last is None else self.here)
 
 

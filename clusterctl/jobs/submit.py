@@ -199,6 +199,14 @@ def _files_read(job: JobSpec) -> Iterator[tuple[str, str, str]]:
             yield "", "", word
 
 
+def _current_folder() -> str | None:
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:
+        # It was removed.
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class Submitter:
     """Submits jobs to a session's cluster. ``report``: called with messages for the user."""
@@ -239,6 +247,7 @@ class Submitter:
             files=PROGRAM_FOLDER,
             first=prepared.first.id if prepared.first else None,
             is_across=prepared.first is not None and prepared.first.is_across,
+            folder=_current_folder(),
         )
         try:
             session.ledger.keep(token, own_files)

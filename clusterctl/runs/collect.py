@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import string
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
@@ -37,12 +39,15 @@ from clusterctl.runs.fetch import (
     Source,
     fetch_from_hosts,
     sender,
+    shown_path,
 )
 from clusterctl.runs.folder import (
     ACCOUNTING,
+    BEING_COLLECTED,
     GOING_ON,
     choose_run_folder,
     collected_files,
+    damaged_files,
     install_tree,
     link,
     working_folder,
@@ -60,21 +65,28 @@ from clusterctl.scheduler.first import settle
 from clusterctl.scheduler.records import await_ends, final_states
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, Session, resolve_submissions
 from clusterctl.scheduler.session import connect_session as session_of
+from clusterctl.spec.names import first_few
 from clusterctl.spec.units import parse_size_mib
 from clusterctl.state.facts import facts_of, facts_of_spec
 from clusterctl.state.ledger import RunRecord
 from clusterctl.state.run_names import job_id_of
 from clusterctl.state.submissions import (
+    CLIENT_FACTS,
+    ENVIRONMENT_FILE,
     OUTPUTS_FILE,
     PROGRAM_FOLDER,
     RUN_FILE,
     RUNS,
     SOURCE_FILE,
+    SUMS_FILE,
     JobEntry,
     Ledger,
+    is_of_project,
+    is_run,
     note_runs_folder,
+    runs_folder_of,
 )
-from clusterctl.state.workspace import Workspace
+from clusterctl.state.workspace import WAIT_S, Workspace
 from clusterctl.transport.get import Sender
 from clusterctl.transport.tree import Progress, with_title
 from clusterctl.util.disk import write_error_reason
@@ -83,6 +95,11 @@ from clusterctl.util.process import start_in_thread
 if TYPE_CHECKING:
     from clusterctl.runs.record import Recorder
     from clusterctl.spec.models import ClusterSpec
+
+
+_PAUSE_S = 0.5
+# Files that clusterctl writes again itself.
+_GENERATED = frozenset(name.encode() for name in (ACCOUNTING, ENVIRONMENT_FILE, SUMS_FILE))
 
 
 class SelectionKeywords(TypedDict, total=False):
@@ -140,19 +157,22 @@ def collect(
     session: Session,
     ids: Sequence[str] | None = None,
     *,
-    out: Path = RUNS,
+    out: Path | None = None,
+    everywhere: bool = False,
     discard: Collection[str] = (),
     selection: Selection = DEFAULT,
 ) -> tuple[RunRecord, ...]:
     """Collect the runs of jobs. Return the runs' records. For arguments and errors, see ``collect_runs``."""
-    return tuple(collect_runs(session, ids, out=out, discard=discard, selection=selection))
+    runs = collect_runs(session, ids, out=out, everywhere=everywhere, discard=discard, selection=selection)
+    return tuple(runs)
 
 
 def collect_runs(
     session: Session,
     ids: Sequence[str] | None = None,
     *,
-    out: Path = RUNS,
+    out: Path | None = None,
+    everywhere: bool = False,
     discard: Collection[str] = (),
     selection: Selection = DEFAULT,
     progress: Progress = lambda *_: None,
@@ -162,8 +182,11 @@ def collect_runs(
     A run that was collected before is not copied again, with two exceptions: the copy of a then running job
     is replaced, and files that stayed on the cluster are fetched if ``selection`` exceeds the default.
 
-    ids: job ids, or names of runs; a task's id selects its whole array. None: the uncollected jobs from
-        this machine.
+    ids: job ids, or names of runs; a task's id selects its whole array. None: the uncollected jobs that were
+        submitted from the current folder, or from its project.
+    out: the folder for the runs. None: ./runs.
+    everywhere: if ``ids`` is None, all uncollected jobs from this machine. Unless ``out`` is given, a run of
+        another project gets into the folder `runs` of the job's folder.
     discard: job ids to leave out if ``ids`` is None.
     selection: the files to copy. The record's ``skipped`` lists the files that stay on the cluster.
 
@@ -174,9 +197,15 @@ def collect_runs(
         TransportError: the cluster can't be reached.
     """
     entries = _entries_to_collect(session, ids, discard, selection)
+    verified = ids is not None
+    here = Path.cwd()
+    if ids is None and not everywhere:
+        entries = [entry for entry in entries if is_of_project(entry.folder, here)]
     home = 0
     failed: dict[str, CollectError | SchedulerError | CommandError] = {}
-    with closing(_Collection(session, out, selection)) as collection:
+    with closing(
+        _Collection(session, out, selection, everywhere=everywhere, verified=verified),
+    ) as collection:
         collection.query_jobs([entry.job_id for entry in entries if entry.job_id])
         for number, entry in enumerate(entries, 1):
             title = f"job {entry.job_id}" + (f" ({number} of {len(entries)})" if len(entries) > 1 else "")
@@ -211,8 +240,18 @@ def _entries_to_collect(
 
 def _uncollected_error(failed: Mapping[str, ClusterctlError], collected_count: int) -> CollectError:
     (first, *more) = failed.values()
+    unwritable = [exc for exc in failed.values() if exc.code == "run-unwritable" and exc.why == first.why]
     if isinstance(first, CollectError) and not more and not collected_count:
         error = first
+    elif len(unwritable) == len(failed):
+        folders = dict.fromkeys(os.path.dirname(exc.where) for exc in unwritable)  # noqa: PTH120 - text
+        error = CollectError(
+            f"{len(failed)} runs can't be written to this machine's disk",
+            code="run-unwritable",
+            where=", ".join(folders),
+            why=first.why,
+            fix=first.fix,
+        )
     else:
         lines = {job_id: f"job {job_id}: {exc.cause}" for job_id, exc in failed.items()}
         error = CollectError(
@@ -235,7 +274,15 @@ def collect_all(
     """Collect all runs that are not on this machine, except those of the job ids in ``discard``."""
     facts = facts_of(workspace) if workspace.inventory.exists() else facts_of_spec(spec)
     with session_of(facts, workspace, patience_s=SHORT_PATIENCE_S) as opened:
-        yield from collect_runs(opened, out=out or RUNS, discard=discard)
+        yield from collect_runs(opened, out=out, everywhere=True, discard=discard)
+
+
+def uncollected_elsewhere(session: Session) -> Mapping[str, int]:
+    """Return folder -> number of its uncollected jobs, of folders that `collect` without ids leaves out."""
+    here = Path.cwd()
+    entries = session.ledger.entries()
+    folders = [entry.folder for entry in entries if _is_uncollected(entry) and entry.folder is not None]
+    return Counter(folder for folder in folders if not is_of_project(folder, here))
 
 
 def uncollected(workspace: Workspace) -> tuple[JobEntry, ...]:
@@ -294,10 +341,23 @@ def _program_folder(session: Session, folder: str) -> str | None:
 
 
 class _Collection:
-    """Collects the runs of several jobs in turn, over one connection to each host."""
+    """Collects the runs of several jobs in turn, over one connection to each host.
 
-    def __init__(self, session: Session, out: Path, selection: Selection) -> None:
-        self.session, self.out, self.selection = session, out.absolute(), selection
+    everywhere: see ``collect_runs``. verified: whether files of collected runs are compared with SHA256SUMS.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        out: Path | None,
+        selection: Selection,
+        *,
+        everywhere: bool,
+        verified: bool,
+    ) -> None:
+        self.session, self.out, self.selection = session, out, selection
+        self.everywhere = everywhere
+        self.verified = verified
         self.progress: Progress = lambda *_: None
         self.jobs: dict[str, list[JobInfo]] = {}
         self.senders: dict[str, Sender] = {}  # by host
@@ -339,15 +399,37 @@ class _Collection:
 
     def collect_run(self, entry: JobEntry) -> RunRecord:
         """Collect the run of a job, or return its record if the run is already on this machine."""
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            try:
+                return self._collect_run(entry)
+            except CollectError as exc:
+                if exc.code != BEING_COLLECTED or time.monotonic() > deadline:
+                    raise
+            self.progress("waiting for another clusterctl that collects it", 0, 0)
+            time.sleep(_PAUSE_S)
+            # The other process has recorded where the run is.
+            entries = self.session.ledger.entries()
+            entry = next((other for other in entries if other.token == entry.token), entry)
+
+    def _collect_run(self, entry: JobEntry) -> RunRecord:
+        run = None
         if entry.run_dir is not None and entry.run_state not in GOING_ON:
             with suppress(CollectError):
                 run = RunRecord.load(Path(entry.run_dir))
-                if not _needs_more(entry, self.selection):
-                    return run
-                return self.collect_skipped(entry, run)
+        if run is not None:
+            damaged = damaged_files(run.directory) if self.verified else []
+            if damaged or _needs_more(entry, self.selection):
+                return self.collect_skipped(entry, run, damaged)
+            return run
         job_id = entry.job_id or ""
         name = f"{self.session.facts.cluster}-{job_id}-{entry.name}"
-        final = choose_run_folder(self.out, name, entry.token)
+        out = (self.out or (runs_folder_of(entry) if self.everywhere else RUNS)).absolute()
+        final = choose_run_folder(out, name, entry.token)
+        is_final = entry.run_dir is not None and entry.run_state not in GOING_ON
+        if is_final and is_run(Path(entry.run_dir or "")):
+            # Its record is damaged.
+            final = Path(entry.run_dir or "")
         jobs = self.jobs_of(entry)
         if self.session.facts.is_foreign:
             await_ends(self.session.transport, self.session.scheduler.clock, jobs)
@@ -365,20 +447,26 @@ class _Collection:
         if entry.kept:
             with suppress(ClusterctlError):
                 settle(self.session.scheduler, self.session.ledger, str(entry.first))
-        note_runs_folder(self.out)
+        note_runs_folder(out)
         return record.model_copy(update={"directory": final})
 
-    def collect_skipped(self, entry: JobEntry, run: RunRecord) -> RunRecord:
-        """Fetch the files that an earlier collect left on the cluster. Return the run's new record."""
-        final = run.directory
+    def collect_skipped(self, entry: JobEntry, run: RunRecord, damaged: Sequence[bytes] = ()) -> RunRecord:
+        """Fetch the files that an earlier collect left on the cluster. Return the run's new record.
+
+        damaged: files of the run to fetch again. Their present content stays beside them, as NAME.changed.
+        Raises CollectError if the cluster does not have all of these.
+        """
+        final, known = run.directory, collected_files(run.directory)
         with self.reporting_write_errors(run.job_id, final), working_folder(final) as work:
-            tree, home = work / "tree", collected_files(final)
+            tree = work / "tree"
+            home = {name: facts for name, facts in known.items() if name not in damaged}
             manifest = self.fetch(entry, run.nodes, work, home)
             write_kept(tree, self.session.ledger.kept(entry.token))
+            lost = self._mend(entry, run, tree, manifest, damaged)
             new_sizes = [
                 size
                 for name, size in manifest.files.items()
-                if name not in home and (tree / os.fsdecode(name)).is_file()
+                if name not in {*home, *damaged} and (tree / os.fsdecode(name)).is_file()
             ]
             record = run.model_copy(
                 update={
@@ -389,13 +477,48 @@ class _Collection:
                 }
             )
             sums = {name: sha256 for name, (_, sha256) in home.items()} | {**manifest.sha256}
+            sums |= {name: known[name][1] for name in lost if name in known}
             link(final, [name for name, (_, sha256) in home.items() if sums[name] == sha256], tree)
             # RUN_FILE is a hard link here. Writing through it would change the run that is still in place.
             (tree / RUN_FILE).unlink(missing_ok=True)
             (tree / RUN_FILE).write_text(record.as_json())
             write_sums(tree, {name: sha256 for name, sha256 in sums.items() if name != RUN_FILE.encode()})
             install_tree(work, final, manifest.links)
+        if lost:
+            raise CollectError(
+                f"{len(lost)} files of a collected run are missing or damaged, and can't be fetched again",
+                code="run-damaged",
+                where=str(final),
+                why=first_few([shown_path(name) for name in lost]),
+                fix=f"`clusterctl collect {run.full_id} --all` also fetches files that are otherwise left "
+                "out; restore other files from a backup",
+            )
         return record
+
+    def _mend(
+        self, entry: JobEntry, run: RunRecord, tree: Path, manifest: Manifest, damaged: Sequence[bytes]
+    ) -> list[bytes]:
+        """Add damaged files to ``tree`` as far as possible. Return those that the cluster does not have."""
+        from clusterctl.runs.record import environment_text  # noqa: PLC0415 - slow, and rarely needed
+
+        job_id = entry.job_id or ""
+        lost = []
+        for name in damaged:
+            path, old = tree / os.fsdecode(name), run.directory / os.fsdecode(name)
+            if name == ACCOUNTING.encode() and self.jobs_of(entry)[0].state is not JobState.PURGED:
+                with suppress(SchedulerError):
+                    path.write_text(self.session.scheduler.accounting(job_id) or "")
+            elif name == ENVIRONMENT_FILE.encode():
+                facts = json.loads(self.session.ledger.kept_file(entry.token, CLIENT_FACTS) or b"null")
+                path.write_text(environment_text(tree, manifest, facts, self.session.scheduler.version()))
+            has_content = old.is_file() and old.stat().st_size > 0
+            if name != SUMS_FILE.encode() and not path.is_file():
+                lost.append(name)
+                link(run.directory, [name] if old.is_file() else [], tree)
+            elif has_content and name not in _GENERATED:
+                changed = path.with_name(f"{path.name}.changed")
+                shutil.copy2(old, changed)
+        return lost
 
     def fetch(
         self,

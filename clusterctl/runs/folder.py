@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import re
 import shutil
@@ -16,11 +17,14 @@ from clusterctl.runs.fetch import CollectedFiles
 from clusterctl.runs.places import Links, make_links
 from clusterctl.scheduler.base import JobState, Outcome
 from clusterctl.state.ledger import RunRecord
-from clusterctl.state.submissions import CLIENT_FACTS, FROM_JOB, SUMS_FILE
+from clusterctl.state.submissions import CLIENT_FACTS, FROM_JOB, RUN_FILE, SUMS_FILE
 from clusterctl.state.workspace import open_private
 from clusterctl.util.assets import file_sha256
 
 ACCOUNTING = "sacct.json"
+BEING_COLLECTED = "run-being-collected"
+_SUM = re.compile(rb"(\\?)([0-9a-f]{64})  (.+)")
+_EMPTY = hashlib.sha256().hexdigest()
 # Job states in which a collected run is only a snapshot.
 GOING_ON = frozenset(state.value for state in JobState if state.outcome is Outcome.GOES_ON)
 
@@ -49,15 +53,22 @@ def working_folder(final: Path) -> Iterator[Path]:
     """Create, lock and yield a hidden folder beside ``final`` for a run's files, until all are there."""
     work = final.parent / f".{final.name}.incomplete"
     work.mkdir(parents=True, exist_ok=True)
+    being_collected = CollectError(
+        f"{final.name} is being collected by another clusterctl",
+        code=BEING_COLLECTED,
+        fix="wait until that clusterctl has finished, then collect again",
+    )
     with open(work / "lock", "w", opener=open_private) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_current = os.path.samestat(os.fstat(lock.fileno()), (work / "lock").stat())
         except BlockingIOError:
-            raise CollectError(
-                f"{final.name} is being collected by another clusterctl",
-                code="run-being-collected",
-                fix="wait until that clusterctl has finished, then collect again",
-            ) from None
+            raise being_collected from None
+        except FileNotFoundError:
+            is_current = False
+        if not is_current:
+            # The other process has just finished, and removed the folder.
+            raise being_collected
         # An earlier process ended between the two renames of `install_tree`.
         if (work / "old").is_dir() and not os.path.lexists(final):
             (work / "old").rename(final)
@@ -98,6 +109,28 @@ def collected_files(run: Path) -> CollectedFiles:
     return files
 
 
+def damaged_files(run: Path) -> list[bytes]:
+    """Return the files of a collected run that are missing, or differ from its SHA256SUMS, but not run.json.
+
+    If the list of sums itself is missing, return it alone: then no file is known to be intact.
+    """
+    sums = _sums(run)
+    if not sums:
+        return [SUMS_FILE.encode()]
+    sums.pop(RUN_FILE.encode(), None)
+    return [name for name, sha256 in sums.items() if not _is_intact(run, name, sha256)]
+
+
+def _is_intact(run: Path, name: bytes, sha256: str) -> bool:
+    path = run / os.fsdecode(name)
+    try:
+        if not path.is_file() or (path.stat().st_size == 0) != (sha256 == _EMPTY):
+            return False
+        return file_sha256(path) == sha256
+    except OSError:
+        return False
+
+
 def link(run: Path, names: Iterable[bytes], tree: Path) -> None:
     """Hard-link files of a collected run into ``tree``, which will replace the run's folder."""
     for name in map(os.fsdecode, names):
@@ -130,11 +163,11 @@ def write_sums(tree: Path, known_sums: Mapping[bytes, str]) -> None:
 def _sums(run: Path) -> dict[bytes, str]:
     lines = (run / SUMS_FILE).read_bytes().splitlines() if (run / SUMS_FILE).is_file() else []
     sums = {}
-    for line in lines:
-        sha256, _, name = line.partition(b"  ")
-        if sha256.startswith(b"\\"):
-            name = _ESCAPED.sub(lambda match: _PLAIN[match[0]], name)
-        sums[name] = sha256.removeprefix(b"\\").decode()
+    for match in filter(None, map(_SUM.fullmatch, lines)):
+        is_escaped, sha256, name = match.groups()
+        if is_escaped:
+            name = _ESCAPED.sub(lambda part: _PLAIN[part[0]], name)
+        sums[name] = sha256.decode()
     return sums
 
 

@@ -102,7 +102,7 @@ class Recorder:
         elif self.accounting is not None:
             (tree / ACCOUNTING).write_text(self.accounting, encoding="utf-8")
         facts = _json(kept.get(CLIENT_FACTS, b""))
-        (tree / ENVIRONMENT_FILE).write_text(_environment(tree, manifest, facts, self.version))
+        (tree / ENVIRONMENT_FILE).write_text(environment_text(tree, manifest, facts, self.version))
         source = _json(kept.get(SOURCE_FILE, b""))
         record = self._record(tree, manifest, source["hash"] if source else None)
         record = _with_summary(record, tree, facts, _json(kept.get(SWEEP_FILE, b"")))
@@ -213,7 +213,7 @@ def _shows_running_job(accounting: str) -> bool:
         return False
 
 
-def _environment(tree: Path, manifest: Manifest, client: Any, slurm_version: str | None) -> str:
+def environment_text(tree: Path, manifest: Manifest, client: Any, slurm_version: str | None) -> str:
     """Return the text of environment.json: ``client`` (the submission), versions, and hardware by host."""
     hosts: dict[str, Any] = {}
     telemetry_files = [local for local in manifest.files if _TELEMETRY.search(local)]

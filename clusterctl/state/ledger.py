@@ -10,12 +10,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, computed_field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field
 from typing_extensions import TypedDict  # until Python 3.12
 
 from clusterctl.errors import CollectError
 from clusterctl.spec.units import format_duration
-from clusterctl.state.submissions import RUN_FILE, UNCHANGED
+from clusterctl.state.submissions import RUN_FILE, UNCHANGED, has_files_of_runs, token_of_run
 
 
 class _Stored(BaseModel):
@@ -177,6 +177,17 @@ class Skipped(_Stored):
         return self.files > 0 and self.reason != UNCHANGED
 
 
+def _fault(exc: OSError | ValueError) -> str:
+    """Return why a record can't be read, in a line."""
+    if isinstance(exc, OSError):
+        return exc.strerror or str(exc)
+    if not isinstance(exc, ValidationError):
+        return str(exc).partition("\n")[0]
+    (first, *_) = exc.errors(include_url=False)
+    key = ".".join(map(str, first["loc"]))
+    return f"{key}: {first['msg']}" if key else str(first["msg"])
+
+
 class RunRecord(_Stored):
     """A collected run: the content of run.json in the folder ``directory``. Unknown values are None.
 
@@ -277,10 +288,18 @@ class RunRecord(_Stored):
         try:
             return cls.model_validate_json(path.read_bytes()).model_copy(update={"directory": directory})
         except (OSError, ValueError) as exc:
+            if has_files_of_runs(directory) or token_of_run(directory):
+                raise CollectError(
+                    f"the record of the run {directory.name} is missing or damaged",
+                    code="run-damaged",
+                    where=str(path),
+                    why=_fault(exc),
+                    fix="`clusterctl collect` with the ID of its job collects the run again, if the cluster "
+                    "still has the job",
+                ) from exc
             message = f"{directory} is not a collected run"
-            reason = str(exc).partition("\n")[0]
             fix = "pass a folder that was created by `clusterctl collect`"
-            raise CollectError(message, code="not-a-run", where=str(path), why=reason, fix=fix) from exc
+            raise CollectError(message, code="not-a-run", where=str(path), why=_fault(exc), fix=fix) from exc
 
     def as_json(self) -> str:
         """Return the content of run.json, without the path of its folder."""

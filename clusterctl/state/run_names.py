@@ -255,6 +255,15 @@ def _entry_of(ledger: Ledger | None, token: str) -> JobEntry | None:
 
 
 def _unknown(name: str, folders: Iterable[Path]) -> UsageError:
+    for link in (folder / name for folder in folders if name):
+        if link.is_symlink():
+            return UsageError(
+                f"the run {name!r} is a link to a folder that does not exist",
+                code="run-link-dangles",
+                where=str(link),
+                why=f"it leads to {link.readlink()}",
+                fix="mount or restore that folder, or remove the link",
+            )
     names = [path.name for folder in folders for path in folder.glob("*")]
     of_job = sorted(run for run in names if name and run.endswith(f"-{name}"))
     return UsageError(

@@ -17,10 +17,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 
 from clusterctl.errors import DiskError, MachineError, UsageError
+from clusterctl.spec.names import PROJECT_FILES, SPEC_NAME
 from clusterctl.state.workspace import Workspace, state_home
 from clusterctl.util.disk import append_line, read_lines, read_rows, translating_write_errors
 
@@ -79,6 +81,7 @@ class JobEntry:
     task_states: for an array, the final states that Slurm has told: `COMPLETED:0-3,7 FAILED:4-6`.
     state_at: when Slurm told them, in Unix seconds by the local clock.
     run_dir: local folder with the job's collected results. run_state: the job's state when they were copied.
+    folder: the folder on this machine from which the job was submitted. None: unknown.
     files: the folder below ``remote_dir`` with the program's files. None: a job of an earlier version, with
         all its files in ``remote_dir`` itself.
     first: identifies the jobs of a `submit --first`, of which a single job runs its program.
@@ -112,6 +115,7 @@ class JobEntry:
     part_of: str | None = None
     offset: int | None = None
     held: str = ""
+    folder: str | None = None
 
     @property
     def program_dir(self) -> str:
@@ -279,6 +283,30 @@ class Ledger:
         return self._path.with_suffix("") / (token if _TOKEN.fullmatch(token) else "-")
 
 
+def is_of_project(folder: str | None, here: Path) -> bool:
+    """Return whether a job's folder is ``here`` or of the same project. True if the folder is unknown."""
+    return folder is None or Path(folder) == here or _project_of(Path(folder)) == _project_of(here)
+
+
+def _project_of(folder: Path) -> Path:
+    """Return the nearest root of a project at or above a folder; the folder itself if there is none."""
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - unlike Path.home, it never raises
+    above = takewhile(lambda path: path not in (home, path.parent), (folder, *folder.parents))
+    return next(
+        (path for path in above if any((path / name).exists() for name in (*PROJECT_FILES, SPEC_NAME))),
+        folder,
+    )
+
+
+def runs_folder_of(entry: JobEntry) -> Path:
+    """Return the folder `runs` of the job's folder; ./runs if that is of this project or can't be written."""
+    if entry.folder is None or is_of_project(entry.folder, Path.cwd()):
+        return RUNS.absolute()
+    beside = Path(entry.folder) / RUNS
+    parent = beside if beside.exists() else beside.parent
+    return beside if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK) else RUNS.absolute()
+
+
 def is_own(name: bytes) -> bool:
     """Return whether a file or folder of this name, in a run's or task's folder, is clusterctl's."""
     return name in _OWN or TASKS_LOG.fullmatch(name) is not None
@@ -355,8 +383,12 @@ def is_run(folder: Path) -> bool:
 
 def lacks_record(folder: Path) -> bool:
     """Return whether a folder has other files that `collect` adds to each run, but no record that fits."""
-    has_files = all(os.path.isfile(f"{folder}/{name}") for name in (SUMS_FILE, ENVIRONMENT_FILE))  # noqa: PTH113 - of thousands
-    return has_files and not token_of_run(folder)
+    return has_files_of_runs(folder) and not token_of_run(folder)
+
+
+def has_files_of_runs(folder: Path | str) -> bool:
+    """Return whether a folder has files, other than run.json, that `collect` adds to each run."""
+    return all(os.path.isfile(f"{folder}/{name}") for name in (SUMS_FILE, ENVIRONMENT_FILE))  # noqa: PTH113
 
 
 def is_own_report(path: Path) -> bool:
@@ -406,13 +438,16 @@ def readable_runs(folders: Iterable[Path]) -> Iterable[Path]:
 
 
 def may_be_run(folder: Path | str) -> bool:
-    """Return whether a folder has a run.json, or can't be entered, which the reader of the record reports."""
+    """Return whether a folder has a run.json or other files of runs, or can't be entered.
+
+    The reader of the record reports what is wrong with it.
+    """
     try:
         return stat.S_ISREG(os.stat(f"{folder}/{RUN_FILE}").st_mode)  # noqa: PTH116 - of thousands
     except PermissionError:
         return True
     except OSError:
-        return False
+        return has_files_of_runs(folder)
 
 
 def runs_folders() -> tuple[Path, ...]:
