@@ -1,0 +1,33 @@
+"""What ssh's messages about its files mean, also if these files are damaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import KeyRefusedError
+from clusterctl.transport.refusals import connection_error, proxy_of
+
+DENIED = "clusterctl@10.1.1.2: Permission denied (publickey)."
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('Load key "/h/demo/id_ed25519": error in libcrypto', "error in libcrypto"),
+        ('Load key "/h/demo/id_ed25519": invalid format', "invalid format"),
+        ("no such identity: /h/demo/id_ed25519: No such file or directory", "No such file or directory"),
+    ],
+)
+def test_key_that_ssh_can_not_load_is_named(tmp_path: Path, line: str, reason: str) -> None:
+    error = connection_error("demo-ctl", tmp_path / "ssh_config", f"{line}\r\n{DENIED}\r\n", "hpc")
+    assert isinstance(error, KeyRefusedError)
+    assert (error.code, error.where, error.why) == ("ssh-key-damaged", "/h/demo/id_ed25519", reason)
+    assert "clusterctl down --discard" in error.fix
+
+
+@pytest.mark.parametrize("damage", [b"\xff\xfe\0", b"Host demo-ctl\n    ProxyCommand sh -c 'open\n", b""])
+def test_damaged_ssh_config_has_no_proxy(tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / "ssh_config").write_bytes(damage)
+    assert proxy_of("demo-ctl", tmp_path / "ssh_config").command == ()
