@@ -240,15 +240,18 @@ def _entries_to_collect(
 
 def _uncollected_error(failed: Mapping[str, ClusterctlError], collected_count: int) -> CollectError:
     (first, *more) = failed.values()
-    unwritable = [exc for exc in failed.values() if exc.code == "run-unwritable" and exc.why == first.why]
+    folders = {os.path.dirname(exc.where) for exc in failed.values() if exc.code == "run-unwritable"}  # noqa: PTH120
+    is_unusable = len(folders) == 1 and not all(
+        os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)  # noqa: PTH112 - never raises
+        for path in folders
+    )
     if isinstance(first, CollectError) and not more and not collected_count:
         error = first
-    elif len(unwritable) == len(failed):
-        folders = dict.fromkeys(os.path.dirname(exc.where) for exc in unwritable)  # noqa: PTH120 - text
+    elif is_unusable and {exc.code for exc in failed.values()} == {"run-unwritable"}:
         error = CollectError(
             f"{len(failed)} runs can't be written to this machine's disk",
             code="run-unwritable",
-            where=", ".join(folders),
+            where=folders.pop(),
             why=first.why,
             fix=first.fix,
         )

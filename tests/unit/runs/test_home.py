@@ -15,6 +15,7 @@ import pytest
 
 from clusterctl.cli.collect import not_brought_home
 from clusterctl.errors import CollectError, SchedulerError, UnreachableError, UsageError
+from clusterctl.runs import collect as collecting
 from clusterctl.runs.collect import collect, collect_runs
 from clusterctl.runs.fetch import ALL, Selection
 from clusterctl.runs.find import Row
@@ -509,8 +510,9 @@ def test_runs_that_can_not_come_home_are_named_and_discarded(session, cluster, t
     assert [run.job_id for run in collect(session, out=out, discard=["1"])] == ["2"]
 
 
-def test_a_folder_that_can_not_be_written(session, cluster, tmp_path, out):
-    """Or that another collect is writing."""
+def test_a_folder_that_can_not_be_written(session, cluster, tmp_path, out, monkeypatch):
+    """Or that another collect is still writing when the wait for it ends."""
+    monkeypatch.setattr(collecting, "WAIT_S", 0.0)
     job_id = finished(session, cluster, tmp_path, "true")
     (tmp_path / "file").write_text("")
     with refused("run-unwritable", CollectError, "--out"):
