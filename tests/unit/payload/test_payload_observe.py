@@ -71,6 +71,17 @@ def test_a_look_has_steps_events_and_whole_checkpoints(folder: Path, monkeypatch
     assert watch.look()["steps"] == []
 
 
+def test_heartbeat_that_is_being_replaced_is_no_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a training that continues would seem to start from zero."""
+    monkeypatch.setattr(observe, "LOOK_S", 2 * observe.STEP_S)
+    watch = observe.Watch()
+    found = []
+    for text in ("7\n", "", "8\n", "1\n"):
+        (folder / "heartbeat").write_text(text)
+        found += [step for _, step in watch.look()["steps"]]
+    assert found == [7, 8, 1]
+
+
 @pytest.mark.parametrize(("created", "expected"), [("100.25", 3.25), ("0.000000", None)])
 def test_a_slow_write_takes_until_the_rename(
     folder: Path, monkeypatch: pytest.MonkeyPatch, created: str, expected: float | None
