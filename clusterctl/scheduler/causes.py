@@ -460,6 +460,34 @@ def never_started(facts: FailedJob) -> Explanation | None:
     )
 
 
+# --- Time limits ---------------------------------------------------------------------------------
+# The signal before the time limit that the script asks for. Slurm may send it up to a minute early.
+_NOTICE: Final = re.compile(
+    r"^#SBATCH\s+(?:\S+\s+)*?--signal[=\s](?:[BR]+:)?(?:SIG)?(?P<name>[A-Z]\w*)(?:@(?P<lead>\d+))?(?:\s|$)",
+    re.MULTILINE,
+)
+_LEAD_S, _EARLY_S = 60, 65
+
+
+def notice_not_handled(facts: FailedJob) -> Explanation | None:
+    """The signal that announces the time limit ended the program.
+
+    Evidence: the script asks for this signal, and the time limit was near.
+    """
+    job, signal = facts.job, facts.failed.signal
+    if not job.time_limit_s or job.last_start is None or job.end_time is None:
+        return None
+    left_s = job.time_limit_s - (job.end_time - job.last_start)
+    for asked in _NOTICE.finditer(facts.script):
+        if signal == f"SIG{asked['name']}" and left_s <= int(asked["lead"] or _LEAD_S) + _EARLY_S:
+            return Explanation(
+                "notice-not-handled",
+                f"ended by {signal}{facts.at}, with which Slurm announced the time limit (#SBATCH --signal)",
+                f"handle {signal} in the program, as docs/restarts.md shows, or use a longer --time",
+            )
+    return None
+
+
 Function = Callable[[FailedJob], Explanation | None]
 # Code in causes.toml -> the functions that come before its first entry.
 BEFORE: Final[Mapping[str, Sequence[Function]]] = {
@@ -470,5 +498,6 @@ BEFORE: Final[Mapping[str, Sequence[Function]]] = {
     "noexec": (missing_file,),
     "port-in-use": (master_port_in_use,),
     "arguments": (mpi_without_pmix,),
+    "terminated": (notice_not_handled,),
     "exit-code": (unanswered_read,),
 }

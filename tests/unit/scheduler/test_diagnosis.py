@@ -827,6 +827,33 @@ def test_killed_job_py_is_not_the_fault_of_the_program(
     assert found.code == code
 
 
+NOTICE = "#!/bin/bash\n#SBATCH --nodes=1 --ntasks=1 --time=1 --signal=USR1@50\nsrun ./train\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "signal", "seconds", "code"),
+    [
+        (NOTICE, 10, 17, "notice-not-handled"),
+        (NOTICE.replace("USR1", "SIGUSR1"), 10, 17, "notice-not-handled"),
+        (NOTICE.replace("=USR1@50", " B:USR2"), 12, 50, "notice-not-handled"),
+        (NOTICE.replace("USR1", "TERM"), 15, 17, "notice-not-handled"),
+        # Near misses: another signal, long before the limit, no such line, or the line of a comment.
+        (NOTICE, 12, 17, "signal"),
+        (NOTICE, 15, 17, "terminated"),
+        (NOTICE, 10, 100, "signal"),
+        ("#!/bin/bash\n", 10, 17, "signal"),
+        (NOTICE.replace("#SBATCH", "##SBATCH"), 10, 17, "signal"),
+    ],
+)
+def test_signal_that_announces_the_time_limit_is_named(
+    script: str, signal: int, seconds: int, code: str
+) -> None:
+    limit_s = 60 if seconds < 100 else 7200
+    job = replace(JOB, exit_code=128 + signal, start_time=1000, end_time=1000 + seconds, time_limit_s=limit_s)
+    found = diagnose(Evidence(job=job, log="step 3\n", script=script))
+    assert found.code == code
+
+
 def test_ranks_that_job_py_killed_are_not_the_cause() -> None:
     """A slurmstepd was killed under a program without MPI, so that job.py has killed the other ranks."""
     job = replace(JOB, exit_code=137)
