@@ -141,9 +141,7 @@ def test_claim_job_port_ignores_the_remote_port_of_a_connection() -> None:
 def test_claim_job_port_passes_over_a_port_that_no_server_can_bind() -> None:
     """A connection that a server closed first prevents servers without SO_REUSEADDR for a minute."""
     port = master_port(64)
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", port))
-        server.listen()
+    with socket.create_server(("127.0.0.1", port)) as server:
         client = socket.create_connection(("127.0.0.1", port))
         server.accept()[0].close()
         assert client.recv(1) == b""

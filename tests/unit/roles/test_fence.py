@@ -512,7 +512,7 @@ def test_epilog_on_the_users_own_machine_keeps_files_in_tmp(scratch: Scratch) ->
 
 def test_epilog_keeps_files_in_tmp_on_a_disk(scratch: Scratch) -> None:
     (scratch.root / "proc/mounts").write_text("/dev/vda1 / ext4 rw 0 0\ntmpfs /dev/shm tmpfs rw 0 0\n")
-    scratch.write(f"{SHM}/cache.bin", f"{TMP}/results")
+    scratch.write(f"{SHM}/cache.bin", f"{TMP}/results", f"{TMP}/ompi.n1.{USER}/pid.1/session")
     assert scratch.left() == {f"{TMP}/results"}
 
 
@@ -523,6 +523,17 @@ def test_epilog_keeps_a_folder_if_it_can_not_be_read(
     real = shutil.which("find")
     play(scratch.root / "bin/find", f'[[ $* != *newerct* ]] || exit 1; exec {real} "$@"')
     assert scratch.left() == {f"{SHM}/folder"}
+
+
+@pytest.mark.parametrize(("created", "expected"), [(100, 100), (0, 200)])
+def test_entries_of_has_the_time_of_creation_or_of_the_last_change(
+    scratch: Scratch, created: int, expected: int
+) -> None:
+    """A kernel before 5.19 does not know when a file in memory was created."""
+    scratch.write(f"{SHM}/file")
+    play(scratch.root / "bin/stat", f"printf '{created} 200 %s\\0' \"${{@: -1}}\"")
+    entries = [*scratch.fence.entries_of(str(USER), scratch.root / SHM)]
+    assert entries == [(f"{scratch.root}/{SHM}/file", expected)]
 
 
 def test_epilog_without_files_does_not_ask_slurm(scratch: Scratch) -> None:
