@@ -391,7 +391,7 @@ def test_files_and_lines_that_are_too_large_are_named(
 )
 def test_hostile_lines_have_figures_and_a_report(tmp_path: Path, lines: str) -> None:
     row = collected(tmp_path)
-    (row.folder / "metrics.jsonl").write_text(lines)
+    (row.folder / "metrics.jsonl").write_text(f"{lines}\n")
     row = Row(row.run.model_copy(update=vars(summarize(row.folder))))
     assert report_of([row]).as_html()
     assert report_of([row, row]).as_html()
