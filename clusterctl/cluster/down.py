@@ -55,7 +55,7 @@ from clusterctl.state.chosen_spec import spec_of, spec_of_existing
 from clusterctl.state.inventory import applied_if_known, applied_spec, may_keep_storage
 from clusterctl.state.ledger import RunRecord
 from clusterctl.state.submissions import JobEntry, Ledger
-from clusterctl.state.workspace import Workspace
+from clusterctl.state.workspace import Workspace, new_id
 from clusterctl.transport.master import end_all_connections
 from clusterctl.util.process import remove_stale_folders, roomiest_temporary_folder
 from clusterctl.util.progress import SILENT
@@ -157,6 +157,8 @@ def run_phases(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEn
         return DownResult()
     settings = _applied_settings(workspace)
     provider = provider_of(settings, replace(options.prompts, reporter=runner.reporter))
+    if settings.shares_kernel:
+        restore_id(workspace, provider)
     not_collected = set(uncollected(workspace)) - set(discarded)
     runs = runner.run("collect_runs", collect_runs, options, discarded) if not_collected else ()
     lost = runner.run("look", check_only_copies, discarded, discard=options.discard)
@@ -181,8 +183,22 @@ def _has_begun(workspace: Workspace) -> bool:
     """Return whether `up` may have created or changed a host, or a removed machine must still be restored."""
     if workspace.joining.exists() or workspace.inventory.exists() or pending_releases(workspace):
         return True
-    has_files = workspace.spec.exists() or workspace.terraform.exists() or workspace.known_id() is not None
+    has_files = workspace.spec.exists() or workspace.terraform.exists() or workspace.has_id
     return has_files and not is_of_own_machines(workspace)
+
+
+def restore_id(workspace: Workspace, provider: Provider) -> None:
+    """If the id of a cluster on this machine is damaged, find the cluster by its name, and record its id.
+
+    Without such a cluster, only the workspace is left to be removed, and gets a new id.
+    """
+    try:
+        workspace.known_id()
+    except MachineError:
+        ids = provider.orphans(workspace.root.name)
+        if len(ids) > 1:
+            raise
+        workspace.adopt_id(*(ids or [new_id()]))
 
 
 @contextmanager
@@ -447,6 +463,9 @@ def _find_provider(chosen: ChosenCluster, project: str | None) -> tuple[str, Pro
             return chosen.name, whole_project(project)
         if not workspace.spec.exists():
             return chosen.name, DEFAULT_PROVIDER
+        if applied_if_known(workspace) is None:
+            # The recorded spec is damaged.
+            return chosen.name, _applied_settings(workspace)
     spec = spec_of(chosen)
     return spec.name, spec.provider
 

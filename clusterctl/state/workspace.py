@@ -146,6 +146,11 @@ class _Path:
         return workspace.root / self._name
 
 
+def new_id() -> str:
+    """Return a random id of a cluster: a letter, as Google's filters need, and five hex digits."""
+    return secrets.choice("abcdef") + secrets.token_hex(3)[1:]
+
+
 @dataclass(frozen=True, slots=True)
 class Workspace:
     """The folder on the user's machine with all records and files of a cluster."""
@@ -227,11 +232,15 @@ class Workspace:
         )
 
     def cluster_id(self) -> str:
-        """Return the cluster's random id: a letter, as Google's filters need, and five hex digits."""
-        cluster_id = self.known_id() or secrets.choice("abcdef") + secrets.token_hex(3)[1:]
+        """Return the cluster's id. A new cluster gets a random id."""
+        cluster_id = self.known_id() or new_id()
         if read_text(self._id).strip() != cluster_id:
             self.adopt_id(cluster_id)
         return cluster_id
+
+    @property
+    def has_id(self) -> bool:
+        return self._id.exists()
 
     def adopt_id(self, cluster_id: str) -> None:
         """Replace the cluster's id by that of the same cluster in another workspace."""

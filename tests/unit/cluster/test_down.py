@@ -91,6 +91,29 @@ def test_to_give_up_the_run_of_an_unknown_job_is_misuse(tmp_path: Path, job_id: 
     assert not workspace.journal.exists()
 
 
+@pytest.mark.parametrize("spec", [None, b"", b"\xff"])
+@pytest.mark.parametrize("found", [(), ("a1b2c3",)])
+def test_down_removes_a_cluster_with_damaged_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: tuple[str, ...], spec: bytes | None
+) -> None:
+    """The cluster is on this machine, where it is found by its name."""
+    stub = Stub(dict.fromkeys(found, (DISK,)))
+    monkeypatch.setattr(down, "provider_of", lambda *_: stub)
+    monkeypatch.setattr(stub, "orphans", lambda _: found, raising=False)
+    workspace = cluster_with_runs(tmp_path)
+    (workspace.root / "id").write_text("")
+    workspace.inventory.write_bytes(b"")
+    workspace.munge_key.write_bytes(b"")
+    workspace.key.write_bytes(b"")
+    if spec is not None:
+        workspace.spec.write_bytes(spec)
+    with workspace.jobs.open("ab") as file:
+        file.write(b'\xff{]\n{"token": "aa", "job_id": "9"}\n')
+    down.down(PhaseRunner(workspace=workspace), DownOptions(discard=True))
+    assert stub.clusters == {}
+    assert not workspace.root.exists()
+
+
 def test_what_was_given_up_is_journaled_and_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stub = Stub({"ffffff": (DISK,)}, stubborn=True)
     monkeypatch.setattr(down, "provider_of", lambda *_: stub)
