@@ -209,7 +209,7 @@ def _show_table(screen: Screen, session: Session, job_ids: Sequence[str]) -> dic
             else _ranking_table(screen, runs[0], ranked(runs[0]))
         )
     except UsageError as exc:
-        screen.note(f"note: {exc.cause}")
+        screen.note(f"note: {exc.cause}; {exc.fix}")
         return None
     ends = [f"job {row.run.job_id} ({row.run.name}) {row.run.state}: {row.run.directory}" for row in runs]
     if not screen.json:

@@ -435,6 +435,8 @@ def _array_report(run: Row) -> Report:
         missing.append(f"the {metric} of task{'s'[: len(numbers) != 1]} {first_few(numbers, MOST_LINES)}")
     if metric and len(tasks) > MOST_LINES:
         missing.append(f"in the charts of metrics, all tasks but the best {MOST_LINES}")
+    if partial := [task.number for task in tasks[MOST_LINES:] if task.record.left_out]:
+        missing.append(f"metrics of tasks {first_few(partial, MOST_LINES)} (`left_out` in run.json)")
     titled = {f"task {task.number}": task for task in tasks}
     facts = {title: ProgramMetrics.of(titled[title]) for title in [*titled][:MOST_LINES] if metric}
     other_metrics = [name for name in metric_names(tasks) if is_usual(name) and name != metric]

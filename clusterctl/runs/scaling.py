@@ -410,6 +410,7 @@ def scaling_of(rows: Sequence[Row]) -> Scaling:
     expected = len(options.get(by) or ()) * options.get("repeats", 1)
     if (count := expected - len(rows) - len(damaged)) > 0:
         missing.append(f"{count} run{'s are' if count > 1 else ' is'} not collected")
+    missing += [f"{part.shown}: {text}" for part in done for text in part.record.left_out]
     metric = options.get("metric")
     if metric is not None:
         reject_unknown_keys(done, [metric], as_metrics=True)

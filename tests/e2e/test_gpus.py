@@ -97,6 +97,44 @@ def test_a_partition_is_what_the_spec_says(gpus: Cluster) -> None:
     assert answer["hosts"] == [f"{gpus.name}-parts-1"]
 
 
+# The first attempt leaves a closed connection at its port. In the second, no job listens before both have a
+# port, and then both listen.
+_MEETS = """\
+import os, socket, sys, time
+from pathlib import Path
+meeting = Path.home() / "meeting"
+meeting.mkdir(exist_ok=True)
+address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+def reach(stage):
+    (meeting / f"{os.environ['SLURM_JOB_ID']}-{stage}").touch()
+    while len(list(meeting.glob(f"*-{stage}"))) < 2:
+        time.sleep(0.1)
+if os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
+    server = socket.create_server(address)
+    client = socket.create_connection(address)
+    server.accept()[0].close()
+    client.recv(1)
+    reach("left")
+    sys.exit(7)
+reach("started")
+server = socket.create_server(address)
+reach("listens")
+print("listened on", address[1], flush=True)
+"""
+
+
+def test_jobs_that_restart_together_on_a_node_have_different_ports(gpus: Cluster) -> None:
+    (path := gpus.runner.cwd / "meets.py").write_text(_MEETS)
+    jobs = [gpus.json("submit", path, "-p", "parts", "--requeue")["job_id"] for _ in range(2)]
+    try:
+        shown = [gpus("logs", job, "--follow").stdout for job in jobs]
+        ports = [line for text in shown for line in text.splitlines() if line.startswith("listened on ")]
+        assert len(set(ports)) == len(ports) == len(jobs)
+    finally:
+        gpus("cancel", *jobs, rc=None)
+        gpus.ssh(f"{gpus.name}-ctl", "rm -rf meeting", user=gpus.user)
+
+
 def test_a_job_that_no_partition_can_run_is_refused(gpus: Cluster) -> None:
     assert "memory" in gpus("submit", "probe", "-p", "parts", "--mem", "4GiB", rc=1).stderr.lower()
     assert "time" in gpus("submit", "probe", "-p", "train", "--time", "2h", rc=2).stderr.lower()

@@ -113,48 +113,6 @@ def test_files_in_memory_end_with_their_job(cluster: Cluster) -> None:
         cluster.ssh(nodes[0], "sudo rm -f /dev/shm/staged")
 
 
-# The first attempt fails. In the second, no rank of any job listens before all jobs have a port.
-MEETS = """\
-import os, socket, sys, time
-from pathlib import Path
-job, attempt = os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_RESTART_COUNT", "0")
-port, rank = int(os.environ["MASTER_PORT"]), os.environ["RANK"]
-if attempt == "0":
-    sys.exit(7)
-meeting = Path.home() / "meeting"
-meeting.mkdir(exist_ok=True)
-(meeting / f"{job}-{rank}").touch()
-while len(list(meeting.iterdir())) < 4:
-    time.sleep(0.1)
-if rank == "0":
-    server = socket.create_server((os.environ["MASTER_ADDR"], port))
-    server.accept()[0].sendall(job.encode())
-else:
-    for _ in range(600):
-        try:
-            client = socket.create_connection((os.environ["MASTER_ADDR"], port))
-            break
-        except ConnectionRefusedError:
-            time.sleep(0.1)
-    print("met", client.recv(99).decode(), "on", port, flush=True)
-"""
-
-
-def test_jobs_that_restart_together_meet_on_different_ports(cluster: Cluster) -> None:
-    """Two jobs of two ranks on the same nodes. Each rank 1 meets the rank 0 of its own job."""
-    path = script(cluster, "meets.py", MEETS)
-    flags = ("--nodes", "2", "--cpus", "1", "--requeue")
-    jobs = [cluster.json("submit", path, *flags)["job_id"] for _ in range(2)]
-    try:
-        for job in jobs:
-            assert cluster("logs", job, "--follow").stdout.count(f"met {job} on ") == 1
-        lines = [cluster("logs", job).stdout for job in jobs]
-        assert len({line.split(" on ")[1].split()[0] for line in lines}) == len(jobs)
-    finally:
-        cluster("cancel", *jobs, rc=None)
-        cluster.ssh(f"{cluster.name}-ctl", "rm -rf meeting", user="hpc")
-
-
 # Names that clusterctl uses, too.
 CARRIED = ("telemetry/__init__.py", "hostfile", "job.sbatch")
 PROJECT = {

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -120,3 +121,19 @@ def test_a_run_that_is_not_collected_leaves_the_table(
     # A table is a result: `submit ... --wait >table.txt` keeps it.
     assert "loss" in told.out
     assert "1 node" in told.out
+
+
+def test_sweep_by_metric_of_unknown_direction_is_told_how_to_rank(
+    here: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tasks wrote a single metric, and nobody said which of its values are better."""
+    metric = {"widgets": {"last": 2.0, "count": 1}}
+    tasks = [{"id": f"9_{number}", "state": "COMPLETED", "metrics": metric} for number in range(2)]
+    collected = made_run(tmp_path / "runs", 9, tasks=tasks, sweep={"keys": ["a"]})
+    monkeypatch.setattr("clusterctl.cli.runs.collect_runs", lambda *_: [collected])
+    rows: list[dict[str, Any]] = [{"job_id": "9"}]
+    job = JobSpec(name="mine", bundled="train", sweep={"grid": ["a=1,2"]})
+    show_tables(Screen(json=False, color=False), here, rows, [job], [])
+    told = capsys.readouterr()
+    assert "--goal min" in told.err
+    assert (rows[0]["sweep"], "best" in told.out) == (None, False)

@@ -210,6 +210,37 @@ def test_medians_of_a_scaling_and_a_report_are_those_of_all_values(tmp_path: Pat
     assert any(f"median speed: {np.median(speeds):.2f}" in line for line in report_of(rows[:1]).verdict)
 
 
+def test_scaling_of_a_run_whose_metrics_are_incomplete_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metric_files, "_MAX_BYTES", 1000)
+    monkeypatch.setattr(metric_files, "_MAX_LINE", 100)
+    columns = {"step": np.arange(1000), "samples_per_s": noise(1000)}
+    rows = [
+        collected(
+            tmp_path, Case(columns, LINES), job_id=n, scaling={"nodes": [1, 2]}, nodes=["n1"],
+            tasks=[{"id": str(n), "state": "COMPLETED", "nodes": ["n1"]}],
+        )
+        for n in (1, 2)
+    ]  # fmt: skip
+    missing = scaling_of(rows).missing
+    assert [
+        [row.shown in text and "metrics.jsonl" in text for text in missing].count(True) for row in rows
+    ] == [1, 1]
+
+
+def test_a_sweep_names_tasks_behind_the_charts_with_incomplete_metrics(tmp_path: Path) -> None:
+    tasks = [
+        {
+            **{"id": f"1_{n}", "state": "COMPLETED", "metrics": {"loss": {"last": float(n), "count": 1}}},
+            "left_out": ["3 lines"] if n == 18 else [],
+        }
+        for n in range(20)
+    ]
+    run = made_run(tmp_path, tasks=tasks, sweep={"keys": ["lr"], "metric": "loss", "goal": "min"})
+    assert any("tasks 18 " in text for text in report_of([Row(run)]).missing)
+
+
 def test_a_replay_that_differs_in_its_last_step_only_is_different(tmp_path: Path) -> None:
     columns = by_step(60_000)
     other = {**columns, "loss": columns["loss"].copy()}
