@@ -131,7 +131,7 @@ def _what_becomes(workspace: Workspace) -> str:
     if inventory_of(workspace).traits.user_owned:
         return "they stay on your machines"
     kept = keeps_storage(workspace)
-    return "they stay on the kept storage" if kept else "they are deleted with the cluster"
+    return "they stay on the kept storage" if kept else "`down` refuses while they exist only there"
 
 
 def not_brought_home(run: RunRecord) -> str:

@@ -47,7 +47,7 @@ def test_a_whole_run_needs_no_word(workspace: Workspace) -> None:
 @pytest.mark.parametrize(
     ("provider", "keep", "said"),
     [
-        ("local", False, "they are deleted with the cluster"),
+        ("local", False, "`down` refuses while they exist only there"),
         ("local", True, "they stay on the kept storage"),
         ("onprem", True, "they stay on your machines"),
     ],
