@@ -358,10 +358,13 @@ def mpi_without_pmix(facts: FailedJob) -> Explanation | None:
 
 # Slurm's PMIx plugin lost the connection to a rank that had not called MPI_Finalize, and ends the step.
 _LOST_RANK: Final = re.compile(
-    r"^slurmstepd\S*: error: .*mpi/pmix.*Error handler invoked: .*source = \[\S+:(?P<rank>\d+)\]",
+    r"^slurmstepd\S*: error: .*mpi/pmix.*Error handler invoked: .*source = \[\S+:(?P<rank>\d{1,9})\]",
     re.MULTILINE,
 )
-_FAILED_TASK: Final = re.compile(r"^srun: error: \S+: tasks? (?P<tasks>[\d,-]+): ", re.MULTILINE)
+_TASKS = r"\d{1,9}(?:-\d{1,9})?"
+_FAILED_TASKS: Final = re.compile(
+    rf"^srun: error: \S+: tasks? (?P<tasks>{_TASKS}(?:,{_TASKS})*): ", re.MULTILINE
+)
 
 
 def left_mpi(facts: FailedJob) -> Explanation | None:
@@ -373,8 +376,8 @@ def left_mpi(facts: FailedJob) -> Explanation | None:
     if lost is None or facts.error.tracebacks or facts.failed.signal not in {"SIGKILL", "SIGTERM"}:
         return None
     rank = int(lost["rank"])
-    failed = {number for match in _FAILED_TASK.finditer(facts.raw) for number in _numbers(match["tasks"])}
-    if rank in facts.ended or rank in failed or not failed:
+    failed = [match["tasks"] for match in _FAILED_TASKS.finditer(facts.raw)]
+    if rank in facts.ended or not failed or any(_is_in(rank, tasks) for tasks in failed):
         return None
     return Explanation(
         "left-mpi",
@@ -385,15 +388,10 @@ def left_mpi(facts: FailedJob) -> Explanation | None:
     )
 
 
-def _numbers(ranges: str) -> Iterator[int]:
-    """Yield the numbers of a list such as ``0-2,5``."""
-    for part in ranges.split(","):
-        first, _, last = part.partition("-")
-        if first.isdigit() and int(last or first) - int(first) < _MOST_TASKS:
-            yield from range(int(first), int(last or first) + 1)
-
-
-_MOST_TASKS = 100_000
+def _is_in(number: int, ranges: str) -> bool:
+    """Return whether a number is in a list such as ``0-2,5``."""
+    limits = [part.partition("-") for part in ranges.split(",")]
+    return any(int(first) <= number <= int(last or first) for first, _, last in limits)
 
 
 # srun starts a program for which a step has no PATH.

@@ -55,9 +55,10 @@ ABORT = "abort by srun"
 NO_SLURMSTEPD = "no slurmstepd any more"
 # PMIx has lost the connection to a rank (PMIX_ERR_LOST_CONNECTION), and srun reports a rank's failure.
 _LEFT_MPI = re.compile(
-    r"mpi/pmix\S*: _errhandler: (?P<host>\S+) \[\d+\]: .*status = -61, source = \[\S+:(?P<rank>\d+)\]"
+    r"mpi/pmix\S*: _errhandler: (?P<host>\S+) \[\d+\]: .*status = -61, source = \[\S+:(?P<rank>\d{1,9})\]"
 )
-_REPORTED = re.compile(r"^srun: error: \S+: tasks? ([\d,-]+): ", re.MULTILINE)
+_TASKS = r"\d{1,9}(?:-\d{1,9})?"
+_REPORTED = re.compile(rf"^srun: error: \S+: tasks? ({_TASKS}(?:,{_TASKS})*): ", re.MULTILINE)
 _STEP_ABORTED = re.compile(r"^srun: Job step aborted: Waiting up to", re.MULTILINE)
 # slurmstepd writes this line to the log of the batch script, before it sends SIGTERM.
 _ENDED_BY_SLURM = re.compile(

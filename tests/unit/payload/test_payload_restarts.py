@@ -309,6 +309,8 @@ RESTARTED = "\nclusterctl: restart 1 of this job\n"
         (LOST_CLIENT + ABORTED + KILLED.format("0-1"), {}, None, "SIGKILL", ""),
         (LOST_CLIENT + ABORTED, {"1": "7 137 n1", "0": "9 137 n1"}, 8.0, "SIGKILL", "rank 1 on n1"),
         (LOST_CLIENT + ABORTED, {"0": "7 139 n1"}, None, "SIGSEGV", "rank 0 on n1"),
+        # A program may write a line like those of srun.
+        (LOST_CLIENT + KILLED.format("1-3-5"), {}, None, restarts.LEFT_MPI, "rank 1 on n1"),
         # In an earlier attempt.
         (LOST_CLIENT + RESTARTED, {"0": "9 137 n1"}, None, "SIGKILL", "rank 0 on n1"),
         # No rank failed before job.py killed all.

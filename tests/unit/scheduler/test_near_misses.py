@@ -320,6 +320,9 @@ def test_rank_that_left_mpi_with_exit_code_0_is_the_cause() -> None:
     assert (found.code, found.rank, found.host) == ("left-mpi", 1, "n1")
     # A rank with a record of its failure has not left with exit code 0.
     assert diagnose(replace(evidence, ends={1: "5.0 3 n1"})).code == "exit-code"
+    # A program may write lines such as those of srun.
+    odd = "".join(f"srun: error: n1: tasks {tasks}: Killed\n" for tasks in ("1-3-5", "-1", "9" * 5000))
+    assert diagnose(replace(evidence, log=odd + PMIX)).code == "left-mpi"
 
 
 EXCEEDED = """\
