@@ -134,7 +134,7 @@ def impact_of(
     try:
         snapshot = drain_usable(scheduler, reasons if drain else (), REASON)
         waits = leaving and any(job.state is JobState.PENDING for job in snapshot.jobs)
-        required = scheduler.required_nodes() if waits and isinstance(scheduler, Nodes) else {}
+        required = scheduler.required_nodes() if waits else {}
     except (SchedulerError, TransportError) as exc:
         # Nodes may run jobs even if the scheduler does not answer, unless the hosts are powered off.
         may_work = isinstance(exc, SchedulerError) or provider.alive(before.cluster_id)

@@ -13,7 +13,6 @@ from clusterctl.scheduler.base import JobInfo, Jobs, Nodes
 from clusterctl.scheduler.script import VERIFICATION_PER_NODE_S, verification_argv
 from clusterctl.scheduler.session import PATIENCE_S, mpirun_client
 from clusterctl.scheduler.slurm import SlurmClient
-from clusterctl.scheduler.slurm_parse import expand_nodes
 from clusterctl.spec.names import ADMIN_USER, PROOF_PARTITION, ROOT
 from clusterctl.state.inventory import Inventory
 from clusterctl.transport.base import Connect
@@ -60,12 +59,6 @@ class SlurmNodes(SlurmClient, Nodes):
 
     def _update(self, nodes: Sequence[str], *values: str) -> None:
         self.transport.run(["scontrol", "update", f"nodename={','.join(nodes)}", *values])
-
-    def required_nodes(self) -> dict[int, tuple[str, ...]]:
-        # %F: the number of the job or array. %n: the nodes that it asks for by name.
-        argv = ["squeue", "--noheader", "--states=PENDING", "--format=%F|%n"]
-        rows = (line.split("|", 1) for line in self.transport.run(argv).stdout.splitlines() if "|" in line)
-        return {int(number): expand_nodes(nodes) for number, nodes in rows if number.isdigit() and nodes}
 
     def run_verification_job(self, hosts: tuple[str, ...]) -> Result:
         # The job's partition has priority over the partitions of users' jobs.

@@ -32,7 +32,8 @@ _NODES_OUT = re.compile(r"ReqNodeNotAvail(?!.*[Rr]eserved)|UnavailableNodes|Node
 # Reasons of pending jobs that never start, unless a person changes the job, its limits or the cluster.
 _STUCK = re.compile(
     r"DependencyNeverSatisfied|BadConstraints|Partition(Config|TimeLimit|NodeLimit)|JobHeld(User|Admin)"
-    r"|JobHoldMaxRequeue|job.requeued.in.held.state|user.env.retrieval.failed.requeued.held|(QOS|Assoc)Max\w+Per(Job|Node)(Limit)?|QOSMin\w+|MaxMemPerLimit"
+    r"|JobHoldMaxRequeue|job.requeued.in.held.state|user.env.retrieval.failed.requeued.held"
+    r"|(QOS|Assoc)Max\w+Per(Job|Node)(Limit)?|QOSMin\w+|MaxMemPerLimit"
     r"|(Account|QOS)NotAllowed|Invalid(Account|QOS)|Reservation(Deleted|Invalid)"
 )
 _HELD = re.compile(r"launch.fail.*requeued.held")
@@ -498,9 +499,6 @@ class Nodes(Jobs, Protocol):
 
     def resume(self, nodes: Sequence[str]) -> None:
         """Resume nodes that are drained or down."""
-
-    def required_nodes(self) -> dict[int, tuple[str, ...]]:
-        """Return number of a waiting job -> the nodes that it asks for by name. Other jobs are left out."""
 
     def run_verification_job(self, hosts: tuple[str, ...]) -> Result:
         """Run an MPI test (the program ``probe``) with a rank on each host. Kill the test if it hangs."""
