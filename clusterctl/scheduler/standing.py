@@ -10,7 +10,7 @@ from clusterctl.scheduler.base import NodeInfo
 
 # First words of the reason that the health check of a node sets.
 HEALTH_REASON: Final = "clusterctl health:"
-_DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING", "FAIL"})
+DRAINED_STATES: Final = frozenset({"DRAIN", "DRAINED", "DRAINING", "FAIL"})
 _RESERVED = frozenset({"MAINT", "RESERVED"})
 _SLURM = "slurm"  # slurmctld's account
 # First words of reasons set by clusterctl and slurmd, because they run as root, like some administrators.
@@ -38,13 +38,18 @@ _AT_SERVICE = {
 def standing_of(node: NodeInfo) -> Availability:
     """Return the availability of a node, derived from its state, flags and reason."""
     states = {node.state, *node.flags}
-    is_drained = bool(states & _DRAINED)
+    is_drained = bool(states & DRAINED_STATES)
     by_slurm = node.reason_by == _SLURM or node.reason.startswith((*_OUR_WORDS, *_SLURMDS_WORDS))
-    if states & _RESERVED or (is_drained and not by_slurm):
+    if is_reserved(node) or (is_drained and not by_slurm):
         return Availability.DRAINED
     if (is_drained or node.state == "DOWN") and "NOT_RESPONDING" not in states:
         return Availability.OUT
     return _AT_SERVICE.get(node.state, Availability.FAILED) if node.usable else Availability.FAILED
+
+
+def is_reserved(node: NodeInfo) -> bool:
+    """Return whether a node belongs to a reservation, such as one for maintenance."""
+    return not _RESERVED.isdisjoint({node.state, *node.flags})
 
 
 def group_by_standing(nodes: Iterable[NodeInfo]) -> dict[Availability, list[NodeInfo]]:
@@ -70,6 +75,6 @@ def slurm_state_text(node: NodeInfo) -> str:
 
 def drain_reason(node: NodeInfo) -> str:
     """Return "drained by USER: REASON", or "reserved" for a reserved node."""
-    if _RESERVED & {node.state, *node.flags}:
+    if is_reserved(node):
         return "reserved"
     return f"drained by {node.reason_by or 'an unknown user'}: {node.reason or 'no reason given'}"

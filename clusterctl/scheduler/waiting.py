@@ -10,11 +10,16 @@ from typing import Final
 from clusterctl.scheduler.base import JobInfo, NodeInfo
 from clusterctl.scheduler.causes import Explanation
 from clusterctl.scheduler.slurm_parse import expand_nodes
-from clusterctl.scheduler.standing import HEALTH_REASON, Availability, standing_of
+from clusterctl.scheduler.standing import (
+    DRAINED_STATES,
+    HEALTH_REASON,
+    Availability,
+    is_reserved,
+    standing_of,
+)
 
 _NODES: Final = re.compile(r"ReqNodeNotAvail|UnavailableNodes|Nodes.required.for.job.are.DOWN|NodeDown")
 _UNAVAILABLE: Final = re.compile(r"UnavailableNodes:(\S+)")
-_RESERVED: Final = frozenset({"MAINT", "RESERVED"})
 _MOST_SHOWN: Final = 3  # nodes
 
 
@@ -52,7 +57,7 @@ def unavailable_nodes(facts: WaitingJob) -> Explanation | None:
         if names
         else [node for node in facts.nodes if partitions & set(node.partitions)]
     )
-    out = [node for node in nodes if not node.usable and not _RESERVED & {node.state, *node.flags}]
+    out = [node for node in nodes if not node.usable and not is_reserved(node)]
     if out:
         more = f" (and {len(out) - _MOST_SHOWN} more)" if len(out) > _MOST_SHOWN else ""
         text = "; ".join(_state_of(node) for node in out[:_MOST_SHOWN]) + more
@@ -61,7 +66,7 @@ def unavailable_nodes(facts: WaitingJob) -> Explanation | None:
             f"the job needs nodes that are out of service: {text}",
             _fix(facts, out),
         )
-    if any(_RESERVED & {node.state, *node.flags} for node in nodes):
+    if any(map(is_reserved, nodes)):
         return Explanation(
             "waiting-for-reserved-nodes",
             f"the nodes that the job needs are reserved{facts.soon}",
@@ -84,7 +89,7 @@ def _state_of(node: NodeInfo) -> str:
     words = (
         ("not responding", {"NOT_RESPONDING"}),
         ("down", {"DOWN", "ERROR", "UNKNOWN"}),
-        ("drained", {"DRAIN", "DRAINED", "DRAINING", "FAIL"}),
+        ("drained", DRAINED_STATES),
         ("powered off", {"POWERED_DOWN", "FUTURE"}),
     )
     state = next((word for word, those in words if states & those), node.shown)
