@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 _DIGITS: Final = 4
+# Numbers from here on are shown with an exponent.
+_LARGE: Final = 1e15
 # The two-sided 95 % quantiles of Student's t, by degrees of freedom.
 _STUDENT: Final = {
     1: 12.71,
@@ -37,11 +39,17 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-        return cls(statistics.fmean(values), deviation, len(values))
+        # Metrics of a diverged run may be so large that sums and squares of them do not fit a float.
+        scale = max(1.0, max(map(abs, values)) / _LARGE)
+        scaled = [value / scale for value in values]
+        deviation = statistics.stdev(scaled) if len(values) > 1 else 0.0
+        return cls(statistics.fmean(scaled) * scale, deviation * scale, len(values))
 
     def __str__(self) -> str:
         """Return a text such as ``290 ± 17``; without a deviation that four digits do not show."""
+        if max(abs(self.mean), self.deviation) >= _LARGE:
+            text = f"{self.mean:.{_DIGITS}g}"
+            return text if self.count == 1 or not self.deviation else f"{text} ± {self.deviation:.2g}"
         places = _places(self.mean, _DIGITS)
         if self.deviation < 10**-places / 2:
             text = f"{self.mean:,.{places}f}"
@@ -72,7 +80,8 @@ class Spread:
             return False
         if min(self.count, other.count) == 1 or not (self.deviation and other.deviation):
             return None
-        variances = [each.error**2 for each in (self, other)]
+        largest = max(self.deviation, other.deviation)
+        variances = [(each.error / largest) ** 2 for each in (self, other)]
         weights = [
             variance**2 / (each.count - 1) for variance, each in zip(variances, (self, other), strict=True)
         ]
@@ -80,7 +89,7 @@ class Spread:
             return None
         freedom = sum(variances) ** 2 / sum(weights)
         limit = next((_STUDENT[key] for key in reversed(_STUDENT) if key <= freedom), _STUDENT[1])
-        return abs(self.mean - other.mean) > limit * math.sqrt(sum(variances))
+        return abs(self.mean - other.mean) / largest > limit * math.sqrt(sum(variances))
 
 
 def _places(value: float, digits: int) -> int:

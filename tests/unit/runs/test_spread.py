@@ -1,0 +1,33 @@
+"""The mean and the spread of the values of some runs."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from clusterctl.runs.spread import Spread
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ([0.5], "0.5"),
+        ([1.0, 2.0], "1.50 ± 0.71"),
+        ([1e300, 2e300], "1.5e+300 ± 7.1e+299"),
+        ([1e308, 1e308], "1e+308"),
+        ([1.7e308, -1.7e308], "0 ± inf"),
+        ([1e300], "1e+300"),
+    ],
+)
+def test_spread_of_values_of_any_size_has_a_text(values: list[float], text: str) -> None:
+    assert str(Spread.of(values)) == text
+
+
+@pytest.mark.parametrize("factor", [1.0, 1e-200, 1e200])
+def test_spread_differs_from_another_whatever_their_scale(factor: float) -> None:
+    low, high = (Spread.of([value * factor for value in values]) for values in ([1, 1.1, 0.9], [5, 5.1, 4.9]))
+    wide = Spread.of([value * factor for value in (0.5, 9, 1)])
+    assert low.differs_from(high) is True
+    assert low.differs_from(wide) is False
+    assert math.isfinite(low.error)
