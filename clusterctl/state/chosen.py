@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -70,13 +71,17 @@ class ChosenCluster:
 
     def note_built_in(self) -> None:
         """Note that the built-in local cluster is used. UsageError: a spec here has a similar name."""
-        for path in sorted(Path.cwd().iterdir()):
-            if path.name.lower() in _SIMILAR_NAMES:
+        names: list[str] = []
+        # A folder may be searchable, but not readable.
+        with suppress(OSError):
+            names = sorted(os.listdir())  # noqa: PTH208
+        for name in names:
+            if name.lower() in _SIMILAR_NAMES:
                 raise UsageError(
-                    f"{path.name} is not read, because the name of a spec is {SPEC_NAME}",
+                    f"{name} is not read, because the name of a spec is {SPEC_NAME}",
                     code="spec-misnamed",
-                    where=str(path),
-                    fix=f"`mv {path.name} {SPEC_NAME}`, or name the file with -f {path.name}",
+                    where=str(Path(name).absolute()),
+                    fix=f"`mv {name} {SPEC_NAME}`, or name the file with -f {name}",
                 )
         self.note(BUILT_IN)
 
