@@ -17,7 +17,7 @@ from clusterctl.scheduler.base import JobInfo, Jobs, JobState
 
 # A reason: who has the limit, what is limited, and whether a product with the time limit in minutes.
 _REASON: Final = re.compile(
-    r"(?P<who>Assoc|QOS)?(?P<group>Grp|Max)(?P<what>Cpu|CPU|Mem|Memory|Node|G?GRES|Gres|Billing)"
+    r"(?P<who>Assoc|QOS)?(?P<group>Grp|Max)(?P<what>Cpu|CPU|Mem|Memory|Node|GRES|Gres|Billing)"
     r"(?P<minutes>RunMinutes|Minutes)?(?:Per(?P<per>User|Account))?(?:Limit)?"
 )
 _RESOURCES: Final = {

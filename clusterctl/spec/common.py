@@ -209,7 +209,7 @@ class SlurmSettings(Model):
     def max_array(self) -> int:
         """Slurm's MaxArraySize: indices of job arrays are lower."""
         values = (line.value for line in self.lines if line.key.lower() == "maxarraysize")
-        return next((int(value) for value in values if value.isdigit()), MAX_ARRAY_SIZE)
+        return next((int(value) for value in values if value.isdecimal()), MAX_ARRAY_SIZE)
 
 
 class ProviderSettings(Model):

@@ -109,7 +109,7 @@ class Restart:
         if failure:
             facts.update(failure._replace(progress=self._progress(past))._asdict())
         port = os.environ.get("MASTER_PORT", "")
-        facts.update({"port": int(port)} if port.isdigit() else {})
+        facts.update({"port": int(port)} if port.isdecimal() else {})
         self._events.add("start", nodes=nodes or own_nodes(), **facts)
         if os.path.exists(restarts.HANG_FILE):
             os.unlink(restarts.HANG_FILE)

@@ -72,7 +72,7 @@ def test_submit_array_above_the_limit_of_slurm_refused(cli: Clusterctl) -> None:
         assert codes(cli("-o", "json", "submit", *argv, "--dry-run", rc=2)) == ["array-too-large"]
     cli("submit", "a.sh", "--array", "0-1000:2000%2000", "--dry-run")
     more = "partitions: [{name: train, nodes: 2}]\nslurm: {extra: [MaxArraySize = %s]}\n"
-    for largest, script in ((1501, "a.sh"), (0, "b.sh")):
+    for largest, script in ((1501, "a.sh"), (0, "b.sh"), ("\u00b2", "b.sh")):
         text = f"version: 1\nname: demo\nprovider: {{type: local}}\n{more % largest}"
         (cli.cwd / "cluster.yaml").write_text(text)
         cli("submit", script, "--dry-run")
