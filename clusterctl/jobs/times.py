@@ -61,7 +61,8 @@ def moment_of(text: str, now: datetime) -> datetime | None:
     """
     word = _WORDS.get(text.strip().lower(), text.strip())
     for form in (*_CLOCKS, *_DATES):
-        with suppress(ValueError):
+        # OverflowError: a year that Python does not know.
+        with suppress(ValueError, OverflowError):
             moment = datetime.strptime(word, form)
             if form in _CLOCKS:
                 # Slurm means the next such time.

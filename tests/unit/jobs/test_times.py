@@ -65,6 +65,12 @@ def test_time_is_the_next_one_in_the_users_time_zone(text: str, expected: str | 
     assert (found and found.isoformat()) == (expected and f"{expected}+09:00")
 
 
+def test_time_after_the_last_year_is_left_to_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    assert moment_of("9999-12-31T23:59", NOW) is None
+
+
 def test_summer_time_of_the_day_itself_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "Europe/Berlin")
     time.tzset()
