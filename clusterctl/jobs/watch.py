@@ -44,7 +44,7 @@ from clusterctl.scheduler.base import (
 from clusterctl.scheduler.limits import with_limits
 from clusterctl.scheduler.records import remember_states
 from clusterctl.scheduler.session import Session
-from clusterctl.state.submissions import METRICS_FILE
+from clusterctl.state.submissions import METRICS_FILE, METRICS_PLACES
 from clusterctl.transport.base import Transport, remote_argv, split_lines
 from clusterctl.util.progress import LineReporter, backoff
 
@@ -72,14 +72,6 @@ _ERRORS: Mapping[Outcome, type[ClusterctlError]] = {
 # The longest interval between two queries for a job that is followed.
 LONGEST_PAUSE_S = 5.0
 # For grep: a number in JSON that is NaN or infinite. The first line is read up to this number of bytes.
-# Keys of a line of metrics that tell where it belongs, and what they are.
-_PLACES = (
-    ("step", "step"),
-    ("global_step", "step"),
-    ("_step", "step"),
-    ("iteration", "step"),
-    ("epoch", "epoch"),
-)
 _NONFINITE, _MOST_LINE = r'": *-?(NaN|Infinity)', 1 << 16
 
 
@@ -523,7 +515,7 @@ def nonfinite_notice(session: Session, job_id: str) -> Notice | None:
     with suppress(UnreachableError, ValueError, AttributeError):
         line = json.loads(session.transport.run(argv, check=False).stdout[:_MOST_LINE])
         names = [key for key, value in line.items() if isinstance(value, float) and not math.isfinite(value)]
-        places = (f"{axis} {line[key]}" for key, axis in _PLACES if isinstance(line.get(key), int))
+        places = (f"{axis} {line[key]}" for key, axis in METRICS_PLACES if isinstance(line.get(key), int))
         place = next(places, "")
         when = f" at {place}" if place else ""
         shown = printable(", ".join(names[:5]))

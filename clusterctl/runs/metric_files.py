@@ -26,9 +26,9 @@ from typing import Any, Final, NamedTuple
 from pydantic_core import from_json
 
 from clusterctl.errors import printable
-from clusterctl.runs.curve import EPOCH, ROW, STEP, Column
+from clusterctl.runs.curve import ROW, STEP, Column
 from clusterctl.runs.tensorboard import EventFiles
-from clusterctl.state.submissions import METRICS_FILE, SOURCE_FILE
+from clusterctl.state.submissions import METRICS_FILE, METRICS_PLACES, SOURCE_FILE
 from clusterctl.transport.remote_open import open_file, read_json, read_whole
 from clusterctl.transport.tree import format_size
 
@@ -42,14 +42,6 @@ _EVENTS: Final = "tfevents"
 # Transformers' Trainer writes it beside the model, and into each checkpoint. It has all steps until then.
 _STATE_FILE: Final = "trainer_state.json"
 _CHECKPOINT: Final = re.compile(r"checkpoint-\d+/")
-# Where values belong, the best place first.
-_PLACES: Final = (
-    ("step", STEP),
-    ("global_step", STEP),
-    ("_step", STEP),
-    ("iteration", STEP),
-    ("epoch", EPOCH),
-)
 _TIMES: Final = ("time", "_timestamp")
 # Columns of Lightning and of exports of W&B that are not metrics.
 AXES: Final = frozenset("time step epoch iteration global_step _step _timestamp _runtime".split())
@@ -510,7 +502,7 @@ def _times(lines: Sequence[_Line]) -> list[float | None] | None:
 
 def _places(rows: Sequence[int], lines: Sequence[_Line]) -> Iterator[tuple[str, int, int, Sequence[float]]]:
     """Yield axis, start, end and places for parts of lines that have the same keys."""
-    keys = [(key, axis) for key, axis in _PLACES if key in lines[0]]
+    keys = [(key, axis) for key, axis in METRICS_PLACES if key in lines[0]]
     if not keys:
         yield ROW, 0, len(lines), rows
         return

@@ -47,6 +47,14 @@ SPEC_FILE = "spec.yaml"
 CLIENT_FACTS = "environment.client.json"
 ENVIRONMENT_FILE = "environment.json"
 METRICS_FILE = "metrics.jsonl"
+# Keys of a line of metrics that tell where its values belong, the best first, and what they count.
+METRICS_PLACES: Final = (
+    ("step", "step"),
+    ("global_step", "step"),
+    ("_step", "step"),
+    ("iteration", "step"),
+    ("epoch", "epoch"),
+)
 # The folder in a job's folder with the files of its program, in which the program starts. Nothing in it is
 # clusterctl's. A run's folder has these files beside clusterctl's.
 PROGRAM_FOLDER = "files"
