@@ -95,9 +95,10 @@ _ELSE: Final = _words(
 )
 # In front of a divisor: the price of 1k or a million tokens.
 _AMOUNTS: Final = _words("k m million thousand")
-# A number in front, as in 1-ssim, is no part of a name's first word.
+# A metric, a sign and a number.
 _TARGET: Final = re.compile(r"\s*(.+?)\s*(<=|>=|=)\s*(\S+)\s*")
 _SIGNS: Final = {"<=": Goal.MIN, ">=": Goal.MAX}
+# A number in front, as in 1-ssim, is no part of a name's first word.
 _ONE_MINUS: Final = re.compile(r"(?:1|one)\s*(?:-|_minus_)\s*", re.IGNORECASE)
 # The share of exact answers, or of those that pass within k attempts.
 _PASSED: Final = re.compile(r"exact_match$|(?:^|[/_])pass@\d+$", re.IGNORECASE)
