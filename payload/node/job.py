@@ -171,26 +171,30 @@ class Program:
         is_over = self._restart.record_signal(number)
         if number == signal.SIGKILL:
             signal_ranks(number)
-        if is_notice(number) and self._has_passed_on_notice(number):
+        if is_notice(number) and not self._must_get_notice(number):
             return
         # At SIGTERM, srun kills its ranks at once. If Slurm ends the job, it signals the ranks itself.
         if is_over or not (is_term and self.launcher == "srun" and signal_ranks(number)):
             os.kill(self._pid, number)
 
-    def _has_passed_on_notice(self, number: int) -> bool:
-        """If the program must not get the notice before its time limit, return True, else False.
+    def _must_get_notice(self, number: int) -> bool:
+        """Return whether the program itself gets the notice of its time limit.
 
-        The signal would end a process that does not handle it before its time is over.
+        The signal would end a process that does not handle it before its time is over. The ranks of a shell
+        script that does not handle it get it here.
         """
         if not self.launcher and processes.handles(self._pid, number):
-            return False
+            return True
         is_handled = processes.is_handled(os.environ.get("SLURM_JOB_ID", "none"), number)
         if is_handled is False:
             name = signal.Signals(number).name
             task.complain(f"the time limit is near; the program does not handle {name}, and keeps running")
+            return False
+        if self.launcher:
             return True
         # A shell script without a trap would end, although its ranks can save their work.
-        return not self.launcher and (signal_ranks(number) or True)
+        signal_ranks(number)
+        return False
 
 
 def is_step_aborted() -> bool:
