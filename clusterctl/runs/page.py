@@ -180,7 +180,10 @@ def _template() -> jinja2.Template:
 
 
 def thinned(points: Iterable[tuple[float, float]], most: int = _POINTS) -> list[tuple[float, float | None]]:
-    """Return about ``most`` points: the lowest and highest point of each of ``most`` / 2 equal intervals."""
+    """Return about ``most`` points: the lowest and highest point of each of ``most`` / 2 equal intervals.
+
+    The first and the last point are kept, too: a table of the chart says what they are.
+    """
     finite_points = [(x, y if math.isfinite(y) else None) for x, y in points]
     if len(finite_points) <= most:
         return finite_points
@@ -192,6 +195,7 @@ def thinned(points: Iterable[tuple[float, float]], most: int = _POINTS) -> list[
         kept = {pick(drawn, key=lambda point: point[1] or 0.0) for pick in (min, max) if drawn}
         # A gap in the line stays visible.
         kept |= {point for point in stretch if point[1] is None and len(drawn) < len(stretch)}
+        kept |= {finite_points[0], finite_points[-1]}
         thin += [point for point in stretch if point in kept]
     return thin
 
@@ -225,7 +229,8 @@ def _as_table(chart: Mapping[str, Any]) -> dict[str, Any] | None:
     for series in chart["series"]:
         ys = [y for _, y in series["points"] if y is not None]
         if ys:
-            rows.append([series["name"], *map(rounded, (ys[0], ys[-1], min(ys), max(ys)))])
+            (_, first), (_, last) = series["points"][0], series["points"][-1]
+            rows.append([series["name"], *map(rounded, (first, last, min(ys), max(ys)))])
     head = [f"{chart['title']}{unit}", "first", "last", "lowest", "highest"]
     return {"head": head, "rows": rows} if rows else None
 

@@ -466,6 +466,19 @@ def test_a_chart_and_a_table_round_a_value_alike(tmp_path: Path) -> None:
     assert "| demo-1-train | 0.97214 | 1.9443 |" in report.as_markdown()
 
 
+def test_a_table_of_a_chart_does_not_replace_a_last_value_that_is_infinite(tmp_path: Path) -> None:
+    values = [1.0, 4.0, 2.0, math.inf]
+    row = wrote(tmp_path, 1, [{"step": at, "loss": value} for at, value in enumerate(values)])
+    assert "| loss | 1 | - | 1 | 4 |" in report_of([row]).as_markdown()
+
+
+def test_a_table_of_a_long_chart_has_its_first_and_last_value(tmp_path: Path) -> None:
+    rows = [{"step": at, "loss": 1 + at * 7919 % 1009} for at in range(3000)]
+    rows[0]["loss"], rows[-1]["loss"] = 500.5, 499.5
+    row = wrote(tmp_path, 1, rows)
+    assert "| loss | 500.5 | 499.5 | 1 | 1,009 |" in report_of([row]).as_markdown()
+
+
 def test_comparisons_have_times_of_a_step_and_use_of_nodes(tmp_path: Path) -> None:
     tasks = [{"id": "1", "state": "COMPLETED", "nodes": NODES, "start_time": TIME, "end_time": TIME + 3600}]
     rows = [trained(tmp_path, 1, tasks=tasks), trained(tmp_path, 2, lr=0.2)]
