@@ -46,11 +46,11 @@ _TIMES: Final = _UNITS_OF_TIME | _words(
 )
 _LOWER: Final = _TIMES | _words(
     "loss losses logloss xent crossentropy nll perplexity ppl bpb bpc error errors err mse "
-    "rmse mae mape smape wape msle rmsle nrmse nmse rmsd mpjpe wer cer mer fid kid lpips eer "
-    "ece brier hausdorff chamfer regret residual residuals misfit aic bic fpr fnr miss misses "
-    "fault faults failure failures mistake mistakes retry retries timeout timeouts violation "
-    "violations mismatch mismatches imbalance carbon co2 emissions cost costs usd eur joule joules "
-    "kj mj kwh wh"
+    "rmse mae mape smape wape msle rmsle nrmse nmse rmsd mpjpe wer cer mer ter crps fid kid fvd "
+    "lpips eer ece brier hausdorff chamfer regret residual residuals misfit aic bic fpr fnr "
+    "miss misses fault faults failure failures mistake mistakes retry retries timeout timeouts "
+    "violation violations mismatch mismatches imbalance carbon co2 emissions cost costs usd eur "
+    "joule joules kj mj kwh wh"
 )
 _HIGHER: Final = _words(
     "acc accuracy f1 fscore fbeta auc auroc auprc aupr ap map miou iou dice jaccard mcc bleu "

@@ -16,6 +16,7 @@ LOWER = """
     usd_per_epoch cost_usd cost_per_million_tokens usd_per_1k_tokens kwh_per_epoch joules_per_sample
     negative_reward 1-accuracy hours/ns load_imbalance co2 eval_runtime elapsed_time_per_iteration_(ms)
     mean_ttft_ms hausdorff95 ExecutionTime cache_misses
+    val_ter TER crps crps_score fvd fvd_score
 """
 HIGHER = """
     Val_Acc evalAccuracy best_val_acc1 top5_acc acc@1 f1 f1_macro f1-score R2 mAP metrics/mAP50-95(B) mIoU
