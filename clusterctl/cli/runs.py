@@ -32,6 +32,7 @@ from clusterctl.runs.find import (
     named_run,
     ranked,
     repeat_command,
+    swept_keys,
 )
 from clusterctl.runs.page import REPORT_FILE, rounded, write_report
 from clusterctl.runs.query import RunQuery, select_runs
@@ -135,7 +136,7 @@ def list_(screen: Screen, **given: Any) -> None:
 def _ranking_table(screen: Screen, run: Row, ranking: Ranking) -> tuple[dict[str, Any], list[str]]:
     """Return the ranking of a collected sweep for the JSON answer, and the lines to show."""
     rows, metric = ranking.tasks, ranking.metric
-    keys = (run.run.sweep or {}).get("keys") or []
+    keys = swept_keys(run)
     more = [name for name in _metric_columns(rows) if name != metric]
     lines = _table(screen, rows, list(dict.fromkeys(["job", *keys, metric, "state", *more])))
     if ranking.best is not None:

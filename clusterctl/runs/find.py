@@ -295,6 +295,12 @@ def _metric_of(key: str) -> str:
     return re.sub(r"\.(?:min|max)$", "", key.removeprefix("metric."))
 
 
+def swept_keys(run: Row) -> list[str]:
+    """Return the keys of the options that a sweep varies, which are not those of fields such as name."""
+    keys = (run.run.sweep or {}).get("keys") or []
+    return [f"config.{key}" if key in FIELDS else key for key in keys]
+
+
 def latest_tasks(run: Row) -> list[Row]:
     """Return the newest run of each task of an array (`replay --failed` repeats tasks); [] if no array."""
     token = run.run.replay_of if run.run.of_failed else run.run.token

@@ -39,6 +39,7 @@ from clusterctl.runs.find import (
     metric_names,
     ranked,
     repeat_command,
+    swept_keys,
 )
 from clusterctl.runs.folder import collected_files
 from clusterctl.runs.page import REPORT_FILE, Chart, Kind, Report, Section, Series, Table, write_report
@@ -385,7 +386,7 @@ def _best_task(row: Row) -> tuple[Row | None, str]:
 
 def _named_task(task: Row) -> str:
     """Return a text such as ``task 3, lr=0.1 width=8``."""
-    keys = (task.run.sweep or {}).get("keys") or []
+    keys = swept_keys(task)
     values = " ".join(f"{key}={shown(task.value(key))}" for key in keys)
     return f"task {task.number}{', ' if values else ''}{values}"
 
@@ -416,7 +417,7 @@ def _array_report(run: Row) -> Report:
         missing.append("metrics: no task wrote any")
     tasks = tasks if ranking is None else [*ranking.tasks]
     metric = "" if ranking is None else ranking.metric
-    keys = (run.run.sweep or {}).get("keys") or []
+    keys = swept_keys(run)
     outcomes = [_has_completed(task) for task in tasks]
     ok = True if all(outcomes) else False if False in outcomes else None
     ended, *details = _outcome_lines(run)

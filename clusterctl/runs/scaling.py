@@ -22,7 +22,7 @@ from clusterctl.errors import BadValueError, CollectError, UsageError
 from clusterctl.runs.charts import EXPOSED, PARTS, SPEEDS, ProgramMetrics, with_covers
 from clusterctl.runs.compare import environment_of, hardware_of, mapping
 from clusterctl.runs.curve import STEP
-from clusterctl.runs.find import Row, is_usual, metric_names, reject_unknown_keys, runs_of_scaling
+from clusterctl.runs.find import Row, is_usual, metric_names, reject_unknown_keys, runs_of_scaling, swept_keys
 from clusterctl.runs.metric_files import MetricFiles, finite
 from clusterctl.runs.page import Chart, Report, Section, Series, Table
 from clusterctl.runs.series import events_in
@@ -487,7 +487,7 @@ class _Facts:
         job, hosts = mapping(environment, "client", "job"), [*mapping(environment, "hosts").values()]
         listed = [host.get("gpus") for host in hosts if isinstance(host, Mapping)]
         gpus = [str(mapping(gpu).get("name")) for each in listed if isinstance(each, list) for gpu in each]
-        keys = (row.run.sweep or {}).get("keys") or []
+        keys = swept_keys(row)
         metrics = ProgramMetrics.of(row, metric)
         seconds, clock = _seconds(row, metrics)
         figures = _figures(row, metrics, metric, seconds)

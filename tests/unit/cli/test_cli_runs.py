@@ -123,6 +123,28 @@ def test_a_run_that_is_not_collected_leaves_the_table(
     assert "1 node" in told.out
 
 
+def test_sweep_of_option_with_name_of_field_shows_values_of_option(
+    here: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = [
+        {
+            "id": f"9_{number}",
+            "state": "COMPLETED",
+            "config": {"name": name, "nodes": 7},
+            "metrics": {"loss": {"last": 2.0 - number, "count": 1}},
+        }
+        for number, name in enumerate(("sgd", "adam"))
+    ]
+    collected = made_run(tmp_path / "runs", 9, tasks=tasks, sweep={"keys": ["name", "nodes"]})
+    monkeypatch.setattr("clusterctl.cli.runs.collect_runs", lambda *_: [collected])
+    rows: list[dict[str, Any]] = [{"job_id": "9"}]
+    job = JobSpec(name="mine", bundled="train", sweep={"grid": ["name=sgd,adam", "nodes=7"]})
+    show_tables(Screen(json=False, color=False), here, rows, [job], [])
+    told = capsys.readouterr()
+    assert "best: 9_1 config.name=adam config.nodes=7: " in told.out
+    assert "sgd" in told.out
+
+
 def test_sweep_by_metric_of_unknown_direction_is_told_how_to_rank(
     here: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

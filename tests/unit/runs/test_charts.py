@@ -13,7 +13,7 @@ import pytest
 
 from clusterctl.runs.charts import line_chart, unit_of, with_unit
 from clusterctl.runs.find import Row
-from clusterctl.runs.page import Chart, Report, Section, Series
+from clusterctl.runs.page import Chart, Report, Section, Series, thinned
 from clusterctl.runs.report import report_of
 from clusterctl.runs.scaling import scaling_of
 from clusterctl.runs.telemetry import FIGURES, compare_ranks
@@ -97,9 +97,9 @@ def test_a_learning_rate_has_a_log_axis_and_the_colors_of_tasks(tmp_path: Path) 
     ]
 
 
-@pytest.mark.parametrize("key", ["seed", "depth", "name", "offset"])
+@pytest.mark.parametrize("key", ["seed", "depth", "kind", "offset"])
 def test_other_parameters_have_a_linear_axis(tmp_path: Path, key: str) -> None:
-    values: dict[str, list[Any]] = {"seed": [1, 20], "depth": [2, 19], "name": ["a", "b"], "offset": [0, 9]}
+    values: dict[str, list[Any]] = {"seed": [1, 20], "depth": [2, 19], "kind": ["a", "b"], "offset": [0, 9]}
     drawn = charts_of(report_of([sweep(tmp_path, [{key: value} for value in values[key]], [0.1, 0.2])]))
     assert not drawn[f"loss by {key}"].x_log
 
@@ -464,6 +464,23 @@ def test_a_chart_and_a_table_round_a_value_alike(tmp_path: Path) -> None:
     report = report_of(rows)
     assert section_of(report, "Results").tables[0].rows[0][1] == "0.97214"
     assert "| demo-1-train | 0.97214 | 1.9443 |" in report.as_markdown()
+
+
+def test_thinned_points_keep_the_first_and_the_last() -> None:
+    points = [(float(x), float(x * 7919 % 1009)) for x in range(10_000)]
+    points[0], points[-1] = (0.0, 500.5), (9999.0, 500.25)
+    thin = thinned(points)
+    assert thin[0] == (0.0, 500.5)
+    assert thin[-1] == (9999.0, 500.25)
+
+
+def test_a_swept_option_with_the_name_of_a_field_has_its_own_values(tmp_path: Path) -> None:
+    report = report_of([sweep(tmp_path, [{"name": "sgd"}, {"name": "adam"}], [0.5, 0.25])])
+    assert any("name=adam" in line and "best: task 1" in line for line in report.verdict)
+    assert "loss by config.name" in charts_of(report)
+    text = report.as_markdown()
+    assert "sgd" in text
+    assert "=train" not in text
 
 
 def test_a_table_of_a_chart_does_not_replace_a_last_value_that_is_infinite(tmp_path: Path) -> None:

@@ -683,11 +683,3 @@ def test_thinned_points_keep_the_extremes_and_the_gaps() -> None:
     assert (5000.0, 1e6) in thin
     assert (7000.0, None) in thin
     assert thin == sorted(thin, key=lambda one: one[0])
-
-
-def test_thinned_points_keep_the_first_and_the_last() -> None:
-    points = [(float(x), float(x * 7919 % 1009)) for x in range(10_000)]
-    points[0], points[-1] = (0.0, 500.5), (9999.0, 500.25)
-    thin = thinned(points)
-    assert thin[0] == (0.0, 500.5)
-    assert thin[-1] == (9999.0, 500.25)
