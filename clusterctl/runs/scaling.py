@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from clusterctl.errors import BadValueError, CollectError, UsageError
 from clusterctl.runs.charts import EXPOSED, PARTS, SPEEDS, ProgramMetrics, with_covers
@@ -75,8 +75,6 @@ _EXPECTED: Final = Path(__file__).parent / "expected.toml"
 _DASHED: Final = (7, 5)
 _DOTTED: Final = (2, 4)
 
-Sizes: TypeAlias = "Sequence[Size]"
-
 
 @dataclass(frozen=True, slots=True)
 class Size:
@@ -122,7 +120,7 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class ScalingCurve:
     """A program with its options, in each size. title: the options that a sweep sets, or "".
 
     document: the document with the expected figures. None: there are none.
@@ -130,7 +128,7 @@ class Curve:
     """
 
     title: str
-    sizes: Sizes
+    sizes: Sequence[Size]
     document: Document | None = None
     differs: bool = False
 
@@ -151,7 +149,7 @@ class Scaling:
     weak: bool
     metric: str
     goal: Goal | None
-    curves: Sequence[Curve]
+    curves: Sequence[ScalingCurve]
     shares_machine: bool
     hardware: str
     missing: Sequence[str]
@@ -179,7 +177,7 @@ class Scaling:
                 sentences += [*self._paying(curve), *self._law(curve)]
             yield from (f"{name}{text}" for text in (*sentences, *self._convergence(curve)))
 
-    def _speed_lines(self, curve: Curve) -> Iterator[str]:
+    def _speed_lines(self, curve: ScalingCurve) -> Iterator[str]:
         first, last = curve.sizes[0], curve.sizes[-1]
         if _SPEED_UP not in last.figures or last is first:
             return
@@ -199,7 +197,7 @@ class Scaling:
         """The direction of the metric as text; "" for the time, whose direction nobody doubts."""
         return "" if self.goal is None or self.metric == _TIME else f" ({self.goal.words})"
 
-    def _contradiction(self, curve: Curve) -> Iterator[str]:
+    def _contradiction(self, curve: ScalingCurve) -> Iterator[str]:
         """Yield a sentence if a size is faster by the metric and slower by the times, or vice versa."""
         first, *others = curve.sizes
         for size in reversed(others if self.metric != _TIME and _TIME in first.figures else ()):
@@ -220,7 +218,7 @@ class Scaling:
                 )
                 return
 
-    def _paying(self, curve: Curve) -> Iterator[str]:
+    def _paying(self, curve: ScalingCurve) -> Iterator[str]:
         """Yield a sentence on the size from which more does not pay, if the figures are clear enough."""
         sizes = [size for size in curve.sizes if _SPEED_UP in size.figures]
         single = "" if all(size.runs > 1 for size in sizes) else " (a single run of a size)"
@@ -245,7 +243,7 @@ class Scaling:
             efficiency = last.figures[_EFFICIENCY]
             yield f"pays up to {self._named(last)}, the most that ran: efficiency {efficiency} %{single}"
 
-    def _law(self, curve: Curve) -> Iterator[str]:
+    def _law(self, curve: ScalingCurve) -> Iterator[str]:
         """Yield a sentence with Amdahl's law, if it fits the speed-ups."""
         sizes = [size for size in curve.sizes if _SPEED_UP in size.figures]
         if self.weak or len(sizes) < _TO_FIT:
@@ -265,7 +263,7 @@ class Scaling:
                 f"{1 / serial:.3g} times the speed"
             )
 
-    def _convergence(self, curve: Curve) -> Iterator[str]:
+    def _convergence(self, curve: ScalingCurve) -> Iterator[str]:
         """Yield for the loss and the accuracy whether they differ between the sizes."""
         first, *others = curve.sizes
         for key in first.figures:
@@ -328,7 +326,7 @@ class Scaling:
                     rows.append(self._expected_row(curve, name, shown))
         return Table(("", *map(self._counted, counts)), rows)
 
-    def _expected_row(self, curve: Curve, name: str, sizes: Sequence[Size | None]) -> list[str]:
+    def _expected_row(self, curve: ScalingCurve, name: str, sizes: Sequence[Size | None]) -> list[str]:
         kind = curve.document.kind if curve.document is not None and name != _GPU else "targets"
         mark = " *" if curve.differs and name != _GPU else ""
         values = [size.expected.get(name) if size else None for size in sizes]
@@ -626,7 +624,9 @@ def _by_size(facts: Sequence[_Facts]) -> Mapping[int, Sequence[_Facts]]:
     }
 
 
-def _curve(title: str, facts: Sequence[_Facts], metric: str, goal: Goal | None, *, is_weak: bool) -> Curve:
+def _curve(
+    title: str, facts: Sequence[_Facts], metric: str, goal: Goal | None, *, is_weak: bool
+) -> ScalingCurve:
     groups = _by_size(facts)
     first = next(iter(groups))
     base = [speed for each in groups[first] if (speed := _speed(each, metric, goal))]
@@ -658,9 +658,9 @@ def _curve(title: str, facts: Sequence[_Facts], metric: str, goal: Goal | None, 
             expected |= {_GPU: _expected()[_GPU]["target"]}
         sizes.append(Size(size, nodes, ranks, len(group), _in_order(figures, metric), expected))
     if document is None or not any(size.expected for size in sizes):
-        return Curve(title, sizes)
+        return ScalingCurve(title, sizes)
     differs = not document.hardware or any(document.hardware not in gpu for names in gpus for gpu in names)
-    return Curve(title, sizes, document, differs)
+    return ScalingCurve(title, sizes, document, differs)
 
 
 def _by_time(first: Sequence[_Facts], group: Sequence[_Facts]) -> Spread | None:

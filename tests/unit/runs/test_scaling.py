@@ -14,7 +14,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.runs.find import Row, named_rows
 from clusterctl.runs.report import report_of
-from clusterctl.runs.scaling import Curve, Scaling, Size, is_scaling, scaling_of
+from clusterctl.runs.scaling import Scaling, ScalingCurve, Size, is_scaling, scaling_of
 from clusterctl.runs.spread import Spread
 from clusterctl.spec.metrics import Goal
 from clusterctl.state.ledger import RunRecord
@@ -360,7 +360,7 @@ def test_memory_of_less_than_a_gib_is_in_mib() -> None:
             )
             for nodes, each in enumerate(gib, 1)
         ]
-        scaling = Scaling(NAME, "nodes", False, "time_s", Goal.MIN, [Curve("", sizes)], False, "", [])
+        scaling = Scaling(NAME, "nodes", False, "time_s", Goal.MIN, [ScalingCurve("", sizes)], False, "", [])
         return {row[0].rpartition(", ")[2]: row[1:] for row in scaling.table().rows}
 
     small, mixed = cells(0.25, 0.5), cells(0.25, 2)
@@ -455,7 +455,7 @@ def made_sizes(speed_ups: Mapping[int, Spread], **figures: Mapping[int, Spread])
 
 
 def verdict_of(sizes: Sequence[Size], *, weak: bool = False) -> list[str]:
-    curve = Curve("", sizes)
+    curve = ScalingCurve("", sizes)
     scaling = Scaling(NAME, "nodes", weak, "mlups", Goal.MAX, [curve], False, "", [])
     return [*scaling.verdict()]
 
