@@ -13,6 +13,7 @@ from typing import Final
 from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.scheduler.failed_rank import Failed
 from clusterctl.scheduler.program_error import ProgramError
+from clusterctl.spec.sbatch import values_in
 
 # Returns placeholder -> text for a file of this machine (see ``LocalFiles.find``).
 FindHere = Callable[[str], Mapping[str, str]]
@@ -174,11 +175,17 @@ def _missing_name(error: ProgramError) -> tuple[str, re.Match[str]] | None:
     return ("", unnamed) if unnamed is not None else None
 
 
-# A line of the script that names its log, which the job has elsewhere.
-_LOG_LINE: Final = re.compile(
-    r"^#SBATCH[^\n]*?\s(?P<option>--output|--error|-o|-e)[= ]?(?P<pattern>[^\s=]+)", re.MULTILINE
-)
+# What sbatch writes for a letter after % in the name of a log. For other letters, see ``_log_pattern``.
 _LOG_NAMES: Final = {"x": r"[^/]*", "N": r"[^/]*", "n": r"\d+", "%": "%"}
+
+
+def _log_pattern(log: str) -> str:
+    """Return a regular expression for the paths that sbatch makes of a value of --output."""
+    parts = re.split(r"%\d*([A-Za-z%])", log)
+    fields = (_LOG_NAMES.get(letter, r"\w+") for letter in parts[1::2])
+    texts = map(re.escape, parts[::2])
+    pattern = "".join(text + field for text, field in zip(texts, (*fields, ""), strict=True))
+    return rf"(?:\./)?{pattern.removeprefix(re.escape('./'))}"
 
 
 def log_has_another_path(facts: FailedJob) -> Explanation | None:
@@ -187,16 +194,12 @@ def log_has_another_path(facts: FailedJob) -> Explanation | None:
     if found is None or not found[0]:
         return None
     file, match = found
-    for line in _LOG_LINE.finditer(facts.script):
-        parts = re.split(r"%\d*([A-Za-z%])", line["pattern"])
-        fields = (_LOG_NAMES.get(letter, r"\w+") for letter in parts[1::2])
-        texts = map(re.escape, parts[::2])
-        pattern = "".join(text + field for text, field in zip(texts, (*fields, ""), strict=True))
-        if re.fullmatch(rf"(?:\./)?{pattern.removeprefix(re.escape('./'))}", file):
+    for option, log in values_in(facts.script.split("\n"), "--output", "--error").items():
+        if re.fullmatch(_log_pattern(log), file):
             return Explanation(
                 "log-has-another-path",
                 f"no file {file}{facts.at}: clusterctl writes the job's log to a file of its own, so "
-                f"that the script's {line['option']} has no effect",
+                f"that the script's {option} has no effect",
                 "`clusterctl logs` shows the log; if the script needs the file, redirect into it, as in "
                 "`PROGRAM > FILE`",
                 match,
