@@ -430,9 +430,11 @@ class _Collection:
         out = (self.out or (runs_folder_of(entry) if self.everywhere else RUNS)).absolute()
         final = choose_run_folder(out, name, entry.token)
         is_final = entry.run_dir is not None and entry.run_state not in GOING_ON
+        changed: Sequence[bytes] = ()
         if is_final and is_run(Path(entry.run_dir or "")):
             # Its record is damaged.
             final = Path(entry.run_dir or "")
+            changed = damaged_files(final)
         jobs = self.jobs_of(entry)
         if self.session.facts.is_foreign:
             await_ends(self.session.transport, self.session.scheduler.clock, jobs)
@@ -442,6 +444,8 @@ class _Collection:
             manifest = self.fetch(entry, hosts, work, still_changing=not all(job.ended for job in jobs))
             writer = recorder()
             record = writer.write(work / "tree", manifest)
+            for name_of_file in changed:
+                _keep_changed(final, name_of_file, work / "tree")
             install_tree(work, final, manifest.links)
         # Without the accounting, the next collect completes the record, also that of an array.
         run_state = JobState.UNKNOWN.value if writer.accounting_away else record.state
@@ -514,13 +518,11 @@ class _Collection:
             elif name == ENVIRONMENT_FILE.encode():
                 facts = json.loads(self.session.ledger.kept_file(entry.token, CLIENT_FACTS) or b"null")
                 path.write_text(environment_text(tree, manifest, facts, self.session.scheduler.version()))
-            has_content = old.is_file() and old.stat().st_size > 0
             if name != SUMS_FILE.encode() and not path.is_file():
                 lost.append(name)
                 link(run.directory, [name] if old.is_file() else [], tree)
-            elif has_content and name not in _GENERATED:
-                changed = path.with_name(f"{path.name}.changed")
-                shutil.copy2(old, changed)
+            else:
+                _keep_changed(run.directory, name, tree)
         return lost
 
     def fetch(
@@ -567,6 +569,13 @@ class _Collection:
                 why=write_error_reason(exc, final),
                 fix="free disk space and check the folder's permissions, or pass another folder with --out",
             ) from exc
+
+
+def _keep_changed(run: Path, name: bytes, tree: Path) -> None:
+    """Copy a changed file of a run beside the file in ``tree`` that replaces it, as NAME.changed."""
+    old, new = run / os.fsdecode(name), tree / os.fsdecode(name)
+    if old.is_file() and old.stat().st_size > 0 and name not in _GENERATED and new.is_file():
+        shutil.copy2(old, new.with_name(f"{new.name}.changed"))
 
 
 def _recorder(session: Session, entry: JobEntry, jobs: Sequence[JobInfo]) -> Recorder:

@@ -159,6 +159,16 @@ def test_collect_keeps_a_changed_file_beside_the_mended_one(session, run):
     assert (run.directory / "rst.500.changed").read_text() == "edited"
 
 
+def test_collect_of_a_run_without_its_record_keeps_a_changed_file(session, run):
+    (run.directory / "run.json").write_text("{}")
+    (run.directory / "rst.500").write_text("edited")
+    (run.directory / "out" / "log.txt").unlink()
+    collect(session, [run.job_id])
+    assert (run.directory / "rst.500").read_text() != "edited"
+    assert (run.directory / "rst.500.changed").read_text() == "edited"
+    assert [path.name for path in run.directory.rglob("*.changed")] == ["rst.500.changed"]
+
+
 def test_collect_of_a_damaged_run_says_what_the_cluster_no_longer_has(session, cluster, run):
     (entry,) = cluster.ledger.entries()
     (Path(entry.remote_dir) / "files" / "rst.500").unlink()
