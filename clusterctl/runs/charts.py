@@ -8,7 +8,6 @@ from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean, stdev
 from typing import Any, Final, TypeAlias
 
 from clusterctl.runs.compare import mapping
@@ -16,6 +15,7 @@ from clusterctl.runs.curve import STEP, Column, Curve, Sample
 from clusterctl.runs.find import Row
 from clusterctl.runs.metric_files import Block, MetricFiles, finite, is_number
 from clusterctl.runs.page import Chart, Kind, Section, Series, Table, rounded, thinned
+from clusterctl.runs.spread import Spread, mean_of
 from clusterctl.scheduler.base import JobState
 from clusterctl.spec.names import first_few
 
@@ -566,8 +566,9 @@ def seeds_section(
     stride, axis = 1, STEP
     for number, (values, titles) in enumerate(groups.items()):
         results = [float(str(rows[title].value(metric))) for title in titles]
-        spread = stdev(results) if len(results) > 1 else None
-        figures = (fmean(results), spread, min(results), max(results))
+        spread = Spread.of(results)
+        deviation = spread.deviation if len(results) > 1 else None
+        figures = (spread.mean, deviation, min(results), max(results))
         shown = ["-" if figure is None else with_unit(figure, unit) for figure in figures]
         cells.append([*map(str, values), str(len(titles)), *shown])
         name = ", ".join(f"{key}={value}" for key, value in zip(others, values, strict=True))
@@ -577,7 +578,7 @@ def seeds_section(
         stride = max([stride, *(curve.size for curve in drawn_curves)])
         curves = [dict(curve.thin()) for curve in drawn_curves if curve.drawn_axis == axis]
         if steps := sorted(set(curves[0]).intersection(*curves[1:])) if len(curves) > 1 else []:
-            means = [(step, fmean(curve[step] for curve in curves)) for step in steps]
+            means = [(step, mean_of([curve[step] for curve in curves])) for step in steps]
             drawn = thinned(means)
             at = {step: [curve[step] for curve in curves] for step, _ in drawn}
             band = [(min(at[step]), max(at[step])) for step, _ in drawn]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, geometric_mean
+from statistics import geometric_mean
 from typing import Any, Final
 
 from clusterctl.errors import printable
 from clusterctl.runs.charts import MOST_CHARTS, MOST_LINES, finite_values, line_chart, unit_of, with_unit
 from clusterctl.runs.page import Chart, Section, Series, Table
+from clusterctl.runs.spread import mean_of
 from clusterctl.runs.tables import shown, unit_of_field
 
 _MOST_RESULTS: Final = 64
@@ -118,6 +119,6 @@ def _by_size(results: Iterable[Mapping[str, Any]]) -> Mapping[tuple[str, str], l
         figures, sizes = finite_values(values), finite_values(line.get(key) for key in by.sizes)
         if figures and len(figures) == len(values) and len(sizes) == len(by.sizes) and min(sizes) >= 1:
             curves[kind, str(line.get(by.variant, ""))].append(
-                (round(geometric_mean(sizes), 3), fmean(figures))
+                (round(geometric_mean(sizes), 3), mean_of(figures))
             )
     return curves

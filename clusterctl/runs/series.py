@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Final
 
 from clusterctl.errors import printable
@@ -32,6 +31,7 @@ from clusterctl.runs.metric_files import (
     is_number,
     json_lines,
 )
+from clusterctl.runs.spread import mean_of
 from clusterctl.scheduler.attempts import (
     EVENTS_FILE,
     Attempt,
@@ -198,7 +198,7 @@ def _measured(folder: Path) -> Iterator[tuple[str, float]]:
             listed = {key: value if isinstance(value, list) else [value] for key, value in line.items()}
             for key, values in listed.items():
                 if values and key not in AXES and all(isinstance(value, float) for value in values):
-                    yield key, fmean(values)
+                    yield key, mean_of(values)
 
 
 def config_of(args: Sequence[str]) -> tuple[dict[str, Value], list[str]]:

@@ -39,11 +39,9 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        # Metrics of a diverged run may be so large that sums and squares of them do not fit a float.
-        scale = max(1.0, max(map(abs, values)) / _LARGE)
-        scaled = [value / scale for value in values]
-        deviation = statistics.stdev(scaled) if len(values) > 1 else 0.0
-        return cls(statistics.fmean(scaled) * scale, deviation * scale, len(values))
+        scale = _scale(values)
+        deviation = statistics.stdev(value / scale for value in values) if len(values) > 1 else 0.0
+        return cls(mean_of(values), deviation * scale, len(values))
 
     def __str__(self) -> str:
         """Return a text such as ``290 ± 17``; without a deviation that four digits do not show."""
@@ -90,6 +88,19 @@ class Spread:
         freedom = sum(variances) ** 2 / sum(weights)
         limit = next((_STUDENT[key] for key in reversed(_STUDENT) if key <= freedom), _STUDENT[1])
         return abs(self.mean - other.mean) / largest > limit * math.sqrt(sum(variances))
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """Return the mean of values; NaN or infinite if one of them is."""
+    if not all(map(math.isfinite, values)):
+        return sum(values) / len(values)
+    scale = _scale(values)
+    return statistics.fmean(value / scale for value in values) * scale
+
+
+def _scale(values: Sequence[float]) -> float:
+    """Return a divisor. Metrics of a diverged run may be so large that their sum does not fit a float."""
+    return max(1.0, max(map(abs, values)) / _LARGE)
 
 
 def _places(value: float, digits: int) -> int:

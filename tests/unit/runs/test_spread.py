@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
-from clusterctl.runs.spread import Spread
+from clusterctl.runs.find import Row
+from clusterctl.runs.report import report_of
+from clusterctl.runs.spread import Spread, mean_of
+from tests.unit.runs.made import made_run
 
 
 @pytest.mark.parametrize(
@@ -31,3 +35,21 @@ def test_spread_differs_from_another_whatever_their_scale(factor: float) -> None
     assert low.differs_from(high) is True
     assert low.differs_from(wide) is False
     assert math.isfinite(low.error)
+
+
+@pytest.mark.parametrize(
+    ("values", "mean"),
+    [([1, 2.5], 1.75), ([1e308, 1e308], 1e308), ([math.inf, 1], math.inf), ([math.inf, -math.inf], math.nan)],
+)
+def test_mean_of_values_of_any_size_is_a_number(values: list[float], mean: float) -> None:
+    assert mean_of(values) == pytest.approx(mean, nan_ok=True)
+
+
+@pytest.mark.parametrize("factor", [1e308, math.inf])
+def test_report_of_seeds_that_diverged_is_written(tmp_path: Path, factor: float) -> None:
+    rows = []
+    for seed in (1, 2, 3):
+        losses = [factor * (-1) ** seed, factor, 0.9 * min(factor, 1e308)]
+        metrics = [{"step": step, "loss": loss} for step, loss in enumerate(losses)]
+        rows.append(Row(made_run(tmp_path, seed, metrics=metrics, args=["--seed", str(seed), "--lr", "1"])))
+    assert [section for section in report_of(rows).sections if section.title == "Seeds"]
