@@ -232,7 +232,7 @@ def test_a_damaged_record_is_refused_as_such(tmp_path: Path, fields: dict[str, A
     run = made_run(tmp_path)
     record = json.loads((run.directory / "run.json").read_text())
     (run.directory / "run.json").write_text(json.dumps({**record, **fields}))
-    with refused("not-a-run", CollectError):
+    with refused("run-damaged", CollectError):
         RunRecord.load(run.directory)
 
 
