@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, get_type_hints
 
 from clusterctl.errors import DiskError, MachineError, UsageError
-from clusterctl.spec.names import PROJECT_FILES, SPEC_NAME
+from clusterctl.spec.names import PROJECT_FILES, SPEC_NAME, first_few
 from clusterctl.state.workspace import Workspace, state_home
 from clusterctl.util.disk import append_line, read_lines, read_rows, translating_write_errors
 
@@ -36,6 +36,7 @@ REPORT_MARK: Final = b'<meta name="generator" content="clusterctl">'
 _REPORT_HEAD: Final = 1000
 # Maximum size of a run.json.
 _MOST_RECORD: Final = 16 << 20  # bytes
+_MOST_SHOWN: Final = 3
 
 RUN_FILE = "run.json"
 SUMS_FILE = "SHA256SUMS"
@@ -178,11 +179,14 @@ class _Rows:
     def damage(self, path: Path) -> str:
         texts = []
         if self.damaged:
-            numbers = ", ".join(map(str, self.damaged[:3])) + " and more" * (len(self.damaged) > 3)  # noqa: PLR2004
-            texts.append(f"{path}: line {numbers} is damaged and ignored; remove it to end this note")
+            numbers = first_few([*map(str, self.damaged)], _MOST_SHOWN)
+            is_one = len(self.damaged) == 1
+            lines = f"line {numbers} is" if is_one else f"lines {numbers} are"
+            them = "it" if is_one else "them"
+            texts.append(f"{path}: {lines} damaged and ignored; remove {them} to end this note")
         if self.lost:
             texts.append(
-                f"{path} has lost the submission of job {', '.join(self.lost[:3])}; "
+                f"{path} has lost the submission of job {first_few(self.lost, _MOST_SHOWN)}; "
                 f"`clusterctl collect {self.lost[0]}` finds it again if the cluster has it"
             )
         return "; ".join(texts)
