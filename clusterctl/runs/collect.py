@@ -589,7 +589,8 @@ def _outputs(kept: Mapping[str, bytes]) -> Outputs | None:
     if OUTPUTS_FILE not in kept:
         return None
     source = json.loads(kept[SOURCE_FILE]) if SOURCE_FILE in kept else {"files": [], "links": []}
-    sent = [os.fsencode(entry["path"]) for entry in (*source["files"], *source["links"])]
+    listed = (*source["files"], *source["links"])
+    sent = {os.fsencode(entry["path"]): entry.get("size") for entry in listed}
     return Outputs(json.loads(kept[OUTPUTS_FILE])["patterns"], sent)
 
 

@@ -152,17 +152,22 @@ class Outputs:
     """Selects the output files of a job: its logs, and the files that match the job's patterns.
 
     patterns: patterns as in .gitignore. The last pattern that matches decides; with ``!``, it excludes.
-    sent: paths of submitted files. If these are not copied, `collect` does not list them as skipped.
+    sent: sizes of submitted files, by their paths; None: not known. If such a file is not copied, `collect`
+        lists it as skipped only if it has another size now.
     """
 
-    def __init__(self, patterns: Sequence[str], sent: Iterable[bytes] = ()) -> None:
+    def __init__(self, patterns: Sequence[str], sent: Mapping[bytes, int | None] = {}) -> None:
         self._patterns = tuple(reversed(gitignore_spec(patterns).patterns))
-        self.sent = frozenset(sent)
+        self._sent = dict(sent)
 
     def _match(self, path: str) -> bool:
         # GitIgnoreSpec itself would include files of an earlier pattern in spite of a later `!folder/`.
         matching = (pattern for pattern in self._patterns if pattern.include is not None)
         return bool(next((p.include for p in matching if p.match_file(path) is not None), False))
+
+    def has_sent(self, path: bytes, size: int) -> bool:
+        """Return whether a file was submitted and still has the same size."""
+        return path in self._sent and self._sent[path] in {None, size}
 
     def take(self, path: bytes, *, is_folder: bool, is_job: bool) -> bool:
         """Return whether a file or folder is an output, by its path in the program's folder.
@@ -381,7 +386,7 @@ def choose_entries(
         path = path_of_program(entry.path, source.files)
         is_folder = entry.kind == Kind.FOLDER
         if outputs and path and not outputs.take(path, is_folder=is_folder, is_job=not source.files):
-            if entry.kind == Kind.FILE and path not in outputs.sent:
+            if entry.kind == Kind.FILE and not outputs.has_sent(path, entry.size):
                 unwanted.append(entry)
         elif entry.kind == Kind.LINK:
             links.append(entry)

@@ -90,3 +90,14 @@ def test_files_that_were_sent_and_are_no_outputs_are_not_named(job_folder, tmp_p
     kept = {SOURCE_FILE: json.dumps(source).encode(), OUTPUTS_FILE: b'{"patterns": ["results/"]}'}
     manifest = fetch_source(Source(str(job_folder), outputs=_outputs(kept)), tmp_path / "tree")
     assert {one.path for one in manifest.skipped} == {"big", "checkpoints", "task-1/core"}
+
+
+def test_sent_file_that_the_job_changed_and_is_no_output_is_named(job_folder, tmp_path):
+    size = (job_folder / "notes.txt").stat().st_size
+    for sent_size, is_named in ((size, False), (size + 1, True)):
+        files = [{"path": "notes.txt", "size": sent_size}]
+        source = json.dumps({"files": files, "links": []}).encode()
+        kept = {SOURCE_FILE: source, OUTPUTS_FILE: b'{"patterns": ["results/"]}'}
+        source_of_job = Source(str(job_folder), outputs=_outputs(kept))
+        manifest = fetch_source(source_of_job, tmp_path / f"tree-{sent_size}")
+        assert ("notes.txt" in {one.path for one in manifest.skipped}) is is_named
