@@ -460,7 +460,7 @@ def test_sweep_reruns_failed_tasks_and_replays_the_best_one(cluster: Cluster) ->
     grid = ("--sweep", "lr=0.1,0.01,1", "--sweep", "seed=0..1")
     ran = cluster("submit", path, *grid, "--wait", "--", "--base", "7", rc=4)
     job = ran.stderr.partition("submitted job ")[2].split()[0]
-    assert f"best: {job}_2 lr=0.01 seed=0: val_loss 0.01" in ran.stderr
+    assert f"best: {job}_2 lr=0.01 seed=0: val_loss 0.01" in ran.stdout
     assert f"job {job}_4 (tries) failed: " in ran.stderr
     line = next(one for one in cluster("jobs").stdout.splitlines() if one.startswith(f"{job} (6 tasks)"))
     assert "4 COMPLETED, 2 FAILED" in line
