@@ -23,7 +23,7 @@ from clusterctl.cli.options import (
     takes,
 )
 from clusterctl.cli.output import ENDINGS, Screen
-from clusterctl.errors import Notice, UsageError, excluded, unaccompanied
+from clusterctl.errors import ClusterctlError, Notice, UsageError, excluded, unaccompanied
 from clusterctl.jobs.bundled import (
     ChosenModel,
     bundled_job_with_help,
@@ -448,12 +448,19 @@ def submit_and_note(
     more: more fields of each dict.
     """
     rows: list[JobRow] = []
-    with screen.transfers() as progress:
-        for submitted in submit_prepared(Submitter(session, screen.note, progress), jobs):
-            if submitted.source is not None:
-                screen.note(f"job {submitted.name}: {submitted.source.summary}")
-            rows.append({**row_of(submitted), **more})
-            screen.partial_answer = answer_of(rows)
+    try:
+        with screen.transfers() as progress:
+            for submitted in submit_prepared(Submitter(session, screen.note, progress), jobs):
+                if submitted.source is not None:
+                    screen.note(f"job {submitted.name}: {submitted.source.summary}")
+                rows.append({**row_of(submitted), **more})
+                screen.partial_answer = answer_of(rows)
+    except ClusterctlError:
+        for row in rows:
+            job_id = row["job_id"]
+            cancel = f"`clusterctl cancel {job_id}` cancels it"
+            screen.note(f"submitted job {job_id} ({row['name']}) before the error; {cancel}")
+        raise
     return rows
 
 

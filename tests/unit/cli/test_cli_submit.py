@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from clusterctl.cli import submit
 from clusterctl.cli.options import run_names
+from clusterctl.cli.output import Screen
+from clusterctl.errors import SchedulerError
+from clusterctl.jobs.submit import Submitted
 from tests.support.messages import codes, shows
 from tests.support.verbs import Clusterctl
 
@@ -171,3 +177,17 @@ def test_runs_are_offered(cli: Clusterctl, run: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(cli.cwd)
         assert run_names("") == [run.name]
+
+
+def test_submit_refused_at_second_job_names_the_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def submit_prepared(*_: Any) -> Iterator[Submitted]:
+        yield Submitted("7", "train-small", "", "/shared", "token", None)
+        raise SchedulerError("Slurm rejected the job", code="slurm-refused")
+
+    monkeypatch.setattr(submit, "submit_prepared", submit_prepared)
+    session: Any = None
+    with pytest.raises(SchedulerError):
+        submit.submit_and_note(Screen(json=False, color=False), session, [])
+    assert "clusterctl cancel 7" in capsys.readouterr().err
