@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from clusterctl.errors import ClusterctlError, Notice, SchedulerError, UsageError
 from clusterctl.jobs.events import with_attempts
-from clusterctl.scheduler.base import AccountingAwayError, JobInfo, JobState
+from clusterctl.scheduler.base import AccountingAwayError, JobInfo, JobState, unknown_or_task
 from clusterctl.scheduler.records import remember_states
 from clusterctl.scheduler.session import Session, resolve_submissions
 from clusterctl.spec.names import PROOF_JOB
@@ -77,7 +77,10 @@ def cancel(session: Session, ids: Sequence[str]) -> Cancellation:
     ids = [job_id_of(name, session.ledger) for name in ids]
     try:
         jobs = session.scheduler.jobs(ids)
-        errors = {job_id: session.scheduler.unknown([job_id]) for job_id in _missing(ids, jobs)}
+        errors = {
+            job_id: unknown_or_task(job_id, jobs, session.scheduler.unknown([job_id]))
+            for job_id in _missing(ids, jobs)
+        }
     except AccountingAwayError as exc:
         jobs = exc.queued
         errors = {job_id: exc.of_job(job_id) for job_id in _missing(ids, jobs)}
@@ -107,7 +110,7 @@ def known_jobs(session: Session, ids: Sequence[str]) -> tuple[JobInfo, ...]:
         if missing := _missing(ids, jobs):
             raise exc.of_job(missing[0]) from exc
     if unknown := _missing(ids, jobs):
-        raise session.scheduler.unknown(unknown)
+        raise unknown_or_task(unknown[0], jobs, session.scheduler.unknown(unknown))
     _remember(session, jobs)
     return jobs
 

@@ -38,6 +38,7 @@ from clusterctl.scheduler.base import (
     JobState,
     Outcome,
     state_counts,
+    unknown_or_task,
     unmanaged_job_error,
     worst_job,
 )
@@ -490,7 +491,7 @@ def folder_of(session: Session, job_id: str) -> str:
     if not jobs:
         raise session.scheduler.unknown([job_id])
     if not jobs[0].token:
-        raise unmanaged_job_error(jobs[0])
+        raise unknown_or_task(job_id, jobs, unmanaged_job_error(jobs[0]))
     return jobs[0].work_dir
 
 

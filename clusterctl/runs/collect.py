@@ -59,6 +59,7 @@ from clusterctl.scheduler.base import (
     JobInfo,
     JobState,
     comment_of,
+    unknown_or_task,
     unmanaged_job_error,
 )
 from clusterctl.scheduler.first import settle
@@ -321,7 +322,7 @@ def _find_or_add_entry(session: Session, job_id: str) -> JobEntry:
     ledger_tokens = {entry.token for entry in session.ledger.entries()}
     token = jobs[0].token
     if token in ("", *ledger_tokens) or jobs[0].user != session.facts.job_user:
-        raise unmanaged_job_error(jobs[0])
+        raise unknown_or_task(job_id, jobs, unmanaged_job_error(jobs[0]))
     entry = JobEntry(
         token=token,
         name=re.sub(r"[^A-Za-z0-9._-]", "_", jobs[0].name)[:64],

@@ -9,7 +9,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import Enum, StrEnum
 from functools import lru_cache
@@ -127,6 +127,7 @@ class JobInfo:
     """A job, or a task of a job array.
 
     Times are Unix seconds. Fields without a value, such as the exit code of an active job, are None.
+    slurm_id: the number that Slurm itself gives the job or task (SLURM_JOB_ID), if it is known.
     number: 0 if the scheduler's record is damaged. prefix: "m" if the cluster has no scheduler, else "".
     signal: 0 if no signal ended the job. expected_start: Slurm's estimate for a pending job.
     tres: resources allocated or requested, as Slurm writes them: ``cpu=2,mem=200M,node=1``.
@@ -159,6 +160,7 @@ class JobInfo:
     prefix: str = ""
     attempts: tuple[Attempt, ...] = ()
     hang: Hang | None = None
+    slurm_id: int | None = field(default=None, compare=False)
     exceeds: str = ""
 
     def as_dict(self) -> dict[str, Any]:
@@ -338,6 +340,19 @@ def unmanaged_job_error(job: JobInfo) -> SchedulerError:
         code="not-our-job",
         why="clusterctl knows the files only of jobs that it submitted",
         fix=f"look for the job's files in its working directory, {job.work_dir}, with `clusterctl ssh`",
+    )
+
+
+def unknown_or_task(asked: str, jobs: Sequence[JobInfo], unknown: SchedulerError) -> SchedulerError:
+    """Return the error for an id that no job has: ``unknown``, unless it is Slurm's number of a task.
+
+    jobs: the scheduler's answer to the id.
+    """
+    task = next((job for job in jobs if job.task is not None and str(job.slurm_id) == asked), None)
+    if task is None or asked in {task.id, task.whole_id}:
+        return unknown
+    return SchedulerError(
+        f"{asked} is Slurm's own number of task {task.id}", code="number-of-task", fix=f"use {task.id}"
     )
 
 

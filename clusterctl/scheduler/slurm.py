@@ -138,7 +138,10 @@ class SlurmClient(Jobs):
         return self._query(slurm_parse.SINFO)
 
     def jobs(self, ids: Sequence[str]) -> tuple[JobInfo, ...]:
-        """Return jobs from squeue, and from sacct if squeue lacks them. An array's id means all its tasks."""
+        """Return jobs from squeue, and from sacct if squeue lacks them. An array's id means all its tasks.
+
+        For the number that Slurm itself gives a task of an array (SLURM_JOB_ID), return the task.
+        """
         for job_id in ids:
             self.check_id(job_id)
         if not ids:
@@ -164,7 +167,7 @@ class SlurmClient(Jobs):
                 job.id: job
                 for job in accounted
                 if job.id not in queued_ids
-                and missing_ids & {job.id, str(job.number)}
+                and missing_ids & {job.id, str(job.number), str(job.slurm_id)}
                 and not (job.task is None and job.number in arrays)
             }
             found_jobs += tuple(new.values())

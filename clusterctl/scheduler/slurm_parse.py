@@ -145,6 +145,7 @@ def _queued(record: _Record) -> Iterator[JobInfo]:
         record,
         "Name UserName SubmitTime StartTime EndTime exit_code TimeLimit",
         number=_number(record, "ArrayJobID"),
+        slurm_id=_number(record, "JobID"),
         task=None if record["ArrayTaskID"] == "N/A" else _number(record, "ArrayTaskID"),
         # For a pending job, the field has the requested resources.
         tres=_text(record, "tres-alloc"),
@@ -157,7 +158,9 @@ def _accounted(record: _Record) -> Iterator[JobInfo]:
     columns = "JobName User Submit Start End ExitCode Timelimit"
     tres = _text(record, "AllocTRES") or _text(record, "ReqTRES")
     for task in tasks:
-        job = _job(record, columns, number=number, task=task, tres=tres)
+        raw = record["JobIDRaw"]
+        slurm_id = int(raw) if _is_number(raw) else None
+        job = _job(record, columns, number=number, task=task, tres=tres, slurm_id=slurm_id)
         # An attempt of a requeued job has ended, although the job has not.
         yield replace(job, end_time=_time(record["End"])) if job.state is JobState.REQUEUED else job
 

@@ -14,7 +14,7 @@ import pytest
 from clusterctl.errors import AnswerLostError, NoAnswerError, SlurmError, UnreachableError, UsageError
 from clusterctl.scheduler import admin
 from clusterctl.scheduler.admin import SlurmNodes
-from clusterctl.scheduler.base import AccountingAwayError, JobInfo, JobState
+from clusterctl.scheduler.base import AccountingAwayError, JobInfo, JobState, unknown_or_task
 from clusterctl.scheduler.directives import Directives
 from clusterctl.scheduler.refusals import Asked
 from clusterctl.scheduler.slurm import SlurmAwayError, SlurmClient
@@ -65,6 +65,20 @@ def test_the_accounting_is_asked_for_what_the_queue_forgot():
     assert {"1", "15"} <= {job.id for job in found}
     # Slurm may return more jobs than requested.
     assert [job.id for job in slurm.jobs(["1", "4_5"])] == ["1", "4_5"]
+
+
+def test_jobs_has_the_task_for_slurms_own_number_of_it() -> None:
+    """SLURM_JOB_ID of a task is another number than that of its array; the queue may know it, or sacct."""
+    rows = (row.decode().split("\x1f") for row in SACCT.splitlines() if row.startswith(b"4_"))
+    task, raw = next(row[:2] for row in rows if row[1].isdecimal() and row[1] != "4")
+    slurm, _, _ = client(NO_QUEUE, Step(("sacct", "..."), said(SACCT)))
+    jobs = slurm.jobs([raw])
+    assert [job.id for job in jobs] == [task]
+    unknown = slurm.unknown([raw])
+    error = unknown_or_task(raw, jobs, unknown)
+    assert (error.code, error.fix) == ("number-of-task", f"use {task}")
+    assert unknown_or_task("4", jobs, unknown) is unknown
+    assert unknown_or_task("99", jobs, unknown) is unknown
 
 
 def test_of_an_array_the_tasks_that_the_queue_forgot_are_added():
