@@ -69,15 +69,14 @@ def test_the_accounting_is_asked_for_what_the_queue_forgot():
 
 def test_jobs_has_the_task_for_slurms_own_number_of_it() -> None:
     """SLURM_JOB_ID of a task is another number than that of its array; the queue may know it, or sacct."""
-    rows = (row.decode().split("\x1f") for row in SACCT.splitlines() if row.startswith(b"4_"))
-    task, raw = next(row[:2] for row in rows if row[1].isdecimal() and row[1] != "4")
-    slurm, _, _ = client(NO_QUEUE, Step(("sacct", "..."), said(SACCT)))
-    jobs = slurm.jobs([raw])
-    assert [job.id for job in jobs] == [task]
-    unknown = slurm.unknown([raw])
-    error = unknown_or_task(raw, jobs, unknown)
-    assert (error.code, error.fix) == ("number-of-task", f"use {task}")
-    assert unknown_or_task("4", jobs, unknown) is unknown
+    accounted = SACCT.replace(b"13_2\x1f13\x1f", b"13_2\x1f21\x1f")
+    slurm, _, _ = client(NO_QUEUE, Step(("sacct", "..."), said(accounted)))
+    jobs = slurm.jobs(["21"])
+    assert [job.id for job in jobs] == ["13_2"]
+    unknown = slurm.unknown(["21"])
+    error = unknown_or_task("21", jobs, unknown)
+    assert (error.code, error.fix) == ("number-of-task", "use 13_2")
+    assert unknown_or_task("13", jobs, unknown) is unknown
     assert unknown_or_task("99", jobs, unknown) is unknown
 
 
