@@ -168,6 +168,7 @@ USUAL_METRICS: Final = (
 # The name of the jobs of a scaling.
 _SCALING: Final = re.compile(r".+-scaling-[0-9a-f]{4}")
 _MOST_SHOWN: Final = 3
+_MOST_KEYS: Final = 40
 # Fields in Unix seconds.
 TIMES: Final = frozenset({"submitted", "started", "ended", "collected"})
 
@@ -378,7 +379,7 @@ def reject_unknown_keys(rows: Sequence[Row], keys: Iterable[str], *, as_metrics:
         raise UsageError(
             f"no run has a value for {key!r}",
             code="unknown-run-key",
-            fix=suggestion or f"use {', '.join(known_keys)}, or METRIC.min or METRIC.max",
+            fix=suggestion or f"use {first_few([*known_keys], _MOST_KEYS)}, or METRIC.min or METRIC.max",
         )
 
 

@@ -277,6 +277,12 @@ class Sweep(Model):
         names = [*self.grid, *self.random, *{name for case in self.cases for name in case}]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise BadValueError("option-twice", f"grid, list and random must not share keys: {shown(twice)}")
+        for name, values in self.grid.items():
+            if value := next((value for value in values if values.count(value) > 1), None):
+                raise BadValueError(
+                    "value-twice",
+                    f"{shown(value)} is twice among the values of {name}; to repeat a task, sweep a seed, too",
+                )
         conditions = (*self.exclude, *self.when.values())
         for name in {*self.when, *(key for condition in conditions for key in condition)}:
             if name not in names:

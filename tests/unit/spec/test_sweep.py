@@ -83,6 +83,7 @@ def test_random_values_in_range_and_reproducible_by_seed() -> None:
         {"random": {"a": "many"}, "trials": 1},
         {"grid": {"a": ["1"]}, "goal": "high"},
         {"grid": {"a": ["1"]}, "parallel": 0},
+        {"grid": {"a": ["1", "2", "1"]}},
     ],
 )
 def test_what_is_no_sweep(said: dict[str, Any]) -> None:
