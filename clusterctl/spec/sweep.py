@@ -279,10 +279,8 @@ class Sweep(Model):
             raise BadValueError("option-twice", f"grid, list and random must not share keys: {shown(twice)}")
         for name, values in self.grid.items():
             if value := next((value for value in values if values.count(value) > 1), None):
-                raise BadValueError(
-                    "value-twice",
-                    f"{shown(value)} is twice among the values of {name}; to repeat a task, sweep a seed, too",
-                )
+                message = f"{shown(value)} is twice among the values of {name}"
+                raise BadValueError("value-twice", f"{message}; to repeat a task, sweep a seed, too")
         conditions = (*self.exclude, *self.when.values())
         for name in {*self.when, *(key for condition in conditions for key in condition)}:
             if name not in names:
