@@ -501,9 +501,12 @@ def notices_of_completed(session: Session, job: JobInfo) -> Iterator[Notice]:
         yield notice
     from clusterctl.scheduler.evidence import error_of_completed  # noqa: PLC0415 - see ``diagnose``
 
-    if error := error_of_completed(session, job):
-        text = f"job {job.id} is COMPLETED, but its log ends with an error: {error}"
-        hint = "a shell script goes on after a failed command, unless it has `set -eo pipefail`"
+    error, is_shell = error_of_completed(session, job)
+    if error is not None:
+        hint = "the program has handled it, or ignores it"
+        if is_shell:
+            hint = "a shell script goes on after a failed command, unless it has `set -eo pipefail`"
+        text = f"job {job.id} is COMPLETED, but its {error.log} ends with an error: {error.line}"
         yield Notice("log-ends-with-error", f"{text}; {hint}")
 
 

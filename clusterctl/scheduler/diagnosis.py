@@ -30,7 +30,7 @@ from clusterctl.scheduler.failed_rank import (
     host_of,
     nodes_lost_by,
 )
-from clusterctl.scheduler.program_error import ProgramError, find_error, without_long_lines
+from clusterctl.scheduler.program_error import End, ProgramError, find_error, without_long_lines
 from clusterctl.spec.units import format_duration
 from clusterctl.state.workspace import REPAIR
 from clusterctl.transport.tree import format_size
@@ -82,7 +82,8 @@ class Catalogue:
 class Evidence:
     """Facts about a job.
 
-    log: end of the job's own log. ranks: rank -> end of the rank's log.
+    log: end of the job's own log. stdout: the part of it that is the job's stdout, if its stderr is another
+        file, so that the order of their lines is unknown. ranks: rank -> end of the rank's log.
     ends: failed rank -> record of when and how the rank ended (see ``first_failed``).
     attempt: the job's last attempt. lost: node -> reason of the nodes that stopped answering.
     folder: the folder of the program on the cluster. "": the job's folder.
@@ -98,6 +99,7 @@ class Evidence:
 
     job: JobInfo
     log: str = ""
+    stdout: str = ""
     ranks: Mapping[int, str] | None = None
     ends: Mapping[int, str] = field(default_factory=dict)
     tasks_per_node: int | None = None
@@ -257,6 +259,14 @@ class _Case:
             raw, evidence.job, evidence.tasks_per_node, ranks=evidence.ranks or {}, ends=evidence.ends
         )
         rank_log = (evidence.ranks or {}).get(failed.rank) if failed.rank is not None else None
+        stderr = evidence.log.removeprefix(evidence.stdout)
+        end = End.of(
+            failed.exit_code,
+            failed.signal,
+            log=raw,
+            script=evidence.script,
+            is_ordered=not (evidence.stdout.strip() and stderr.strip()),
+        )
         error = find_error(
             None if rank_log is None else without_long_lines(rank_log),
             raw,
@@ -264,6 +274,7 @@ class _Case:
             consequences=catalogue().consequence,
             show_noise=failed.rank is None,
             is_shared=_is_shared(failed, rank_log, raw, evidence.ranks or {}),
+            end=end,
         )
         lost = evidence.lost or nodes_lost_by(raw)
         own_end = failed_by_itself(failed, raw, evidence.ends)
@@ -388,7 +399,23 @@ def _is_shared(failed: Failed, rank_log: str | None, log: str, ranks: Mapping[in
 
 
 def _search(patterns: Iterable[str], text: str) -> re.Match[str] | None:
-    return next((match for pattern in patterns if (match := re.search(pattern, text, re.MULTILINE))), None)
+    """Return the first match that is not only a phrase in a sentence."""
+    matches = (match for pattern in patterns for match in re.finditer(pattern, text, re.MULTILINE))
+    return next((match for match in matches if not _is_phrase(match)), None)
+
+
+# Words around an error's name in a sentence about the error.
+_PHRASE_BEFORE: Final = re.compile(r"(?i)\b(?:no|without|never|if|whether|in case of|says|said) [\"'`]?$")
+_PHRASE_AFTER: Final = re.compile(
+    r"[\"'`]? (?:is|was|are|were|means|would|will|could|can|may|might|should|happens)\b"
+)
+
+
+def _is_phrase(match: re.Match[str]) -> bool:
+    text = match.string
+    start = text.rfind("\n", 0, match.start()) + 1
+    before = text[max(start, match.start() - _WORD_COLUMNS) : match.start()]
+    return bool(_PHRASE_BEFORE.search(before) or _PHRASE_AFTER.match(text, match.end()))
 
 
 def _words(evidence: Evidence, failed: Failed) -> dict[str, str]:

@@ -22,7 +22,7 @@ from clusterctl.scheduler.diagnosis import (
 )
 from clusterctl.scheduler.limits import with_limits
 from clusterctl.scheduler.local_files import LocalFiles
-from clusterctl.scheduler.program_error import error_at_end
+from clusterctl.scheduler.program_error import LastError, error_at_end, is_shell
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.waiting import waits_for_nodes
 from clusterctl.state.submissions import CLIENT_FACTS, SOURCE_FILE
@@ -81,13 +81,24 @@ def diagnose_waiting_jobs(session: Session, jobs: Sequence[JobInfo]) -> Iterator
     return diagnose_waiting(waits, is_foreign=session.facts.is_foreign, nodes=nodes, required=required)
 
 
-def error_of_completed(session: Session, job: JobInfo) -> str:
-    """Return the error with which a log of a completed job ends, as a line; "" if there is none."""
+def error_of_completed(session: Session, job: JobInfo) -> tuple[LastError | None, bool]:
+    """Return the error with which the log of a completed job ends, and whether the job is a shell script."""
     logs: _Json = {}
     with suppress(SchedulerError, TransportError):
         logs = _read_logs(session, job)
-    streams = (logs.get("stderr") or "", logs.get("stdout") or "")
-    return next(filter(None, (error_at_end(text, noise=catalogue().noise) for text in streams)), "")
+    local_files, source, _ = _sent(session, job)
+    is_of_shell = is_shell(local_files.script_text(source))
+    stdout, stderr = (logs.get(name) or "" for name in ("stdout", "stderr"))
+    return error_at_end(stdout, stderr, noise=catalogue().noise, is_shell=is_of_shell), is_of_shell
+
+
+def _sent(session: Session, job: JobInfo) -> tuple[LocalFiles, _Json, _Json]:
+    """Return the files that were sent with a job, their list, and the facts of the submission."""
+    entry = session.ledger.find(job.id)
+    files = session.ledger.kept(entry.token) if entry is not None else {}
+    facts, source = (_read(files.get(name, b"{}")) for name in (CLIENT_FACTS, SOURCE_FILE))
+    program_dir = entry.program_dir if entry is not None else ""
+    return LocalFiles.of(facts, source, program_dir), source, facts
 
 
 def diagnose_run(session: Session, job: JobInfo, tree: Path) -> Diagnosis:
@@ -97,12 +108,8 @@ def diagnose_run(session: Session, job: JobInfo, tree: Path) -> Diagnosis:
 
 def evidence_of(session: Session, job: JobInfo, logs: _Json) -> Evidence:
     """Return the facts about a job. logs: the ends of the job's logs, as ``remote_logs`` returns them."""
-    entry = session.ledger.find(job.id)
-    files = session.ledger.kept(entry.token) if entry is not None else {}
-    facts, source = (_read(files.get(name, b"{}")) for name in (CLIENT_FACTS, SOURCE_FILE))
+    local_files, source, facts = _sent(session, job)
     request = facts.get("job") or {}
-    program_dir = entry.program_dir if entry is not None else ""
-    local_files = LocalFiles.of(facts, source, program_dir)
     steps, canceller = _accounted(session, job)
     lost: Mapping[str, str] = {}
     with suppress(SchedulerError, TransportError):
@@ -110,6 +117,7 @@ def evidence_of(session: Session, job: JobInfo, logs: _Json) -> Evidence:
     return Evidence(
         job=job,
         log="\n".join(filter(None, (logs.get("stdout"), logs.get("stderr")))),
+        stdout=logs.get("stdout") or "",
         ranks={int(rank): text for rank, text in (logs.get("ranks") or {}).items()},
         ends={int(rank): text for rank, text in (logs.get("ends") or {}).items()},
         tasks_per_node=request.get("tasks_per_node"),
@@ -117,7 +125,7 @@ def evidence_of(session: Session, job: JobInfo, logs: _Json) -> Evidence:
         lost=lost,
         steps=steps,
         cancelled_by=canceller,
-        folder=program_dir,
+        folder=local_files.remote,
         left_here=local_files.find,
         excluded=tuple(request.get("exclude") or ()),
         script=local_files.script_text(source),

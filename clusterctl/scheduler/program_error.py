@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from clusterctl.util.terminal import plain_line
 
@@ -63,6 +63,20 @@ _GIVES_UP: Final = re.compile(
     r"\b(?:giv(?:es?|ing) up|gave up|exceeded|exhausted|fatal|abort(?:s|ed|ing)?|exiting|cannot continue)\b",
     re.IGNORECASE,
 )
+# An exception that a program of Python wrote as text.
+_PRINTED: Final = re.compile(
+    r"(?<![\w.])(?!java\.)(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)(?::| ?\[|\(|$)"
+)
+# Python ends with this exit code at an uncaught exception. make and xargs end with
+# another, if a command fails.
+_UNCAUGHT = 1
+_OF_XARGS = 123
+_MAKE_FAILED: Final = re.compile(rf"^\S*make(?:\[\d+\])?: \*\*\* .*Error {_UNCAUGHT}$", re.MULTILINE)
+# C++ aborts so while Python, which an exception has ended, stops its threads.
+_ABORTED_AT_EXIT: Final = re.compile(
+    r"^terminate called (?:without an active exception|recursively)", re.MULTILINE
+)
+_SHELL: Final = re.compile(r"#!.*\b(?:ba|da|k|z|c|tc|fi)?sh\b")
 # A last line by which a shell or a command reports that it failed.
 _COMMAND_FAILED: Final = re.compile(
     r": command not found$|^\S+: \*\*\* .*Error \d+$"
@@ -183,6 +197,64 @@ class ProgramError:
         return tuple(_shown_lines(rest.split("\n")))[:_TAIL_LINES]
 
 
+@dataclass(frozen=True, slots=True)
+class End:
+    """How the program ended, as evidence of whether an exception ended it.
+
+    exit_code: None or 0: unknown, or not the program's own. signal: a name such as SIGSEGV, or "".
+    is_abort: whether the program called MPI_Abort, with an exit code that it chose.
+    is_ordered: whether the job's log is a single stream. Otherwise the order of its lines is unknown.
+    """
+
+    exit_code: int | None = None
+    signal: str = ""
+    is_abort: bool = False
+    is_ordered: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        exit_code: int | None,
+        signal: str,
+        *,
+        log: str,
+        script: str,
+        is_ordered: bool,
+    ) -> Self:
+        """Return the end of a program.
+
+        log: with the launcher's messages. script: text of the job's script, or "".
+        """
+        is_of_command = exit_code == _OF_XARGS or _MAKE_FAILED.search(log) is not None
+        is_of_script = re.search(rf"^[^#\n]*\bexit +{exit_code}\b", script, re.MULTILINE) is not None
+        is_at_exit = signal == "SIGABRT" and _ABORTED_AT_EXIT.search(log) is not None
+        code = None if is_of_command or (is_shell(script) and is_of_script) else exit_code
+        return cls(code, "" if is_at_exit else signal, "MPI_ABORT was invoked" in log, is_ordered)
+
+    @property
+    def is_by_exception(self) -> bool:
+        """Whether an uncaught exception can end a program so."""
+        return not self.signal and self.exit_code in {None, 0, _UNCAUGHT}
+
+    def is_caused_by(self, message: str, rest: str, *, is_shared: bool) -> bool:
+        """Return whether an exception is the end of the program.
+
+        message: of the exception, perhaps with the next lines of the log. rest: the log after it.
+        is_shared: whether several ranks write to the log.
+        """
+        is_interrupt = self.signal == "SIGINT" and message.startswith("KeyboardInterrupt")
+        is_by_exception = self.is_by_exception or is_interrupt
+        if is_shared and (is_by_exception or self.signal):
+            return True
+        if self.signal in {"SIGKILL", "SIGTERM"}:
+            return False
+        lines = (*message.split("\n")[1:], *_TRACEBACK.sub("", rest).split("\n"))
+        later = [line for line in lines if not _NO_STATEMENT.match(line)]
+        if not is_by_exception:
+            return not later and (self.is_ordered or self.is_abort)
+        return len(later) <= _LINES_AFTER_ERROR and not any(map(_goes_on, later))
+
+
 def find_error(
     rank_log: str | None,
     job_log: str,
@@ -191,6 +263,7 @@ def find_error(
     consequences: Sequence[str],
     show_noise: bool,
     is_shared: bool,
+    end: End,
 ) -> ProgramError:
     """Return the last exception that is not a consequence of another rank's end, or the end of the log.
 
@@ -199,14 +272,23 @@ def find_error(
     noise: patterns of messages to ignore. consequences: patterns of exceptions that are a consequence.
     show_noise: use the launcher's messages if the logs have no other text.
     is_shared: whether several ranks write to a log, so that lines after an error may be of other ranks.
+    end: how the program ended. A rank's own log is a single stream.
     """
     consequence = re.compile("|".join(consequences))
     texts = (_without(noise, rank_log or ""), _without(noise, job_log))
     last_resort = texts[1] if rank_log is None or _TRACEBACK.search(texts[0]) else None
-    for text in texts:
-        chains = [
-            chain for end, chain in _chains(text) if is_shared or _is_last_word(chain[-1].message, text[end:])
-        ]
+    ends = (replace(end, is_ordered=True), end)
+    handled: dict[str, str] = {}
+    for text, how in zip(texts, ends, strict=True):
+        chains = []
+        start = 0
+        handled[text] = text
+        for stop, chain in _chains(text):
+            if how.is_caused_by(chain[-1].message, text[stop:], is_shared=is_shared):
+                chains.append(chain)
+            else:
+                handled[text] = _without_traceback(handled[text], start, stop)
+            start = stop
         primary = [chain for chain in chains if not consequence.search(chain[-1].message)]
         if primary or (chains and text is last_resort):
             return _error_of((primary or chains)[-1], is_consequence=not primary)
@@ -215,36 +297,78 @@ def find_error(
         said = "\n".join([*lines][-_MOST_LINES:])
         return ProgramError(said, _without_handled(said), ())
     text = next(filter(str.strip, (*texts, job_log if show_noise else "")), "")
-    last = [line for line in text.split("\n") if line.strip()]
-    said = "\n".join(last[-_MOST_LINES:])
-    evidence = _without_handled(said, most=_MOST_LINES if is_shared else _LINES_AFTER_ERROR)
-    return ProgramError(said, evidence, tuple(_shown_lines(last[-_TAIL_LINES:])))
+    both = zip(text.split("\n"), handled.get(text, text).split("\n"), strict=True)
+    last = [(line, remaining) for line, remaining in both if line.strip()]
+    said = "\n".join(line for line, _ in last[-_MOST_LINES:])
+    remaining = [line for _, line in last[-_MOST_LINES:]]
+    if not end.is_by_exception and not is_shared:
+        is_ordered = end.is_ordered or text is not texts[1]
+        last_word = max((n for n, line in enumerate(remaining) if not _NO_STATEMENT.match(line)), default=-1)
+        for number, line in enumerate(remaining):
+            if _PRINTED.search(line) and not (is_ordered and number == last_word):
+                remaining[number] = " " * len(line)
+    most = _MOST_LINES if is_shared else _LINES_AFTER_ERROR
+    evidence = _without_handled("\n".join(remaining), most=most)
+    return ProgramError(said, evidence, tuple(_shown_lines(line for line, _ in last[-_TAIL_LINES:])))
 
 
-def error_at_end(log: str, *, noise: Sequence[str]) -> str:
-    """Return the error with which a log ends, as a line: that of a traceback, or of a command. "": none.
+class LastError(NamedTuple):
+    """The error with which a log ends, as a line. log: "log", or "stderr" or "stdout" if there are both."""
 
-    log: a stream of a job that Slurm calls COMPLETED. noise: patterns of messages to ignore.
+    line: str
+    log: str
+
+
+def is_shell(script: str) -> bool:
+    """Return whether a script is one of a shell, by its first line."""
+    return _SHELL.match(script) is not None
+
+
+def error_at_end(stdout: str, stderr: str, *, noise: Sequence[str], is_shell: bool) -> LastError | None:
+    """Return the error with which the log of a COMPLETED job ends: that of a traceback, or of a command.
+
+    noise: patterns of messages to ignore. is_shell: whether the job's program is a shell script, which goes
+        on after a failed command. Another program has handled an error that is not the last that it wrote.
     """
-    text = _without(noise, without_long_lines(log))
+    texts = {
+        name: _without(noise, without_long_lines(text))
+        for name, text in (("stderr", stderr), ("stdout", stdout))
+    }
+    written = [name for name, text in texts.items() if text.strip()]
+    if len(written) > 1 and not is_shell:
+        return None
+    for name in written:
+        if line := _last_error(texts[name], remarks=_REMARKS if is_shell else 0):
+            return LastError(line, name if len(written) > 1 else "log")
+    return None
+
+
+def _last_error(text: str, *, remarks: int) -> str:
+    """Return the error with which a log ends, or "". remarks: number of lines that may come after it."""
     *_, (end, chain) = [(0, []), *_chains(text)]
     if chain:
         error, *more = chain[-1].message.split("\n")
         after = [line for line in (*more, *text[end:].split("\n")) if line.strip()]
-        if len(after) <= _REMARKS:
+        if len(after) <= remarks and not any(map(_goes_on, after)):
             return plain_line(error)
     last = next((line for line in reversed(text.split("\n")) if line.strip()), "")
     is_error = _COMMAND_FAILED.search(last) and not _LEVEL.search(last)
     return plain_line(last.strip()) if is_error else ""
 
 
-def _is_last_word(message: str, rest: str) -> bool:
-    """Return whether a program wrote only a few lines after an exception.
+def _goes_on(line: str) -> bool:
+    """Return whether the program says in a line that it keeps running."""
+    return _CONTINUES.search(line) is not None and _GIVES_UP.search(line) is None
 
-    message: of the exception, perhaps with the next lines of the log. rest: the log after it.
-    """
-    lines = (*message.split("\n")[1:], *_TRACEBACK.sub("", rest).split("\n"))
-    return sum(1 for line in lines if not _NO_STATEMENT.match(line)) <= _LINES_AFTER_ERROR
+
+def _without_traceback(text: str, start: int, end: int) -> str:
+    """Return the text with blanks in place of the tracebacks between ``start`` and ``end``."""
+    for match in _TRACEBACK.finditer(text, start, end):
+        if match["message"] is not None:
+            stop = match.start("message") + len(match["message"].partition("\n")[0])
+            blank = re.sub(r"[^\n]", " ", text[match.start() : stop])
+            text = text[: match.start()] + blank + text[stop:]
+    return text
 
 
 def _without_handled(text: str, most: int = _MOST_LINES) -> str:
@@ -258,11 +382,7 @@ def _without_handled(text: str, most: int = _MOST_LINES) -> str:
     seen, was_ignored = 0, False
     for number in reversed(range(len(lines))):
         line = lines[number]
-        is_handled = (
-            (was_ignored and not _NO_STATEMENT.match(line))
-            or _LEVEL.search(line)
-            or (_CONTINUES.search(line) and not _GIVES_UP.search(line))
-        )
+        is_handled = (was_ignored and not _NO_STATEMENT.match(line)) or _LEVEL.search(line) or _goes_on(line)
         # make writes so after the error of a command.
         was_ignored = line.endswith("(ignored)")
         if is_handled or seen >= most:

@@ -17,6 +17,7 @@ import pytest
 from clusterctl.scheduler.attempts import LastAttempt
 from clusterctl.scheduler.base import StepInfo
 from clusterctl.scheduler.diagnosis import Diagnosis, Evidence, catalogue, diagnose
+from clusterctl.scheduler.program_error import error_at_end, is_shell
 from tests.unit.scheduler.test_diagnosis import JOB, TRACEBACK
 
 ENDED = "epoch 7: loss 0.31\nvalidation failed: accuracy 0.1 is below 0.5\n"
@@ -415,3 +416,119 @@ def test_missing_log_is_told_by_the_scripts_line(line: str, file: str, *, is_log
     found = diagnose(Evidence(job=JOB, log=log, script=f"#!/bin/bash\n{line}\ntail -n1 {file}\n"))
     assert (found.code == "log-has-another-path") is is_log, found
     assert found.code in {"log-has-another-path", "missing-file"}
+
+
+NO_APEX = raised("ModuleNotFoundError: No module named 'apex'", "import apex")
+NO_CACHE = raised("FileNotFoundError: [Errno 2] No such file or directory: 'cache.pkl'", "open('cache.pkl')")
+NO_MEMORY = raised("MemoryError", "x = bytearray(n)")
+STEPS = "epoch 1\nepoch 2\n"
+
+
+def wrote(stdout: str, stderr: str, *, script: str = "", **job: Any) -> Diagnosis:
+    """Return the diagnosis of a job that wrote its two logs."""
+    ended = replace(JOB, **{"nodes": ("n1",), **job})
+    return diagnose(Evidence(job=ended, log=f"{stdout}\n{stderr}", stdout=stdout, script=script))
+
+
+# Errors that the program has handled: exit code (negative: signal), stdout, stderr.
+HANDLED = {
+    "optional module": (9, STEPS, NO_APEX),
+    "falls back": (9, "", NO_APEX + "falling back to torch.optim\n"),
+    "falls back, exit code 1": (1, "", NO_APEX + "falling back to torch.optim\nloss is too high\n"),
+    "retries, exit code 1": (1, STEPS, NO_CACHE + "retrying without a cache\nbad split\n"),
+    "buffered epochs": (9, NO_APEX + STEPS, ""),
+    "one line more": (2, "", NO_CACHE + "built the cache\n"),
+    "two tracebacks": (4, STEPS, NO_APEX + NO_CACHE),
+    "logged with its level": (5, STEPS, "ERROR:root:cannot load\n" + NO_CACHE),
+    "negative code": (255, STEPS, NO_APEX),
+    "crash": (-11, STEPS, NO_APEX),
+    "abort": (-6, STEPS, NO_CACHE),
+    "killed": (-9, "", NO_MEMORY),
+    "killed, shell": (137, STEPS, NO_MEMORY),
+    "terminated": (143, STEPS, NO_CACHE),
+    "printed exception": (12, "FileNotFoundError: [Errno 2] No such file or directory: 'cache.pkl' -> building it\nbuilt\n", ""),
+    "printed name": (12, "load: MemoryError: 3 GiB, built in parts\nscore too low\n", ""),
+    "printed call": (3, "first try: OSError(28, 'No space left on device')\nmoved to /scratch\nscore too low\n", ""),
+    "printed import": (3, STEPS, "ModuleNotFoundError: No module named 'apex'\n"),
+    "phrase": (3, "CUDA out of memory is a fine phrase\n", ""),
+    "phrase in quotes": (3, "a job that says 'CUDA out of memory' was found\nscore too low\n", ""),
+    "phrase denied": (3, "no CUDA out of memory so far\nscore too low\n", ""),
+    "phrase of a plan": (1, "if Connection refused: ask ada\nscore too low\n", ""),
+    "phrase as a subject": (1, "No space left on device would end this job\nscore too low\n", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HANDLED)
+def test_diagnosis_of_a_handled_error_is_the_exit_code(name: str) -> None:
+    code, stdout, stderr = HANDLED[name]
+    found = wrote(stdout, stderr, exit_code=max(code, 0), signal=max(-code, 0))
+    assert found.code in {"exit-code", "killed", "terminated", "segmentation-fault", "abort"}, found
+    assert "apex" not in found.cause + found.fix
+    # The log's last lines are shown all the same.
+    assert found.lines
+
+
+LAUNCHED = "make: *** [Makefile:3: fit] Error 1\n"
+# Errors that ended the program: code of the cause, exit code (negative: signal), stdout, stderr, script.
+NOT_HANDLED = {
+    "uncaught": ("missing-module", 1, STEPS, NO_APEX, ""),
+    "uncaught, one log": ("missing-module", 1, "", STEPS + NO_APEX, ""),
+    "uncaught, buffered output": ("missing-file", 1, "", NO_CACHE + STEPS, ""),
+    "last words before another code": ("missing-file", 3, "", STEPS + NO_CACHE, ""),
+    "make": ("missing-module", 2, STEPS, NO_APEX + LAUNCHED, ""),
+    "xargs": ("missing-module", 123, STEPS, NO_APEX, ""),
+    "script's own code": ("missing-file", 3, STEPS, NO_CACHE, "#!/bin/bash\npython3 fit.py || exit 3\n"),
+    "aborts after an exception": ("host-memory", 134, STEPS, NO_MEMORY + "terminate called without an active exception\n", ""),
+    "interrupt": ("keyboard-interrupt", 130, STEPS, raised("KeyboardInterrupt"), ""),
+    "no exit code": ("missing-module", 0, STEPS, NO_APEX, ""),
+    "tool": ("missing-file", 2, STEPS, "tar: data.tgz: Cannot open: No such file or directory\n", ""),
+    "python itself": ("missing-file", 2, STEPS, "python3: can't open file '/x/fit.py': [Errno 2] No such file or directory\n", ""),
+    "gpu": ("cuda-out-of-memory", 2, STEPS, "fit.cu:7: CUDA error: out of memory\n", ""),
+    "gpu, words after": ("cuda-out-of-memory", 2, STEPS, "CUDA out of memory. Tried to allocate 2.00 GiB\n", ""),
+    "gives up": ("missing-file", 1, STEPS, NO_CACHE + "giving up after retrying 3 times\n", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOT_HANDLED)
+def test_diagnosis_of_the_error_that_ended_the_program_names_it(name: str) -> None:
+    code, exit_code, stdout, stderr, script = NOT_HANDLED[name]
+    found = wrote(stdout, stderr, script=script, exit_code=exit_code)
+    assert found.code == code, found
+
+
+@pytest.mark.parametrize(("exit_code", "code"), [(9, "exit-code"), (1, "missing-module")])
+def test_handled_error_of_a_rank_is_told_by_the_ranks_exit_code(exit_code: int, code: str) -> None:
+    log = f"srun: error: n1: task 0: Exited with exit code {exit_code}\n"
+    job = replace(JOB, exit_code=1, nodes=("n1",))
+    found = diagnose(Evidence(job=job, log=log, ranks={0: NO_APEX + STEPS, 1: STEPS}))
+    assert (found.code, found.rank) == (code, 0), found
+
+
+# The script of a COMPLETED job, its logs, and whether a message names an error at their end.
+ENDS = {
+    "shell, stderr": ("#!/bin/bash\n", "done\n", NO_APEX, True),
+    "shell, one log": ("#!/bin/sh\n", STEPS + NO_APEX, "", True),
+    "shell, command": ("#!/usr/bin/env bash\n", "", "run.sh: line 3: nosuch: command not found\n", True),
+    "shell, remark": ("#!/bin/bash -l\n", "", NO_APEX + "done\n", True),
+    "python, last words": ("import apex\n", "", NO_APEX, True),
+    "python, last words in stdout": ("import apex\n", STEPS + NO_CACHE, "", True),
+    "unknown, last words": ("", "", NO_CACHE, True),
+    "python, shebang": ("#!/usr/bin/env python3\n", "", NO_CACHE, True),
+    "shell, falls back": ("#!/bin/bash\n", "", NO_APEX + "falling back to torch\n", False),
+    "python, went on": ("import apex\n", STEPS, NO_APEX, False),
+    "python, recovered": ("import apex\n", "recovered\n", NO_CACHE, False),
+    "python, one line more": ("import apex\n", "", NO_APEX + "done\n", False),
+    "python, one line more in stdout": ("import apex\n", NO_APEX + "done\n", "", False),
+    "python, shebang, went on": ("#!/usr/bin/env python3\n", STEPS, NO_APEX, False),
+    "unknown, went on": ("", STEPS, NO_APEX, False),
+    "python, tool": ("import os\n", STEPS, "cat: x: No such file or directory\n", False),
+    "python, error in stdout, then stderr": ("import os\n", NO_CACHE, "saved\n", False),
+    "shell, nothing": ("#!/bin/bash\n", STEPS, "", False),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_error_at_the_end_of_a_completed_job_is_its_last_word(name: str) -> None:
+    script, stdout, stderr, is_noted = ENDS[name]
+    found = error_at_end(stdout, stderr, noise=catalogue().noise, is_shell=is_shell(script))
+    assert bool(found) is is_noted, found
