@@ -504,6 +504,27 @@ def test_handled_error_of_a_rank_is_told_by_the_ranks_exit_code(exit_code: int, 
     assert (found.code, found.rank) == (code, 0), found
 
 
+@pytest.mark.parametrize(
+    ("rank_log", "code"),
+    [(STEPS + NO_CACHE, "missing-file"), (NO_CACHE + STEPS, "exit-code")],
+)
+def test_last_words_of_a_rank_are_known_from_its_own_log(rank_log: str, code: str) -> None:
+    stdout = "start\n"
+    log = f"{stdout}\nsrun: error: n1: task 0: Exited with exit code 3\n"
+    job = replace(JOB, exit_code=3, nodes=("n1",))
+    assert diagnose(Evidence(job=job, log=log, stdout=stdout, ranks={0: rank_log})).code == code
+    # Without it, several ranks share the log: rank 0 did not end by the exception.
+    shared = f"{stdout}\n{rank_log}srun: error: n1: task 0: Exited with exit code 3\n"
+    assert diagnose(Evidence(job=job, log=shared, stdout=stdout)).code == "exit-code"
+
+
+def test_traceback_before_mpi_abort_is_the_cause() -> None:
+    """The program chose the exit code."""
+    banner = f"{'-' * 74}\nMPI_ABORT was invoked on rank 0 in communicator MPI_COMM_WORLD\nwith errorcode 5.\n{'-' * 74}\n"
+    assert wrote(STEPS, NO_CACHE + banner, exit_code=5).code == "missing-file"
+    assert wrote(STEPS, NO_CACHE + "bad mesh\n" + banner, exit_code=5).code == "mpi-abort"
+
+
 # The script of a COMPLETED job, its logs, and whether a message names an error at their end.
 ENDS = {
     "shell, stderr": ("#!/bin/bash\n", "done\n", NO_APEX, True),
