@@ -124,6 +124,17 @@ def test_submit_wait_notes_error_at_the_end_of_a_completed_job(
     assert shows(err, "log-ends-with-error") is is_noted
 
 
+@pytest.mark.parametrize(("after", "is_noted"), [("print('recovered')", False), ("", True)])
+def test_submit_wait_notes_handled_error_of_a_program_only_as_its_last_word(
+    here: Session, said: Said, after: str, *, is_noted: bool
+) -> None:
+    handled = "import traceback\ntry:\n    open('no')\nexcept OSError:\n    traceback.print_exc()\n"
+    Path("fit.py").write_text(handled + after + "\n")
+    err = said("submit", "fit.py", "--wait")[1]
+    assert shows(err, "log-ends-with-error") is is_noted
+    assert "set -eo pipefail" not in err
+
+
 def test_without_a_wait_it_says_how_to_compare(run: str, said: Said) -> None:
     out, err = said("replay", "1")
     assert "job 2 (losses)" in out
