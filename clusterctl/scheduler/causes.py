@@ -12,7 +12,7 @@ from typing import Final
 
 from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.scheduler.failed_rank import Failed
-from clusterctl.scheduler.program_error import ProgramError
+from clusterctl.scheduler.program_error import ProgramError, is_phrase, search
 from clusterctl.spec.sbatch import values_in
 
 # Returns placeholder -> text for a file of this machine (see ``LocalFiles.find``).
@@ -83,7 +83,7 @@ _ANSWER: Final = (
 
 def no_input(facts: FailedJob) -> Explanation | None:
     """A program asked a question. Evidence: its prompt is the end of the log, or a call that reads failed."""
-    match = _NO_INPUT.search(facts.error.evidence)
+    match = search([_NO_INPUT], facts.error.evidence)
     if match is not None and match[0].startswith(("EOFError", "CondaSystemExit", "click")):
         # Files have ends, too.
         is_asking = any(_ASKS.search(line) for line in facts.error.source) or not facts.error.tracebacks
@@ -169,9 +169,9 @@ def _missing_name(error: ProgramError) -> tuple[str, re.Match[str]] | None:
     """Return the file that the error names as missing, "" if the message has no name; None: no such error."""
     for pattern in _NAMED:
         for match in pattern.finditer(error.evidence):
-            if not _CALLS.fullmatch(match["file"]):
+            if not _CALLS.fullmatch(match["file"]) and not is_phrase(match):
                 return match["file"], match
-    unnamed = _UNNAMED.search(error.evidence)
+    unnamed = search([_UNNAMED], error.evidence)
     return ("", unnamed) if unnamed is not None else None
 
 
@@ -349,7 +349,7 @@ _NO_PMIX: Final = re.compile(
 def mpi_without_pmix(facts: FailedJob) -> Explanation | None:
     """MPI does not work with the launcher's PMIx. An exception of the program shows that MPI has started."""
     is_of_program = facts.error.tracebacks and not re.search(r"\bP?MPI?\b|\bPMIx\b", facts.error.text)
-    if is_of_program or _NO_PMIX.search(facts.raw) is None:
+    if is_of_program or search([_NO_PMIX], facts.raw) is None:
         return None
     return Explanation(
         "mpi-pmix",
@@ -407,7 +407,7 @@ def step_without_path(facts: FailedJob) -> Explanation | None:
 
     Evidence: the script has this option, and the command that srun cannot find has no path.
     """
-    match = _NOT_STARTED.search(facts.error.evidence)
+    match = search([_NOT_STARTED], facts.error.evidence)
     export = _STEP_EXPORT.search(facts.script)
     if match is None or export is None:
         return None
@@ -426,7 +426,7 @@ _PORT_IN_USE: Final = re.compile(r"(?i)address already in use|EADDRINUSE|errno: 
 
 def master_port_in_use(facts: FailedJob) -> Explanation | None:
     """A process has MASTER_PORT already. Evidence: the message or the failed call names this port."""
-    match = _PORT_IN_USE.search(facts.error.evidence)
+    match = search([_PORT_IN_USE], facts.error.evidence)
     if match is None or not facts.port:
         return None
     said = (facts.error.evidence, *facts.error.source)

@@ -30,7 +30,7 @@ from clusterctl.scheduler.failed_rank import (
     host_of,
     nodes_lost_by,
 )
-from clusterctl.scheduler.program_error import End, ProgramError, find_error, without_long_lines
+from clusterctl.scheduler.program_error import End, ProgramError, find_error, search, without_long_lines
 from clusterctl.spec.units import format_duration
 from clusterctl.state.workspace import REPAIR
 from clusterctl.transport.tree import format_size
@@ -310,7 +310,7 @@ class _Case:
                 return found
             asked.add(cause.code)
             if not cause.stop and (words := self.words_of(cause)) is not None:
-                match = _search(cause.log, self.error.evidence)
+                match = search(cause.log, self.error.evidence)
                 return Explanation(cause.code, fill_in(cause.cause, words), fill_in(cause.fix, words), match)
         raise AssertionError("the last cause always applies")
 
@@ -376,7 +376,7 @@ class _Case:
             (cause.log, self.error.evidence),
         ):
             if patterns:
-                if (match := _search(patterns, text)) is None:
+                if (match := search(patterns, text)) is None:
                     return None
                 words |= {
                     name: plain_line(value)[:_WORD_COLUMNS] for name, value in match.groupdict("").items()
@@ -396,26 +396,6 @@ def _is_shared(failed: Failed, rank_log: str | None, log: str, ranks: Mapping[in
     """Return whether several ranks write to the log in which the error is searched."""
     is_of_ranks = failed.rank is not None or len(ranks) > 1 or "\nsrun: error: " in f"\n{log}"
     return (rank_log is None and is_of_ranks) or "ChildFailedError" in log
-
-
-def _search(patterns: Iterable[str], text: str) -> re.Match[str] | None:
-    """Return the first match that is not only a phrase in a sentence."""
-    matches = (match for pattern in patterns for match in re.finditer(pattern, text, re.MULTILINE))
-    return next((match for match in matches if not _is_phrase(match)), None)
-
-
-# Words around an error's name in a sentence about the error.
-_PHRASE_BEFORE: Final = re.compile(r"(?i)\b(?:no|without|never|if|whether|in case of|says|said) [\"'`]?$")
-_PHRASE_AFTER: Final = re.compile(
-    r"[\"'`]? (?:is|was|are|were|means|would|will|could|can|may|might|should|happens)\b"
-)
-
-
-def _is_phrase(match: re.Match[str]) -> bool:
-    text = match.string
-    start = text.rfind("\n", 0, match.start()) + 1
-    before = text[max(start, match.start() - _WORD_COLUMNS) : match.start()]
-    return bool(_PHRASE_BEFORE.search(before) or _PHRASE_AFTER.match(text, match.end()))
 
 
 def _words(evidence: Evidence, failed: Failed) -> dict[str, str]:

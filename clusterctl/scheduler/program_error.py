@@ -77,6 +77,11 @@ _ABORTED_AT_EXIT: Final = re.compile(
     r"^terminate called (?:without an active exception|recursively)", re.MULTILINE
 )
 _SHELL: Final = re.compile(r"#!.*\b(?:ba|da|k|z|c|tc|fi)?sh\b")
+# Words around an error's name in a sentence about the error.
+_PHRASE_BEFORE: Final = re.compile(r"(?i)\b(?:no|without|never|if|whether|in case of|says|said) [\"'`]?$")
+_PHRASE_AFTER: Final = re.compile(
+    r"[\"'`]? (?:is|was|are|were|means|would|will|could|can|may|might|should|happens)\b"
+)
 # A last line by which a shell or a command reports that it failed.
 _COMMAND_FAILED: Final = re.compile(
     r": command not found$|^\S+: \*\*\* .*Error \d+$"
@@ -450,3 +455,21 @@ def _without(patterns: Sequence[str], text: str) -> str:
     for pattern in patterns:
         text = re.sub(pattern, "", text, flags=re.MULTILINE)
     return text
+
+
+def search(patterns: Iterable[str | re.Pattern[str]], text: str) -> re.Match[str] | None:
+    """Return the first match of the first pattern that matches more than a phrase in a sentence."""
+    matches = (match for pattern in patterns for match in re.finditer(_compiled(pattern), text))
+    return next((match for match in matches if not is_phrase(match)), None)
+
+
+def _compiled(pattern: str | re.Pattern[str]) -> re.Pattern[str]:
+    return re.compile(pattern, re.MULTILINE) if isinstance(pattern, str) else pattern
+
+
+def is_phrase(match: re.Match[str]) -> bool:
+    """Return whether an error's name is only a phrase in a sentence."""
+    text = match.string
+    start = text.rfind("\n", 0, match.start()) + 1
+    before = text[max(start, match.start() - _COLUMNS) : match.start()]
+    return bool(_PHRASE_BEFORE.search(before) or _PHRASE_AFTER.match(text, match.end()))

@@ -454,6 +454,10 @@ HANDLED = {
     "phrase in quotes": (3, "a job that says 'CUDA out of memory' was found\nscore too low\n", ""),
     "phrase denied": (3, "no CUDA out of memory so far\nscore too low\n", ""),
     "phrase of a plan": (1, "if Connection refused: ask ada\nscore too low\n", ""),
+    "phrase of a missing file": (3, "No such file or directory is a fine phrase\nscore too low\n", ""),
+    "phrase of a named file": (3, "file x.csv: No such file or directory is expected here\nscore too low\n", ""),
+    "phrase of a question": (3, "if No such file or directory: ask ada\nscore too low\n", ""),
+    "phrase of MPI": (3, "PMI server not found is a phrase\nscore too low\n", ""),
     "phrase as a subject": (1, "No space left on device would end this job\nscore too low\n", ""),
 }  # fmt: skip
 
