@@ -32,7 +32,7 @@ from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.hosts import public_part
 from clusterctl.spec.names import MAX_COUNT, MAX_LOCAL_HOSTS
 from clusterctl.spec.onprem import OnpremSettings
-from clusterctl.spec.slurm_lines import faults_of, parse_line
+from clusterctl.spec.slurm_lines import faults_of
 from clusterctl.spec.software import SlurmSource
 from clusterctl.spec.units import shown
 
@@ -184,7 +184,7 @@ def _slurm_line_faults(spec: ClusterSpec) -> Iterator[Fault]:
     )
     if UNKNOWN in values:
         return
-    lines = tuple(parse_line(line) for line in spec.slurm.extra)
+    lines = spec.slurm.lines
     names_nodes = any(line.defines for line in lines)
     if names_nodes and spec.node_count > MAX_COUNT:
         # Too many nodes are a fault of their own.
@@ -198,10 +198,9 @@ def _slurm_release_faults(spec: ClusterSpec) -> Iterator[Fault]:
     version = spec.slurm.version
     if not version:
         return
-    for index, line in enumerate(spec.slurm.extra):
-        key = line.partition("=")[0].strip()
-        if distributions.is_removed(key, version):
-            message = f"Slurm {version} no longer accepts {key} and would not start"
+    for index, line in enumerate(spec.slurm.lines):
+        if distributions.is_removed(line.key, version):
+            message = f"Slurm {version} no longer accepts {line.key} and would not start"
             yield Fault("setting-unknown-to-slurm", ("slurm", "extra", index), message, "remove the line")
 
 
